@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+from intervals import interquartile_mean, interval
 from plotly.subplots import make_subplots
 from results import COLORS, IMAGES, PAGE, POINTS, SEEDS, STORE, TASKS
-
-from polopt.dashboards.data.statistics import bootstrap_band
 
 NAME = "HalfCheetah-v5"
 IMAGE = IMAGES / "overview.png"
@@ -65,11 +64,12 @@ def add_curves(figure: Any, store: dict[str, Any]) -> None:
             steps, means = np.array([*run["curve"], [run["env_steps"], run["return"]]]).T
             curves.append(np.interp(grid, steps, means, left=np.nan))
         shown = ~np.isnan(curves).any(axis=0)
-        mean, low, high = bootstrap_band([np.array(curves)[:, shown]])
+        mean = interquartile_mean(np.array(curves)[:, shown])
+        low, high = interval([curve[-1] for curve in curves])
         line = {"color": color, "width": 3.5}
         figure.add_scatter(x=grid[shown], y=mean, mode="lines", line=line, showlegend=False)
         x, last = (1.0 + 0.012 * (1 + len(ends))) * task.env_steps, mean[-1]
-        error = {"array": [high[-1] - last], "arrayminus": [last - low[-1]], "thickness": 2}
+        error = {"array": [high - last], "arrayminus": [last - low], "thickness": 2}
         error = {**error, "color": color, "type": "data", "symmetric": False}
         marker = {"color": color, "size": 6}
         mode = {"mode": "markers", "showlegend": False, "cliponaxis": False}

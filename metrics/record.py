@@ -45,8 +45,8 @@ class Record:
         moments: moments of their observations and discounted returns, to be merged into the moments
             of the driver's policy. None if the policy does not normalise, or nothing was sampled.
         actions: actions of these rows, as sampled from the policy's distribution.
-        lags: for each batch that the worker itself learned from, `(updates, batches)`: how many it
-            had learned since it had the weights that acted. The oldest, if there were several.
+        lags: the age of each batch that the worker itself learned from, `(updates, batches)`: how
+            many of each it had learned since it had the weights that acted, or the oldest of them.
         faults: exceptions of environments, and non-finite values.
         num_non_finite: fragments and gradients that were discarded because they were not finite.
         num_early_stopped: fragments that ended early.

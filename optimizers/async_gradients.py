@@ -1,6 +1,7 @@
 """AsyncGradients: gradients of remote workers, applied centrally as they arrive (A3C).
 
-Mnih et al., 2016. RLlib 0.8's AsyncGradientsOptimizer, with calls kept pending between steps.
+After Mnih et al., 2016, and RLlib 0.8's AsyncGradientsOptimizer. Here calls stay pending between
+two steps.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from polopt.rollouts.workers.worker_set import WorkerSet
 
 
 class GradientsConfig(OptimizerConfig):
-    """Options of optimizers that apply gradients of workers centrally.
+    """Options of optimizers whose driver applies the gradients of workers.
 
     Attributes:
-        grads_per_step: gradients that arrive within one `step()`.
+        grads_per_step: number of gradients that one `step()` waits for.
     """
 
     grads_per_step: int = pydantic.Field(default=100, ge=1, le=10**7)
@@ -38,12 +39,14 @@ class AsyncGradientsConfig(GradientsConfig):
     """Options of `AsyncGradients`.
 
     Attributes:
-        max_requests_in_flight_per_worker: gradients requested of each worker at once. With 2, a
-            worker begins the next before the last is applied: it never waits, and its weights are
-            one update older.
-        max_policy_lag: gradients that are more updates old than this are stale. None: none are.
-        stale_gradients: `drop` them, or `scale` the learning rate of their update by
-            (max_policy_lag + 1) / (lag + 1), after Zhang et al., 2016.
+        max_requests_in_flight_per_worker: number of gradients that each worker is asked for at
+            once. With 2, a worker begins its next gradient before the driver has applied the last
+            one. It never waits, but its weights are one update older.
+        max_policy_lag: a gradient is stale if its weights are more updates old than this. None: no
+            gradient counts as stale.
+        stale_gradients: what the driver does with stale gradients. `drop` ignores them. `scale`
+            multiplies the learning rate of their update by (max_policy_lag + 1) / (lag + 1), after
+            Zhang et al., 2016.
     """
 
     max_requests_in_flight_per_worker: int = pydantic.Field(default=1, ge=1, le=1000)
@@ -61,13 +64,14 @@ class AsyncGradientsConfig(GradientsConfig):
 def compute_gradient(
     worker: RolloutWorker, weights: Weights | None
 ) -> Gradients | PackedGradients | None:
-    """Runs in a worker: takes over weights, samples if the last rollout has no minibatch left, and
-    computes the gradient of the next minibatch.
+    """Runs in a worker: sets the weights, samples a rollout if the last one has no minibatch left,
+    and computes the gradient of the next minibatch.
 
-    The rest of the rollout, and what compression has not sent yet, stay in the worker.
+    The other minibatches of the rollout stay in the worker. So does the part of the gradient that
+    compression has left out so far.
 
     Returns:
-        the gradient, packed as `compress_gradients` says. None: it is not finite.
+        the gradient, packed as `compress_gradients` says. None if it is not finite.
     """
     worker.set_weights(weights)
     rollout = current_rollout(worker)
@@ -77,7 +81,7 @@ def compute_gradient(
 
 
 def packer_of(worker: RolloutWorker) -> GradientPacker:
-    """The worker's packer, which holds the residual of `topk`."""
+    """The worker's packer. It keeps the part of the gradients that `topk` has not sent yet."""
     options = worker.config.rollout
     if "packer" not in worker.state:
         worker.state["packer"] = GradientPacker(options.compress_gradients, options.topk_share)
@@ -86,11 +90,19 @@ def packer_of(worker: RolloutWorker) -> GradientPacker:
 
 
 class AsyncGradients(PolicyOptimizer):
-    """Every worker samples and computes a gradient on its own weights. The driver applies the first
-    gradient that arrives, and sends that worker new weights. No barriers.
+    """Every worker samples and computes a gradient with its own copy of the weights. The driver
+    applies the first gradient that arrives, and sends that worker new weights. No process waits for
+    all workers.
 
-    A policy with epochs and minibatches makes several gradients of each rollout. Gradient workers
-    (`num_workers_below`) compute them from samples of the workers below them.
+        polopt.PolicyOptimizerTrainer(
+            env="CartPole-v1",
+            policy="a2c",
+            optimizer={"name": "async_gradients", "max_policy_lag": 8, "stale_gradients": "scale"},
+            num_workers=4,
+        )
+
+    A policy with epochs and minibatches computes several gradients from each rollout. With
+    `num_workers_below`, each worker computes gradients from the samples of the workers below it.
     """
 
     name = "async_gradients"
@@ -130,7 +142,7 @@ class AsyncGradients(PolicyOptimizer):
         return self.metrics.counts_since(before)
 
     def _lr_scale(self, gradients: Any) -> float:
-        """Factor on the learning rate of a gradient. Below 1 if it is stale."""
+        """The factor on the learning rate for a gradient. It is below 1 for a stale gradient."""
         bound = self.config.max_policy_lag
         lag = 0 if gradients is None else self.policy.version - gradients.version
         if bound is None or lag <= bound:

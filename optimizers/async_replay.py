@@ -1,7 +1,7 @@
 """AsyncReplay: samplers, replay shards and the learner run at the same time (Ape-X).
 
-Horgan et al., 2018. A sampler computes the first priorities of its rows. Its fragment goes to a
-shard by reference, so the driver moves only the batches that it learns.
+After Horgan et al., 2018. A sampler computes the first priorities of its own rows. Its fragment
+goes to a shard by reference, so the driver moves only the batches that it learns.
 """
 
 from __future__ import annotations
@@ -42,29 +42,31 @@ from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-#: A larger batch stays with its shard until the learner takes it. The kernel would not buffer the
-#: whole message, and the shard would wait while the driver learns.
+#: A batch larger than this stays with its shard until the learner fetches it. If the shard sent it,
+#: the kernel could not buffer the whole message, and the shard would wait while the driver learns.
 REFERENCE_BYTES = 100_000
-#: More calls than a process ever has. Requests have bounds of their own: the limiter, the queue of
-#: the learner, and the fragments of each sampler that are not stored yet.
+#: More calls than a process ever has, so `Calls` sets no limit here. The limits on requests are the
+#: rate limiter, `prefetch_batches`, and `most_fragments` of each sampler.
 _MOST_CALLS = 10_000
 
 
 class AsyncReplayConfig(ReplayOptions):
-    """Options of `AsyncReplay`, in addition to the ones of `ReplayOptions`.
+    """Options of `AsyncReplay`, in addition to the options of `ReplayOptions`.
 
     Attributes:
-        num_replay_shards: processes that hold the rows, each `buffer_size / num_replay_shards` of
-            them. A sampler always stores its fragments in the same shard, so there is at least one
-            sampler for each shard. RLlib 0.8: `num_replay_buffer_shards`.
+        num_replay_shards: number of processes that hold the rows. Each one holds
+            `buffer_size / num_replay_shards` rows. A sampler always stores its fragments in the
+            same shard, so there must be at least one sampler for each shard. RLlib 0.8:
+            `num_replay_buffer_shards`.
         num_cpus_per_replay_shard: Ray CPUs of each shard.
-        prefetch_batches: batches that are drawn ahead, on their way or waiting for the learner.
-        max_requests_in_flight_per_worker: most fragments requested of each sampler at once. With 2,
-            it samples the next one while the driver learns.
-        error_buffer: rows by which learning may fall behind `training_intensity` times the rows
-            sampled. Learning never runs ahead. At this bound, samplers wait. None: as many rows as
-            all fragments that may be under way give, and the batches of the queue, so that samplers
-            wait only for a learner that is too slow.
+        prefetch_batches: number of batches that are drawn ahead of the learner. They are on their
+            way or wait in the driver.
+        max_requests_in_flight_per_worker: the most fragments that a sampler is asked for at once.
+            With 2, it samples the next one while the driver learns.
+        error_buffer: number of rows by which learning may fall behind `training_intensity` times
+            the rows sampled. At this bound, samplers wait. Learning never runs ahead. None: enough
+            for all fragments that can be under way and all batches drawn ahead. Then samplers wait
+            only if the learner is too slow.
     """
 
     num_replay_shards: int = pydantic.Field(default=1, ge=1, le=10_000)
@@ -80,10 +82,10 @@ class AsyncReplayConfig(ReplayOptions):
     }
 
     def limiter(self, rollout: RolloutConfig, policy: Any = None, **options: Any) -> RateLimiter:
-        """The limiter of a run.
+        """Makes the rate limiter of a run.
 
         Raises:
-            ConfigError: `error_buffer` is so small that samplers and learner block each other.
+            ConfigError: `error_buffer` is so small that samplers and learner would wait forever.
         """
         rows = self.rows_of_fragment(rollout)
         most = self.most_fragments * rollout.num_workers * rows
@@ -91,7 +93,8 @@ class AsyncReplayConfig(ReplayOptions):
             math.ceil(self.training_intensity * most)
             + self.prefetch_batches * self.train_batch_size
         )
-        # With so many rows, one environment has more steps than a window: a row can be drawn.
+        # With this many rows, at least one environment has more steps than a window. So there is a
+        # row to draw.
         window = getattr(policy, "n_step", 1) * rollout.num_workers * rollout.num_envs_per_worker
         start = max(self.learning_starts, window + 1)
         limiter = RateLimiter(self.training_intensity, start, bound, **options)
@@ -100,23 +103,24 @@ class AsyncReplayConfig(ReplayOptions):
 
     @staticmethod
     def rows_of_fragment(rollout: RolloutConfig) -> int:
-        """T * N."""
+        """Rows of one fragment: its steps T times the environments N of a worker."""
         return rollout.rollout_fragment_length * rollout.num_envs_per_worker
 
     @property
     def most_fragments(self) -> int:
-        """Fragments of one sampler that are requested, or sampled and not stored yet, at most."""
+        """The most fragments of one sampler that may be under way: requested, or sampled but not
+        stored yet."""
         return 2 * self.max_requests_in_flight_per_worker
 
 
 class Task(NamedTuple):
-    """Tag of a call.
+    """The tag of a call. Says what the call does.
 
     Attributes:
-        kind: why it is made. A `fragment` is sampled, and then `stored` in a shard. A `batch` is
-            drawn, and its new priorities are `updated`.
+        kind: `fragment`: sample a fragment. `stored`: store it in a shard. `batch`: draw a batch.
+            `updated`: set the batch's new priorities.
         sampler: index of the worker that samples the fragment.
-        rows: of the fragment: the most that it can have, or as many as it has.
+        rows: rows of the fragment. Before it is sampled, the most that it can have.
     """
 
     kind: str
@@ -125,11 +129,11 @@ class Task(NamedTuple):
 
 
 def sample(worker: RolloutWorker, weights: Any, with_priorities: bool) -> Fragment:
-    """Runs in a sampler: samples a fragment, and computes priorities with its own weights.
+    """Runs in a sampler: samples a fragment, and computes its priorities with the same weights.
 
-    A row gets its priority from its whole n-step window. The windows of the last `n_step - 1` steps
-    go on in the next fragment, so these steps are kept, and the next fragment brings their
-    priorities. Where the stream is interrupted, nothing does.
+    The priority of a row needs its whole n-step window. The windows of the last `n_step - 1` steps
+    end only in the next fragment. So the sampler keeps these steps, and sends their priorities with
+    the next fragment. If the stream is interrupted, it never sends them.
     """
     worker.set_weights(weights)
     batch = worker.next_batch()
@@ -151,11 +155,18 @@ def sample(worker: RolloutWorker, weights: Any, with_priorities: bool) -> Fragme
 
 
 class AsyncReplay(ReplayOptimizer):
-    """Samplers sample, shards store and draw, and the driver learns, each without waiting for the
-    others. They wait only where the training intensity asks for it.
+    """Samplers sample, shards store and draw, and the driver learns, all at the same time. They
+    wait for each other only where the training intensity requires it.
 
-    A step takes the first reply of any sampler or shard. Results depend on timing. What a process
-    that dies has not handed over is lost, and as much is requested again.
+        polopt.PolicyOptimizerTrainer(
+            env="CartPole-v1",
+            policy="dqn",
+            optimizer={"name": "async_replay", "prioritized_replay": True, "num_replay_shards": 2},
+            num_workers=4,                     # samplers
+        )
+
+    A step handles the first reply from any sampler or shard. Results depend on timing. If a process
+    dies, the work that it has not handed over is lost, and the driver requests as much again.
     """
 
     name = "async_replay"
@@ -182,13 +193,13 @@ class AsyncReplay(ReplayOptimizer):
         self.row_ages = AgeHistogram(self.config.buffer_size)
         self.priority_lag = DoublingHistogram()
         self.num_bytes_by_reference = 0
-        self._num_draws = self._num_learned = 0  # batches that were requested, and learned from
-        self._batch_bytes = 0  # of the last batch
+        self._num_draws = self._num_learned = 0  # batches requested, and batches fetched
+        self._batch_bytes = 0  # size of the last batch
         self._priorities: list[tuple[float, float]] = []  # mean and maximum of each batch
         self._num_requests = 0
-        self._requested: Counter[int] = Counter()  # number of its last request, by sampler
+        self._requested: Counter[int] = Counter()  # number of the last request, by sampler
         self._blocked_s = dict.fromkeys(("learner", "samplers", "learner_by_shards"), 0.0)
-        self._idle = 0.0, workers.clock()  # share of the samplers that wait, and since when
+        self._idle = 0.0, workers.clock()  # share of the samplers that wait, and since when (s)
 
     @classmethod
     def check(cls, rollout: RolloutConfig, config: Any) -> None:
@@ -209,9 +220,9 @@ class AsyncReplay(ReplayOptimizer):
         least = 2 * samplers * config.rows_of_fragment(rollout) * config.num_replay_shards
         if config.buffer_size < least:
             raise ConfigError(
-                f"key 'buffer_size': got {config.buffer_size}, of which each of "
-                f"{config.num_replay_shards} shards has a part. Allowed: {least} or more, which is "
-                "two fragments of each sampler"
+                f"key 'buffer_size': got {config.buffer_size}, shared by "
+                f"{config.num_replay_shards} shards. Allowed: {least} or more, which is two "
+                "fragments of each sampler"
             )
 
     @classmethod
@@ -247,8 +258,8 @@ class AsyncReplay(ReplayOptimizer):
     # ---- requests -------------------------------------------------------------------------------
 
     def _request_fragments(self) -> None:
-        """Requests fragments of the samplers with the fewest, in turn, as far as the limiter
-        allows. A sampler whose shard does not keep up waits, too."""
+        """Requests fragments, as many as the limiter allows, from the samplers that have the fewest
+        under way. A sampler also waits if its shard does not keep up."""
         if not self.shards.started:
             self.shards.up()  # waits for all of them, once
         if self.shards.drop_lost():
@@ -280,7 +291,8 @@ class AsyncReplay(ReplayOptimizer):
         self._note_idle(idle / len(samplers))
 
     def _request_batches(self) -> None:
-        """Draws batches ahead, as many as the queue of the learner takes and the limiter allows."""
+        """Requests batches ahead of the learner, as many as `prefetch_batches` and the limiter
+        allow."""
         size = self.config.train_batch_size
         drawing = self._num_drawing
         while drawing < self.config.prefetch_batches:
@@ -297,28 +309,30 @@ class AsyncReplay(ReplayOptimizer):
 
     @property
     def _num_drawing(self) -> int:
-        """Batches that are on their way, or wait for the learner."""
+        """Number of batches that are on their way or wait for the learner."""
         return sum(task.kind == "batch" for task in self._tasks())
 
     @property
     def beta(self) -> float:
-        """Exponent of the importance weights at this moment. It rises with the environment steps of
-        the whole run, which no shard knows."""
+        """The current exponent of the importance weights. It follows the environment steps of the
+        whole run. Only the driver knows them, so each draw is told the exponent."""
         config = self.config
         first, last = config.prioritized_replay_beta, config.final_prioritized_replay_beta
         over = config.prioritized_replay_beta_annealing_timesteps
         return first + min(1.0, self.metrics.num_env_steps_sampled / over) * (last - first)
 
     def _tasks(self) -> list[Task]:
-        """What is pending, or has arrived and waits here."""
+        """The tasks of all calls that are pending, and of replies that wait in the driver."""
         pending = [work.tag for work in self.calls.pending_work()]
         return pending + [reply.tag for reply in self.calls.kept]
 
     # ---- replies --------------------------------------------------------------------------------
 
     def _first(self) -> tuple[str, Reply]:
-        """The first reply, and what it is: the kind of its task, or a `failure`. Its process is
-        being replaced then, and what it was to do is requested again by the next step."""
+        """Waits for the first reply. Returns the kind of its task, or `failure`, and the reply.
+
+        After a failure the process is being replaced, and the next step requests its work again.
+        """
         drawing, began_s = self._num_drawing, self.workers.clock()
         reply = self.calls.first() if self.calls.kept else self.calls.next()
         by = "learner_by_shards" if drawing else "learner"
@@ -328,7 +342,7 @@ class AsyncReplay(ReplayOptimizer):
         return reply.tag.kind, reply
 
     def _store(self, reply: Reply) -> None:
-        """Has the shard of a sampler store its fragment, which stays where it is until then."""
+        """Tells a sampler's shard to store its fragment. The shard takes it from the sampler."""
         metrics, sampler = self.metrics, reply.worker.index
         metrics.add_lag(reply.counts.version, self.policy.version)
         metrics.rollouts.end_rollout(self.policy.version)
@@ -336,11 +350,11 @@ class AsyncReplay(ReplayOptimizer):
         self.calls.send(self.shards.of_sampler(sampler), add, reply.value, tag=task)
 
     def _fetch(self, reply: Reply) -> Batch | None:
-        """The batch of a reply. None if it was lost with its shard."""
+        """Fetches the batch of a reply. None if the batch was lost with its shard."""
         self._batch_bytes = reply.counts.num_bytes
         try:
             batch: Batch = self.workers.transport.get(reply.value)
-        except ChannelError:  # its shard has died, which the next call to it tells
+        except ChannelError:  # its shard has died. The next call to it reports that
             return None
         self._num_learned += 1
         self.shards.note(reply.worker, batch.report)
@@ -352,14 +366,14 @@ class AsyncReplay(ReplayOptimizer):
     def _send_priorities(
         self, shard: WorkerHandle, indices: np.ndarray, errors: np.ndarray
     ) -> None:
-        """Sends TD errors `[B]` to the shard that sent the rows."""
+        """Sends the TD errors `[B]` of rows to the shard that they come from."""
         if self.config.prioritized_replay:
             self._priorities.append((float(errors.mean()), float(errors.max())))
             args = indices, errors, self.policy.version
             self.calls.send(shard, set_priorities, *args, tag=Task("updated"))
 
     def _note_idle(self, share: float) -> None:
-        """Notes that this share of the samplers now has nothing to do."""
+        """Notes the share of samplers that have nothing to do from now on."""
         now_s = self.workers.clock()
         before, since_s = self._idle
         self._blocked_s["samplers"] += before * (now_s - since_s)
@@ -369,7 +383,7 @@ class AsyncReplay(ReplayOptimizer):
         if reply.worker.who != self.shards.who:
             super()._count(reply)
             self.num_bytes_by_reference += reply.counts.num_bytes
-            # The fragment stayed with its sampler.
+            # The fragment stayed with its sampler, so the driver did not receive these bytes.
             self.metrics.num_bytes_received -= reply.counts.num_bytes
             return
         self.shards.count(reply)
@@ -403,12 +417,13 @@ class AsyncReplay(ReplayOptimizer):
         }
 
     def get_driver_state(self) -> dict[str, Any]:
-        """As every optimizer's, with the limiter. The rows of the shards are not saved."""
+        """Adds the state of the limiter. The rows of the shards are not saved."""
         return {**super().get_driver_state(), "limiter": self.limiter.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues from what `get_state` of any optimizer returned, with empty shards. Learning
-        goes on once they hold `learning_starts` rows again, which give no credit."""
+        """Continues from a state that `get_state` of any optimizer returned, with empty shards.
+        Learning goes on once they hold `learning_starts` rows again. These rows allow no learning
+        of their own: they give no credit."""
         super().set_state(state)
         self._num_draws = self._num_learned = 0
         if limiter := state.get("limiter") or state.get("replay", {}).get("limiter"):

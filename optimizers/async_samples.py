@@ -1,7 +1,7 @@
 """AsyncSamples: learns from the fragments that are ready. Workers do not wait for the learner.
 
-Data flow of IMPALA (Espeholt et al., 2018) and RLlib's APPO, with a bound on the lag of samples.
-Policies correct for that lag themselves: by V-trace, or by PPO's importance ratio.
+The data flow of IMPALA (Espeholt et al., 2018) and of RLlib's APPO. The lag of samples can be
+bounded. The policy's loss corrects for the lag, with V-trace or with PPO's importance ratio.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from polopt.rollouts.workers.gathering import Fragments, check_batch, num_fragme
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-#: A fragment that is expected to end within this time, or while the driver learns, may end before
-#: the driver requests another one.
+#: If a worker's fragment is expected to end within this time, the driver requests the next one now,
+#: so that the worker does not have to wait for it.
 SOON_S = 0.05
 
 
@@ -38,13 +38,13 @@ class AsyncSamplesConfig(OptimizerConfig):
     Attributes:
         train_batch_size: environment steps of one batch, rounded up to whole fragments. None: one
             fragment.
-        max_rollout_lag: maximum lag of a fragment: the number of batches that are learned after
-            the weights that sample the fragment, and before the fragment's own batch. Workers wait
-            instead of exceeding it. Nothing is dropped. With 0 and a batch of one fragment of each
-            worker, the result equals `sync_samples`, bit for bit. None: no bound.
-        max_requests_in_flight_per_worker: most fragments requested of each worker at once. With 2,
-            a worker samples the next one while the driver learns. It is requested once the worker
-            may end the one before while the driver learns.
+        max_rollout_lag: maximum lag of a fragment. The lag is the number of batches that the driver
+            learns between sending the weights that sample the fragment and learning from it. To
+            keep the bound, workers wait. Nothing is dropped. With 0, and with one fragment of each
+            worker in a batch, results equal `sync_samples` bit for bit. None: no bound.
+        max_requests_in_flight_per_worker: the most fragments that a worker is asked for at once.
+            With 2, the driver asks for the next fragment if the current one may end while the
+            driver learns. So the worker does not wait for the learner.
     """
 
     train_batch_size: Automatic = pydantic.Field(default=None, ge=0, le=10**8)
@@ -57,11 +57,18 @@ class AsyncSamplesConfig(OptimizerConfig):
 
 
 class AsyncSamples(PolicyOptimizer):
-    """Learns from the first fragments that arrive. A worker's next fragment is requested
-    before its current one ends, so it samples while the driver learns.
+    """Learns from the first fragments that arrive. The driver requests a worker's next fragment
+    before the current one ends, so the worker samples while the driver learns.
 
-    Results depend on timing, unless `max_rollout_lag` is 0. A failed worker's fragments are sampled
-    by its replacement, with the weights of that time.
+        polopt.PolicyOptimizerTrainer(
+            env="CartPole-v1",
+            policy="impala",
+            optimizer={"name": "async_samples", "train_batch_size": 500, "max_rollout_lag": 4},
+            num_workers=4,
+        )
+
+    Results depend on timing, unless `max_rollout_lag` is 0. If a worker fails, its replacement
+    samples the fragments that it owed, with the weights of that time.
     """
 
     name = "async_samples"
@@ -81,7 +88,7 @@ class AsyncSamples(PolicyOptimizer):
         self.calls.check = check_batch
         self.fragments = Fragments(self.calls, workers)
         self._num_requested = 0
-        self._requested: Counter[int] = Counter()  # number of its last request, by worker index
+        self._requested: Counter[int] = Counter()  # number of the last request, by worker index
         self._num_batches = self._num_waiting = 0
         self._sample_s: dict[int, float] = {}  # of the last fragment, by worker index
         self._learn_s = 0.0  # of the last batch
@@ -116,12 +123,12 @@ class AsyncSamples(PolicyOptimizer):
             sampled_s += seconds
         with self.timers["broadcast"]:
             self._request(size, size)
-        # Not in order of arrival: with a bound of 0 the result has to equal `sync_samples`.
+        # Sorted, so that with a bound of 0 the result equals `sync_samples` bit for bit.
         replies.sort(key=lambda reply: reply.order)
         self.calls.count(replies)
         batch = SampleBatch.concat([reply.value for reply in replies])
         if sampled_s > 0.0:
-            # By the workers' seconds: the driver's end at once where fragments wait for it.
+            # Uses the workers' seconds. The driver's wait is 0 where fragments wait for it.
             rate = batch.env_steps * len(self.workers.up()) / sampled_s
             self._sample_peak = max(self._sample_peak, rate)
         began_s = self.workers.clock()
@@ -132,12 +139,16 @@ class AsyncSamples(PolicyOptimizer):
         return self.metrics.counts_since(before)
 
     def _request(self, taken: int, size: int) -> None:
-        """Requests fragments of the workers with the fewest, in turn, as many as the bound allows:
-        with `size` fragments in a batch, the k-th one ahead, from 0, is learned from `k // size`
-        batches after this one. A worker that has a fragment gets another one requested when that
-        one may end while the driver learns: earlier it would only be older when it is learned from,
-        and take the place of fragments of faster workers within the bound. With a bound of 0, where
-        timing must not decide, at once.
+        """Requests fragments, as many as `max_rollout_lag` allows, from the workers that have the
+        fewest requests.
+
+        With `size` fragments in a batch, fragment k ahead of the learner (k = 0, 1, ...) is learned
+        `k // size` batches after this one. This is its lag.
+
+        A worker that still samples a fragment is asked for another one only if the first may end
+        while the driver learns. An earlier request would gain nothing: its fragment would be older
+        when the driver learns it, and would use up the bound that faster workers need. With a bound
+        of 0 the request goes out at once, because then timing must not decide anything.
 
         Args:
             taken: fragments of the current batch that have been taken.
@@ -145,11 +156,12 @@ class AsyncSamples(PolicyOptimizer):
         """
         bound, workers = self.config.max_rollout_lag, self.workers.up()
         ahead = taken + self.calls.num_pending + len(self.calls.kept)
-        # Counts fragments that wait here, too. Otherwise each drain would leave more of them.
+        # Includes fragments that wait in the driver. Otherwise their number would grow with each
+        # drain.
         work = {worker: self.fragments.num_of(worker) for worker in workers}
         ends_s = self._ends_s(workers)
-        # An answer that came while the driver learned is taken up to that time later, and what the
-        # worker did since then seems to have begun later.
+        # A reply that arrives while the driver learns is received up to `_learn_s` late. The
+        # worker's next fragment then seems to have begun that much later than it did.
         soon_s = math.inf if bound == 0 else self.workers.clock() + 2 * self._learn_s + SOON_S
         while bound is None or ahead // size <= bound:
             free = [
@@ -168,8 +180,8 @@ class AsyncSamples(PolicyOptimizer):
             self._requested[worker.index] = self._num_requested
 
     def _ends_s(self, workers: list[WorkerHandle]) -> dict[WorkerHandle, float]:
-        """When each worker will end its last requested fragment, by the clock of `workers`.
-        Assumes that a fragment takes as long as the worker's last learned fragment."""
+        """The time at which each worker will end its last requested fragment, by the clock of
+        `workers`. Assumes that each fragment takes as long as the worker's last learned one."""
         ends_s: dict[WorkerHandle, float] = {}
         for call in self.calls.pending():
             worker = call.worker
@@ -179,8 +191,10 @@ class AsyncSamples(PolicyOptimizer):
         return {worker: ends_s.get(worker, now_s) for worker in workers}
 
     def _next(self, left: int, size: int) -> Reply:
-        """The next fragment of the batch, not counted yet: the first that has arrived, unless an
-        older one, arrived or not, would then be learned from later than the bound allows.
+        """Waits for the next fragment of the batch, and does not count it yet.
+
+        Takes the first fragment that arrived. It is passed over if some older fragment, arrived or
+        not, would then be learned later than the bound allows.
 
         Args:
             left: fragments that the batch still lacks.
@@ -194,12 +208,12 @@ class AsyncSamples(PolicyOptimizer):
         return self.calls.first(may_take, count=False)
 
     def _ages_without(self, reply: Reply) -> list[int]:
-        """Ages of all other fragments that have arrived or are pending. See `_age`."""
+        """The ages of all other fragments, arrived or pending. See `_age`."""
         kept = [self._age(one.value.version) for one in self.calls.kept if one is not reply]
         return [*kept, *(self._age(call.version) for call in self.calls.pending())]
 
     def _age(self, version: int) -> int:
-        """Batches learned since weights of this version."""
+        """The number of batches learned since the weights had this version."""
         return self.metrics.rollouts.since(version)
 
     def extra_stats(self) -> dict[str, Any]:
@@ -212,8 +226,8 @@ class AsyncSamples(PolicyOptimizer):
 
 
 def _fits(ages: list[int], left: int, size: int, bound: int) -> bool:
-    """Whether fragments of these ages can all be learned from within the bound, the oldest first,
-    with `left` places in the current batch and `size` in each later one."""
+    """Whether all fragments of these ages can be learned within the bound. The oldest ones are
+    learned first. The current batch has `left` places, and each later batch has `size`."""
     return all(
         age + (0 if i < left else 1 + (i - left) // size) <= bound
         for i, age in enumerate(sorted(ages, reverse=True))

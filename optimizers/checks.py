@@ -9,15 +9,15 @@ from polopt.rollouts.rollout_config import RolloutConfig
 
 
 def check_collection(owner: str, key: str, rollout: RolloutConfig) -> None:
-    """Refuses options of collection that have no effect, or no meaning without collectors.
+    """Checks that each option of collection has an effect with this number of collectors.
 
     Args:
-        owner: the process that computes gradients, for errors.
-        key: option with the number of its collectors.
-        rollout: options of sampling, with that key.
+        owner: the process that computes gradients, as errors name it.
+        key: the option that holds the number of the owner's collectors.
+        rollout: options of sampling, which include `key`.
 
     Raises:
-        ConfigError: names the option and the reason.
+        ConfigError: an option has no effect. Names the option and the reason.
     """
     collectors, how = getattr(rollout, key), rollout.collection
     if collectors == 0:
@@ -35,10 +35,10 @@ def check_collection(owner: str, key: str, rollout: RolloutConfig) -> None:
 
 
 def check_central_gradients(rollout: RolloutConfig) -> None:
-    """For strategies in which the driver computes all gradients from samples of the workers.
+    """Checks the options of a strategy whose driver computes all gradients from workers' samples.
 
     Raises:
-        ConfigError: names the option and the reason.
+        ConfigError: an option has no effect under such a strategy.
     """
     check_collection("the driver", "num_workers", rollout)
     check_unused(
@@ -49,14 +49,14 @@ def check_central_gradients(rollout: RolloutConfig) -> None:
 
 
 def check_unused(why: str, **options: tuple[Any, Any]) -> None:
-    """Refuses options that have no effect.
+    """Checks that options without an effect are left at their default.
 
     Args:
-        why: the reason.
-        options: by key `(given, value without effect)`.
+        why: the reason that they have no effect.
+        options: by key, the value that was given, and the only value that is allowed.
 
     Raises:
-        ConfigError: for the first that differs.
+        ConfigError: for the first option with another value.
     """
     for key, (given, idle) in options.items():
         if given != idle:

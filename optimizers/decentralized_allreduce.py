@@ -1,7 +1,7 @@
-"""DecentralizedAllReduce: workers sample and learn together. Gradients are all-reduced (DD-PPO).
+"""DecentralizedAllReduce: workers sample, and learn together by all-reduce of gradients (DD-PPO).
 
-Wijmans et al., 2020. Neither data nor gradients pass through the driver, which only starts rounds,
-stops stragglers early and forms the group again after failures (`rank_group.py`).
+After Wijmans et al., 2020. Neither samples nor gradients pass through the driver. The driver only
+starts rounds, stops stragglers early, and forms the group again after failures (`rank_group.py`).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 
 logger = logging.getLogger("polopt")
-#: After the all-reduce of one rank has timed out, time for the other ranks to answer.
+#: Time that the other ranks have to answer after one rank's all-reduce has timed out.
 BREAK_GRACE_S = 1.5
-#: Rounds after which the weights of all ranks are compared. Each rank hashes its own, which takes
-#: some milliseconds for a million parameters.
+#: The weights of all ranks are compared each time after this many rounds. Each rank hashes its own
+#: weights, which takes some milliseconds for a million parameters.
 CHECKSUM_INTERVAL = 10
-#: Ranks on different processors may round differently. A larger relative difference of their
-#: weights than this has another cause.
+#: Ranks on different processors may round differently, so their weights may differ by this much,
+#: relatively. A larger difference is an error.
 MAX_DIFFERENCE = 1e-4
 
 
@@ -44,17 +44,19 @@ class DecentralizedAllReduceConfig(OptimizerConfig):
     """Options of `DecentralizedAllReduce`.
 
     Attributes:
-        backend: what sums gradients. `socket`: sockets within one node, for small networks. `gloo`
-            and `nccl`: torch.distributed. `auto`: `nccl` where each worker has a GPU of its own.
-            `gloo` for gradients above 1 MiB, for workers on several nodes and with
-            `transport: ray`. In all other cases `socket`.
-        keep_local_weights_in_sync: fetch weights to the local worker once a step. Else only when
-            they are saved.
+        backend: how gradients are summed. `socket` uses sockets within one node, and suits small
+            networks. `gloo` and `nccl` are backends of torch.distributed. `auto` takes `nccl` if
+            each worker has a GPU of its own. It takes `gloo` for gradients above 1 MiB, for workers
+            on several nodes and with `transport: ray`. In all other cases it takes `socket`.
+        keep_local_weights_in_sync: fetch the weights to the driver once a step. Otherwise they are
+            fetched only when they are saved.
         fraction_workers: once this share of the workers has finished sampling, the others stop
-            early (the paper's preemption threshold). With 1 the round waits for all. Then, and with
-            two workers, results do not depend on timing.
+            early (the paper's preemption threshold). With 1 the round waits for all workers.
+            Then results do not depend on timing. With two workers any share above 0.5 does the
+            same.
         fraction_samples: a fragment that stops early keeps at least this share of its steps.
-        allreduce_timeout_s: time limit of each all-reduce. After it, the group is broken.
+        allreduce_timeout_s: time limit of each all-reduce. If it is exceeded, the group is broken
+            and is formed again.
     """
 
     backend: Annotated[
@@ -83,15 +85,15 @@ class DecentralizedAllReduceConfig(OptimizerConfig):
 
 
 class Learned(NamedTuple):
-    """What a rank reports of a round of learning.
+    """What a rank reports about its learning in one round.
 
     Attributes:
-        updates: number of updates that it made.
+        updates: number of updates that the rank made.
         skipped_updates: updates that all ranks skipped because the gradient was not finite.
-        weights: its weights after the round, if the call requested them.
-        checksum: SHA-256 of weights and moments, if the call requested it.
-        broken: why the group broke. None: it did not. The last gradient is dropped then, and this
-            rank may be one update ahead of others.
+        weights: the rank's weights after the round, if the call asked for them.
+        checksum: SHA-256 of weights and moments, if the call asked for it.
+        broken: why the group broke. The last gradient is then dropped, and this rank may be one
+            update ahead of others. None: the group is whole.
     """
 
     updates: int
@@ -113,13 +115,13 @@ def learn(
 
     Args:
         worker: the rank.
-        env_steps: sampled by all workers before this round, for the clock of schedules.
+        env_steps: environment steps of all workers before this round. Schedules follow them.
         want_weights: return the weights.
-        want_checksum: return their SHA-256.
+        want_checksum: return the SHA-256 of the weights and moments.
     """
     policy, batch = worker.policy, worker.state.pop("batch", None)
     if batch is None or "group" not in worker.state:
-        # After a failure to sample, which the driver receives from that call.
+        # `sample` failed before. The driver gets that failure from the reply to `sample`.
         return Learned(0, 0, broken="this rank has no batch")
     version, skipped = policy.version, policy.progress.skipped_updates
     reducer = TimedReducer(worker.state["group"], lambda: worker.phase("allreduce"))
@@ -142,8 +144,20 @@ def learn(
 
 
 class DecentralizedAllReduce(PolicyOptimizer):
-    """All workers sample, then all learn: the flat gradient of each minibatch is summed over them,
-    and each applies the same update. The next round is requested before a step returns."""
+    """All workers sample, and then all workers learn. For each minibatch they sum their flat
+    gradients by all-reduce, and each worker applies the same update.
+
+        polopt.PolicyOptimizerTrainer(
+            env="CartPole-v1",
+            policy="ppo",
+            optimizer={"name": "decentralized_allreduce", "fraction_workers": 0.6},
+            num_workers=4,
+        )
+
+    A step requests the next round before it returns, so workers do not wait for the driver. If a
+    worker fails, the rest of the round is lost. The others keep their updates, and form a new group
+    with its replacement.
+    """
 
     name = "decentralized_allreduce"
     config_class = DecentralizedAllReduceConfig
@@ -169,7 +183,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
         timeout_s = self.config.allreduce_timeout_s
         self.group = RankGroup(workers, self.config.backend, timeout_s)
         self.stragglers = Stragglers(self.config.fraction_workers, self.config.fraction_samples)
-        self._skew_s = 0.0  # between the first and the last sample of this round
+        self._skew_s = 0.0  # time between the first and the last batch of this round
         self.num_rounds = 0
         self.num_broken_rounds = 0
         self._num_skipped_updates = 0
@@ -200,8 +214,8 @@ class DecentralizedAllReduce(PolicyOptimizer):
         return self.metrics.counts_since(before)
 
     def _request_round(self) -> None:
-        """Sends two calls to each rank, so that a rank goes from sampling to learning without a
-        message from the driver. Has no effect while a round is pending."""
+        """Sends two calls to each rank, `sample` and `learn`. So a rank goes on from sampling to
+        learning without waiting for the driver. Does nothing while a round is pending."""
         if not self.calls.idle:
             return
         with self.timers["group"]:
@@ -226,7 +240,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
         self._learned: list[Reply] = []
 
     def _await_samples(self) -> list[Reply]:
-        """Waits until every rank has sampled or failed. Stops the last ones early."""
+        """Waits until every rank has sampled or failed. Stops stragglers early."""
         sampled: list[Reply] = []
         first_s = last_s = 0.0
         while late := [call for call in self.calls.pending() if call.work.tag == "sample"]:
@@ -245,14 +259,15 @@ class DecentralizedAllReduce(PolicyOptimizer):
         return sampled
 
     def _await_learning(self) -> list[Reply]:
-        """Waits until every rank has learned or failed. Replies in order of worker index."""
+        """Waits until every rank has learned or failed. Returns the replies of the ranks that have
+        learned, in the order of `Reply.order`."""
         while self.calls.num_pending:
             self._keep(self.calls.next(count=False))
         return sorted(self._learned, key=lambda reply: reply.order)
 
     def _keep(self, reply: Reply) -> None:
-        """Keeps the reply of a rank that has learned. A failed rank breaks the group: the sums of
-        the other ranks fail, and they report it."""
+        """Keeps the reply of a rank that has learned. A failure breaks the group. Then the other
+        ranks' all-reduces fail, too, and their replies say so."""
         if reply.failure is not None:
             self.group.broken = True
             return
@@ -261,9 +276,10 @@ class DecentralizedAllReduce(PolicyOptimizer):
             "skew", 0.0
         )
         if reply.value.broken and waited_s >= self.config.allreduce_timeout_s:
-            # Its all-reduce timed out, so a rank hangs. The all-reduces of the others time out too,
-            # later by the time that they sampled later. (The death of a rank is reported by Ray;
-            # the other ranks may still be computing a gradient then.)
+            # This rank's all-reduce timed out, so another rank hangs. The all-reduces of the rest
+            # time out, too, at most `_skew_s` later. The rank that has not answered by then is the
+            # one that hangs. (If a rank dies, Ray reports it. Then the others may still be
+            # computing a gradient, and their deadlines stay.)
             for worker in self.group.ranks:
                 if self.calls.num_calls_of(worker) == 1:  # it has sampled
                     self.calls.tighten_deadline(worker, BREAK_GRACE_S + self._skew_s)
@@ -273,8 +289,8 @@ class DecentralizedAllReduce(PolicyOptimizer):
         self.calls.count(sorted(sampled, key=lambda reply: reply.order))
         lost = any(worker.removed for worker in self.group.ranks)
         if lost or self.group.broken or any(reply.value.broken for reply in learned):
-            # Updates that the other ranks made before are kept: the group is formed again from the
-            # latest version. The rest of this round is lost, and not counted.
+            # The ranks keep the updates that they have made: the new group starts from the latest
+            # version. The rest of this round is lost and not counted.
             self.group.broken = True
             self.num_broken_rounds += 1
             return
@@ -291,10 +307,11 @@ class DecentralizedAllReduce(PolicyOptimizer):
             self.policy.set_weights(first.weights)
 
     def _compare(self, checksums: Mapping[int, str | None]) -> None:
-        """Compares the ranks' weights. Where they differ by rounding, all get one rank's weights.
+        """Compares the ranks' weights. If they differ only by rounding, all ranks get the weights
+        of one rank.
 
         Raises:
-            RuntimeError: they differ by more.
+            RuntimeError: the weights differ by more than `MAX_DIFFERENCE`.
         """
         sums = {index: value for index, value in checksums.items() if value is not None}
         if not sums:
@@ -316,19 +333,21 @@ class DecentralizedAllReduce(PolicyOptimizer):
         if self.num_resynchronized == 0:
             logger.warning(
                 "the ranks' weights differ by a relative %.2g, because their processors round "
-                "differently; from time to time all ranks get those of one (num_resynchronized)",
+                "differently. When this happens, all ranks get the weights of one rank. Results "
+                "count it as num_resynchronized",
                 difference,
             )
         self.num_resynchronized += 1
-        self.group.broken = True  # `ensure` gives all ranks the state of one
+        self.group.broken = True  # the next `ensure` sends the state of one rank to all
 
     def drain(self) -> None:
-        """Waits for the round that is pending, and finishes it."""
+        """Waits for the pending round, and finishes it."""
         if not self.calls.idle:
             self._finish_round(self._await_samples(), self._await_learning())
 
     def get_state(self) -> dict[str, Any]:
-        """As every optimizer's. The policy, torch optimizer included, is fetched from a rank."""
+        """See `PolicyOptimizer.get_state`. Fetches the policy and its torch optimizer from a
+        rank."""
         self.drain()
         if self.group.ranks:
             self.policy.set_state(self.group.fetch_policy_state())
@@ -341,7 +360,8 @@ class DecentralizedAllReduce(PolicyOptimizer):
 
     @property
     def num_skipped_updates(self) -> int:
-        """As all ranks have counted them. The driver's policy applies no gradient."""
+        """Updates that all ranks skipped because the gradient was not finite. Counted from their
+        replies, because the driver's policy applies no gradients."""
         return self._num_skipped_updates
 
     def extra_stats(self) -> dict[str, Any]:
@@ -356,7 +376,8 @@ class DecentralizedAllReduce(PolicyOptimizer):
 
 
 def _relative_difference(arrays: list[np.ndarray]) -> float:
-    """Largest difference of any of the arrays from the first, relative to the largest number."""
+    """The largest difference between the first array and any other, divided by the largest absolute
+    value."""
     largest = max(float(np.abs(array).max(initial=0.0)) for array in arrays)
     difference = max(float(np.abs(array - arrays[0]).max(initial=0.0)) for array in arrays)
     return difference / max(largest, 1e-12)

@@ -1,4 +1,4 @@
-"""`OptimizerConfig`: base class of the options of strategies, and what they refuse."""
+"""`OptimizerConfig`: base class of the options of strategies, and of their checks."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ from polopt.rollouts.workers.worker_config import WorkerConfig
 class OptimizerConfig(Config):
     """Base class of the options of policy optimizers. It has no options itself.
 
-    What a strategy refuses because of the options of sampling is in `PolicyOptimizer.check`.
+    `PolicyOptimizer.check` checks them against the options of sampling.
     """
 
     def check_spaces(self, worker_config: WorkerConfig) -> None:
-        """Refuses options that do not fit the spaces of the environment, before any actor starts.
+        """Checks, before any actor starts, that the options fit the spaces of the environment.
 
         Args:
-            worker_config: the config that each worker is made with.
+            worker_config: the config of each worker.
 
         Raises:
-            ConfigError: names the option and the reason.
+            ConfigError: an option does not fit. Names the option and the reason.
         """
         return
 
     def check_evaluation(self) -> None:
-        """Refuses options with which the driver does not have the weights to evaluate during
-        training.
+        """Checks that the driver has the weights that evaluation during training needs.
 
         Raises:
-            ConfigError: names the option and the reason.
+            ConfigError: with an option, the driver does not have them. Names the option.
         """
         return

@@ -31,13 +31,24 @@ from polopt.rollouts.workers.worker_set import WorkerSet
 
 
 class PolicyOptimizer(ABC):
-    """Decides which process samples, computes gradients and applies them, and which of them wait.
+    """Decides which process samples, which one computes gradients, which one applies them, and
+    which one waits.
 
-    A strategy has two halves, in one file: functions that run in workers, `fn(worker, ...)`, and
-    `step`, which has workers run them (`calls`) and uses what they return. What calls sample, their
-    seconds, faults and bytes are counted where replies are taken. Updates are counted by `apply`,
-    `learn` and `set_weights`, and by `RolloutWorker.learn` in workers. `docs/write-an-optimizer.md`
-    has complete examples.
+        optimizer = SyncSamples(workers, SyncSamplesConfig())
+        while optimizer.metrics.num_env_steps_sampled < 100_000:
+            optimizer.step()
+        result = optimizer.stats()                  # the `optimizer/` block of a result
+        optimizer.stop()
+        workers.stop()
+
+    A strategy has two halves in one file. The first half is functions that run in workers,
+    `fn(worker, ...)`. The second half is `step`, which runs in the driver: it sends these functions
+    to workers through `calls`, and uses the values that they return.
+    `docs/write-an-optimizer.md` has complete examples.
+
+    A strategy counts nothing by hand. Samples, seconds, faults and bytes are counted when a reply
+    is taken. Updates are counted by `apply`, `learn` and `set_weights` in the driver, and by
+    `RolloutWorker.learn` in workers.
 
     A subclass may name the phases of a step in `phases`, and time each with
     `with self.timers[phase]:`. Phases must not overlap, because results report their shares.
@@ -47,36 +58,36 @@ class PolicyOptimizer(ABC):
         config: an instance of `config_class`.
 
     Attributes:
-        policy: policy of the local worker, which is evaluated and saved.
-        calls: pending calls.
+        policy: policy of the local worker. It is the one that is evaluated and saved.
+        calls: sends functions to workers, and receives their replies.
         metrics: counters and statistics.
-        timers: of `metrics`, by phase.
+        timers: the timers of `metrics`, by phase.
 
     Raises:
         ConfigError: see `check_options`.
     """
 
     name: ClassVar[str] = ""
-    config: Any  # an instance of `config_class`. A subclass declares its own
+    config: Any  # an instance of `config_class`. A subclass declares the exact type
     config_class: ClassVar[type[OptimizerConfig]] = OptimizerConfig
-    #: What its policies learn from, as `Policy.learns_from`.
+    #: The type of batch that a policy must learn from. Compared with `Policy.learns_from`.
     learns_from: ClassVar[type] = SampleBatch
-    #: The key and value of an option with which they learn from something else, by what that is.
+    #: Further types of batches, each with the option `(key, value)` that selects it.
     also_learns_from: ClassVar[Mapping[type, tuple[str, Any]]] = {}
-    #: Whether its policies have to define `compute_gradients`. See `Policy.gives_gradients`.
+    #: Whether a policy must define `compute_gradients`. See `Policy.gives_gradients`.
     needs_gradients: ClassVar[bool] = False
     phases: ClassVar[tuple[str, ...]] = ()
     #: Phases of calls in workers, besides `sample`, `gradient` and `learn`.
     worker_phases: ClassVar[tuple[str, ...]] = ()
     #: Whether the strategy also runs in one process, with `num_workers=0`.
     runs_in_process: ClassVar[bool] = False
-    #: The optimizer to use then.
+    #: The optimizer that errors suggest for `num_workers=0` if this one needs remote workers.
     in_process_instead: ClassVar[str] = "sync_samples"
-    #: What becomes of the work of a worker that fails. See `Calls`.
+    #: What happens to the calls of a worker that fails. See `Calls`.
     after_failure: ClassVar[AfterFailure] = "send again"
     #: What dashboards show besides the panels that all optimizers have.
     tab: ClassVar[Tab] = Tab()
-    #: The rows of the strategy's replay buffer as files. None: it has no buffer to save.
+    #: Saves the strategy's replay buffer to files. None: the strategy has no buffer to save.
     buffer_files: BufferFiles | None = None
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
@@ -101,20 +112,24 @@ class PolicyOptimizer(ABC):
 
     @abstractmethod
     def step(self) -> StepResult:
-        """One round of optimization. Should last milliseconds, so that a call costs little."""
+        """Runs one round of optimization and returns its counts.
+
+        A step should last at least some milliseconds, so that the cost of calling it is small
+        beside its work.
+        """
 
     # ---- options --------------------------------------------------------------------------------
 
     @classmethod
     def check_options(cls, rollout: RolloutConfig, config: Any) -> None:
-        """Refuses options that the strategy does not support, before any actor starts.
+        """Checks, before any actor starts, that the strategy supports these options.
 
         Args:
             rollout: options of sampling.
             config: an instance of `config_class`.
 
         Raises:
-            ConfigError: names the options and the reason.
+            ConfigError: an option is not supported. Names the option and the reason.
         """
         if rollout.num_workers == 0 and not cls.runs_in_process:
             raise ConfigError(
@@ -125,7 +140,8 @@ class PolicyOptimizer(ABC):
 
     @classmethod
     def batches_of(cls, config: Any) -> type:
-        """What its policies learn from with these options, an instance of `config_class`."""
+        """The type of batch that a policy must learn from under `config`, an instance of
+        `config_class`."""
         for kind, (key, value) in cls.also_learns_from.items():
             if getattr(config, key) == value:
                 return kind
@@ -133,8 +149,8 @@ class PolicyOptimizer(ABC):
 
     @classmethod
     def further_processes(cls, config: Any) -> list[dict[str, float]]:
-        """The resources of each process that the strategy starts besides the workers, by Ray's
-        names: `[{"CPU": 1.0}]`. A trial reserves them. Empty by default.
+        """The Ray resources of each process that the strategy starts besides the workers, such as
+        `[{"CPU": 1.0}]` for one process. A trial reserves them. Empty by default.
 
         Args:
             config: an instance of `config_class`.
@@ -143,14 +159,14 @@ class PolicyOptimizer(ABC):
 
     @classmethod
     def check(cls, rollout: RolloutConfig, config: Any) -> None:
-        """Further checks of a strategy. Arguments and errors as `check_options`."""
+        """Checks of one strategy, which `check_options` calls. Same arguments and errors."""
         return
 
     # ---- counted once ---------------------------------------------------------------------------
 
     def _count(self, reply: Reply) -> None:
-        """Counts a reply that was taken. The policy's schedules follow its environment steps, and
-        its moments include what was sampled."""
+        """Counts a reply that was taken. Moves the policy's schedules on by the environment steps,
+        and adds the moments of the new samples to its normaliser."""
         own = reply.worker is self.workers.here
         self.metrics.add_record(reply.worker.index, reply.counts, in_driver=own)
         self.policy.env_steps = self.metrics.num_env_steps_sampled
@@ -165,9 +181,11 @@ class PolicyOptimizer(ABC):
         """Applies a gradient to the driver's policy, and counts its lag and the update.
 
         Args:
-            gradients: of a worker. None: it was not finite.
-            lr_scale: factor on the learning rate. 0 drops the gradient, below 1 it is stale.
-            parts: the workers' gradients, if `gradients` is their mean. Empty: of one worker.
+            gradients: the gradient of a worker. None: it was not finite.
+            lr_scale: factor on the learning rate. 0 drops the gradient. A gradient with a factor
+                below 1 counts as stale.
+            parts: the workers' gradients, if `gradients` is their mean. Empty if `gradients` is
+                from one worker.
 
         Raises:
             NonFiniteError: too many updates in a row were skipped.
@@ -207,8 +225,11 @@ class PolicyOptimizer(ABC):
         metrics.add_update_rows(updates, policy.progress.rows_applied - rows)
 
     def set_weights(self, weights: Weights) -> None:
-        """Takes over weights that workers have learned. The growth of the version counts as
-        updates. The driver keeps its moments, which hold what all replies have added."""
+        """Copies weights that workers have learned to the driver's policy.
+
+        Counts as many updates as the version grows by. The driver keeps its own moments, because
+        they already include the samples of all replies.
+        """
         updates = weights.version - self.policy.version
         self.policy.set_weights(weights._replace(moments=None))
         self.policy.env_steps = self.metrics.num_env_steps_sampled
@@ -234,26 +255,28 @@ class PolicyOptimizer(ABC):
         return self.policy.progress.skipped_updates
 
     def extra_stats(self) -> dict[str, Any]:
-        """Further numbers of this strategy, with the same keys in every result."""
+        """Numbers that only this strategy reports. Every result must have the same keys."""
         return {}
 
     # ---- state ----------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Waits for the calls that workers have, and keeps their replies for the next step."""
+        """Waits for the pending calls, and keeps their replies for the next step."""
         self.calls.drain()
 
     def get_state(self) -> dict[str, Any]:
         """Counters, episode statistics, policy, and running statistics of the environments'
-        wrappers: tensors, numbers, strings, lists and dicts. `set_state` of any other optimizer
-        accepts it."""
+        wrappers. Holds only tensors, numbers, strings, lists and dicts. `set_state` of any other
+        optimizer accepts it. Drains first."""
         self.drain()
         return {**self.get_driver_state(), "workers": self.worker_states()}
 
     def get_driver_state(self) -> dict[str, Any]:
-        """As `get_state`, of what the driver has at this moment: drains nothing and calls no
-        worker, so that training goes on as without it. Of the wrappers it has the statistics that
-        replies carried last."""
+        """The part of `get_state` that the driver has at this moment.
+
+        Drains nothing and calls no worker, so it does not disturb training. The statistics of the
+        environments' wrappers are those that came with each worker's last reply.
+        """
         return {
             **self.metrics.get_state(),
             "restore_count": self.workers.config.restore_count,
@@ -262,12 +285,12 @@ class PolicyOptimizer(ABC):
         }
 
     def worker_states(self) -> dict[str, Any]:
-        """What is saved of each worker, by index as text."""
+        """The state of each worker that is saved, by worker index as text."""
         return present_statistics(self.workers)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues from what `get_state` of any optimizer returned. Results of pending calls are
-        dropped, and workers get the weights with their next calls."""
+        """Continues from a state that `get_state` of any optimizer returned. Drops the results of
+        pending calls. Workers get the restored weights with their next calls."""
         self.drain()
         self.calls.clear()
         self.policy.set_state(state["policy"])  # first: raises for another network
@@ -276,11 +299,11 @@ class PolicyOptimizer(ABC):
         restore_workers(self.workers, int(state["restore_count"]), state.get("workers", {}))
 
     def update_algorithm_parameter(self, name: str, value: Any) -> None:
-        """Changes an option of the policy in this process, in all workers and in the workers below
-        them, torch optimizers included. Returns once all have applied it.
+        """Changes an option of the policy in the driver, in all workers and in the workers below
+        them. Also changes their torch optimizers. Returns once all of them have applied it.
 
         Raises:
-            ConfigError: unknown name or wrong value. Nothing has changed then.
+            ConfigError: the name is unknown or the value is wrong. Nothing has changed then.
         """
         self.drain()
         self.policy.set_option(name, value)

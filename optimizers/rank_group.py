@@ -1,6 +1,7 @@
-"""`RankGroup`: the workers that learn together. Forms their group, with equal weights.
+"""`RankGroup`: forms the group of workers that learn together, and gives them equal weights.
 
-The functions run in the ranks. A rank keeps its place in the group as `worker.state["group"]`.
+The functions of this file run in the ranks. A rank keeps its end of the group's connections in
+`worker.state["group"]`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 logger = logging.getLogger("polopt")
-#: Maximum time for ranks to connect to each other. All have just answered and are idle.
+#: Maximum time for ranks to connect to each other. It can be short, because all ranks have just
+#: answered and are idle.
 JOIN_TIMEOUT_S = 10.0
 
 
@@ -55,7 +57,7 @@ def checksum(worker: RolloutWorker) -> str:
 
 
 def numbers_of(weights: Weights) -> list[np.ndarray]:
-    """All that ranks must have in common: weights, and the moments if there are any."""
+    """The arrays that must be equal in all ranks: the weights, and the moments if there are any."""
     moments = weights.moments
     if moments is None:
         return [weights.flat]
@@ -63,10 +65,10 @@ def numbers_of(weights: Weights) -> list[np.ndarray]:
 
 
 def listen(worker: RolloutWorker, spec: GroupSpec, rank: int) -> str | None:
-    """Leaves the group before, and listens for the other ranks of the next one.
+    """Leaves the previous group, and listens for the other ranks of the next group.
 
     Returns:
-        the address at which they reach this rank. None for torch's groups.
+        the address at which the other ranks reach this one. None for torch's groups.
     """
     leave(worker)
     group = worker.state["group"] = AllReducer(spec, rank, worker.config.device)
@@ -74,15 +76,16 @@ def listen(worker: RolloutWorker, spec: GroupSpec, rank: int) -> str | None:
 
 
 def join(worker: RolloutWorker, addresses: Sequence[Any]) -> str | None:
-    """Connects to the other ranks of the group that `listen` named.
+    """Connects to the other ranks of the group for which `listen` was called.
 
     Args:
         worker: the rank.
-        addresses: of all ranks, by rank.
+        addresses: addresses of all ranks, by rank.
 
     Returns:
-        None, or why the group was not formed. Not an exception: the cause is another rank, and an
-        exception would cost this one its process, and what it has learned.
+        None, or why the group was not formed. This is not an exception, because the cause is
+        another rank. After an exception, this rank's process would be replaced, and the weights
+        that it has learned would be lost.
     """
     if "group" not in worker.state:
         return "this rank was restarted while the group formed"
@@ -110,10 +113,10 @@ class RankGroup:
         timeout_s: time limit of each all-reduce.
 
     Attributes:
-        backend: `socket`, `gloo` or `nccl`, as the group was formed last.
+        backend: `socket`, `gloo` or `nccl`: the backend of the last group that was formed.
         ranks: the group's workers. Empty before the first `ensure`.
-        broken: a rank failed, and the group has to be formed again.
-        version: the newest version of the weights that a rank has reported.
+        broken: a rank has failed, so the group must be formed again.
+        version: the newest version of the weights that any rank has reported.
     """
 
     def __init__(self, workers: WorkerSet, backend: str, timeout_s: float) -> None:
@@ -121,10 +124,10 @@ class RankGroup:
         self._wanted = backend
         self.backend = self._resolve([])
         self._timeout_s = timeout_s
-        # Well below the limit after which a rank that waits for another counts as hanging.
+        # A rank that waits for another one must give up well before it counts as hanging itself.
         hang_s = workers.config.rollout.worker_timeout_s
         self._join_timeout_s = min(JOIN_TIMEOUT_S, timeout_s, hang_s / 2.0)
-        self._store: Any = None  # for torch's groups. In this process it depends on no rank
+        self._store: Any = None  # for torch's groups. Lives in the driver, so it survives any rank
         self._generation = 0
         owner = "group of ranks"
         self._calls = Calls(workers, owner, is_work=False, after_failure="drop")
@@ -134,19 +137,19 @@ class RankGroup:
         self.version = 0
 
     def ensure(self) -> None:
-        """Forms the group, unless all workers that are up are the members of an unbroken group.
-        Workers change by replacements, additions and removals.
+        """Forms the group, unless it is unbroken and has exactly the workers that are up. These
+        change when workers are replaced, added or removed.
 
         Raises:
-            WorkersFailedError: workers keep failing, or cannot connect to each other, or all ranks
-                that had learned have failed and the driver does not have their weights.
+            WorkersFailedError: workers keep failing, or cannot connect to each other. Or all ranks
+                that had learned have failed, and the driver does not have their weights.
         """
         problem: str | None = None
         for _ in range(self._workers.config.rollout.max_consecutive_failures):
             candidates = self._workers.up()
             if candidates == self.ranks and not self.broken:
                 return
-            self.broken = True  # from here on ranks leave the group that they were in
+            self.broken = True  # from here on ranks leave their old group
             problem = self._agree(candidates) or self._join(candidates)
             if problem is None:
                 self.ranks, self.broken = candidates, False
@@ -154,13 +157,13 @@ class RankGroup:
         raise WorkersFailedError(f"workers cannot form a group. The last problem: {problem}")
 
     def restart_from_local(self) -> None:
-        """Sends the local policy to all ranks with the next `ensure`."""
+        """Makes the next `ensure` send the driver's policy to all ranks."""
         self._local_leads = True
         self.broken = True
 
     def call_ranks(self, fn: Any, *args: Any) -> dict[int, Any]:
-        """Has all ranks run `fn(worker, *args)`. Returns the values by worker index, without
-        ranks that failed."""
+        """Runs `fn(worker, *args)` in all ranks. Returns the values by worker index. Ranks that
+        failed are missing."""
         return self._call_each(dict.fromkeys(self.ranks, args), fn)
 
     def _call_each(self, args: dict[WorkerHandle, tuple[Any, ...]], fn: Any) -> dict[int, Any]:
@@ -211,26 +214,26 @@ class RankGroup:
         return None
 
     def _leader(self, workers: list[WorkerHandle], versions: dict[int, int]) -> WorkerHandle | None:
-        """The rank with the most updates. None if the local policy has more than all of them,
-        because every rank that had learned has failed.
+        """The rank with the most updates. None if the driver's policy has more updates than any
+        rank, because every rank that had learned has failed.
 
         Raises:
-            WorkersFailedError: updates were lost. No rank and not the local policy has them.
+            WorkersFailedError: updates are lost, because neither a rank nor the driver has them.
         """
         leader = max(workers, key=lambda w: (versions[w.index], -w.index))
         newest, local = versions[leader.index], self._workers.local.policy.version
         if max(newest, local) < self.version - 1:  # a broken group may lose one update
             raise WorkersFailedError(
                 f"all ranks that had learned have failed, and their weights, version "
-                f"{self.version}, are lost: the driver has version {local}. Restore a checkpoint; "
-                "keep_local_weights_in_sync: true keeps the weights in the driver, too. The last "
+                f"{self.version}, are lost: the driver has version {local}. Restore a checkpoint. "
+                "With keep_local_weights_in_sync: true the driver keeps the weights, too. The last "
                 f"failure: {self._last_failure()}"
             )
         if newest >= local:
             return leader
         logger.warning(
-            "every worker that had learned has failed; the others continue from the local policy, "
-            "version %d",
+            "every worker that had learned has failed. The others continue from the driver's "
+            "policy, version %d",
             local,
         )
         return None
@@ -240,7 +243,7 @@ class RankGroup:
         return "none" if failure is None else failure.message
 
     def _join(self, workers: list[WorkerHandle]) -> str | None:
-        """Connects the ranks. Returns None, or why the group was not formed."""
+        """Connects the ranks. Returns None, or the reason why the group was not formed."""
         self._generation += 1
         self.backend = self._resolve([worker.channel.started.node for worker in workers])
         spec = self._spec(len(workers))
@@ -257,14 +260,14 @@ class RankGroup:
         return next((problem for problem in problems.values() if problem is not None), None)
 
     def _resolve(self, nodes: list[str]) -> str:
-        """What the option `backend` means for ranks on these nodes."""
+        """The backend that the option `backend` selects for ranks on these nodes."""
         config = self._workers.config
         num_bytes = self._workers.local.policy.flat.params.nbytes
         gpus, transport = config.rollout.num_gpus_per_worker, config.rollout.transport
         return resolve_backend(self._wanted, config.device, gpus, transport, num_bytes, nodes)
 
     def _spec(self, world_size: int) -> GroupSpec:
-        """The next group, with new keys."""
+        """The description of the next group, with new keys."""
         limits = (self._timeout_s, self._join_timeout_s)
         spec = GroupSpec(self._generation, world_size, self.backend, *limits)
         if self.backend == "socket":

@@ -1,4 +1,4 @@
-"""`ReplayOptimizer`: what the strategies with a replay buffer share, and their options."""
+"""`ReplayOptimizer`: the common part of the strategies with a replay buffer, and their options."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ class ReplayOptions(OptimizerConfig):
     Attributes:
         buffer_size: rows (environment steps) that the buffer holds. The newest row replaces the
             oldest.
-        learning_starts: rows that have to be in the buffer before learning begins.
+        learning_starts: number of rows that the buffer must hold before learning begins.
         train_batch_size: rows of one update.
-        training_intensity: rows learned per row sampled, once learning has begun: with batches of
-            32 rows, 8 makes one update for 4 environment steps. What a run delivers differs by less
-            than one batch.
+        training_intensity: rows learned per row sampled, once learning has begun. With batches of
+            32 rows, an intensity of 8 is one update for every 4 environment steps. At every
+            step, rows learned differ from intensity times rows sampled by less than one batch.
         prioritized_replay: draw rows in proportion to `|TD error|^alpha` (Schaul et al., 2016).
             False: all rows with the same probability.
-        prioritized_replay_alpha: see there. 0 would be uniform.
-        prioritized_replay_beta: exponent of the importance-sampling weights at the start.
-        final_prioritized_replay_beta: the exponent at the end. 1 corrects the whole bias.
-        prioritized_replay_beta_annealing_timesteps: environment steps until it is reached.
+        prioritized_replay_alpha: the exponent alpha of the priorities. With 0, all rows would have
+            the same probability.
+        prioritized_replay_beta: exponent of the importance-sampling weights at the start of a run.
+        final_prioritized_replay_beta: the exponent at the end of the annealing. With 1 the weights
+            correct the whole bias.
+        prioritized_replay_beta_annealing_timesteps: number of environment steps over which the
+            exponent changes to `final_prioritized_replay_beta`.
         prioritized_replay_eps: added to each absolute TD error, so that every row can be drawn.
     """
 
@@ -73,12 +76,12 @@ class ReplayOptions(OptimizerConfig):
     def new_buffer(
         self, policy: Any, seed: int | np.random.SeedSequence, num_shards: int = 1, **unit: Any
     ) -> ReplayBuffer:
-        """An empty buffer, or one of several that share `buffer_size`.
+        """Makes an empty buffer. If `num_shards` buffers share the rows, makes one of them.
 
         Args:
             policy: config of a `ReplayPolicy`.
-            seed: of the draws.
-            num_shards: number of these buffers.
+            seed: seed of the draws.
+            num_shards: number of buffers that share `buffer_size`.
             unit: further arguments of `ReplayBuffer`.
         """
         return ReplayBuffer(
@@ -96,11 +99,11 @@ class ReplayOptions(OptimizerConfig):
         )
 
     def make_buffer(self, policy: Any, seed: int | np.random.SeedSequence = 0) -> ReplayBuffer:
-        """An empty buffer for the transitions of a policy. Memory is taken as it fills.
+        """Makes an empty buffer for the transitions of a policy. It takes memory as it fills.
 
         Args:
             policy: a `ReplayPolicy`.
-            seed: of the draws.
+            seed: seed of the draws.
 
         Raises:
             ConfigError: the full buffer is larger than the free memory.
@@ -114,15 +117,18 @@ class ReplayOptions(OptimizerConfig):
         return buffer
 
     def check_spaces(self, worker_config: WorkerConfig) -> None:
-        """Refuses a buffer that is larger than the free memory."""
+        """Checks that the full buffer fits into the free memory."""
         spaces = worker_config.observation_space, worker_config.action_space
         self.make_buffer(worker_config.policy_class(*spaces, worker_config.policy))
 
 
 class ReplayOptimizer(PolicyOptimizer):
-    """A strategy whose driver learns from rows that it draws from a replay buffer.
+    """A strategy whose driver learns from rows of a replay buffer. `policy` is a `ReplayPolicy`.
 
-    `policy` is a `ReplayPolicy`.
+    A subclass decides in `step` where rows are stored and drawn. It learns with
+
+        errors = self.learn_transitions(rows)          # one update, counted
+        buffer.update_priorities(rows.indices, errors)
     """
 
     config_class = ReplayOptions
@@ -130,11 +136,14 @@ class ReplayOptimizer(PolicyOptimizer):
     learns_from: ClassVar[type] = Transitions
 
     def learn_transitions(self, rows: Any) -> np.ndarray:
-        """Makes one update of the driver's policy with `Transitions` or `Sequences`. Counts the
-        update and the rows, each as often as it is drawn.
+        """Makes one update of the driver's policy, and counts the update and its rows. A row that
+        is drawn several times counts each time.
+
+        Args:
+            rows: `Transitions` or `Sequences`.
 
         Returns:
-            absolute TD errors `[B]` before the update: the new priorities of the rows.
+            the absolute TD errors `[B]` before the update. They are the rows' new priorities.
 
         Raises:
             NonFiniteError: too many updates in a row were skipped.
@@ -151,7 +160,7 @@ class ReplayOptimizer(PolicyOptimizer):
         return new_priorities
 
     def buffer_stats(self, buffer: Mapping[str, Any]) -> dict[str, Any]:
-        """The numbers of results, from `ReplayBuffer.stats`."""
+        """The numbers of a result about the buffer, from `ReplayBuffer.stats`."""
         priority = buffer.get("priority", {"mean": 0.0, "max": 0.0})
         return {
             "buffer_rows": buffer["num_rows"],

@@ -1,6 +1,7 @@
-"""`ReplayShards`: processes that hold the rows of AsyncReplay. The functions run in a shard.
+"""`ReplayShards`: the processes that hold the rows of AsyncReplay.
 
-A shard runs calls as a worker does, one at a time and in the order in which they were sent.
+The functions of this file run in a shard. A shard runs calls like a worker does: one at a time, in
+the order in which they were sent.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ from polopt.rollouts.workers.process_group import ProcessGroup
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-#: Kinds of failures, as keys of results have them.
+#: Kinds of failures, as they are named in the keys of results.
 _FAILURES = ("deaths", "hangs", "exceptions", "lost_arguments")
 
 
 class Fragment(NamedTuple):
-    """What a sampler makes for its shard.
+    """A fragment that a sampler makes for its shard.
 
     Attributes:
-        batch: `[T, N]`.
-        priorities: `[K + T, N]` of the rows whose windows are complete with this fragment, NaN
-            elsewhere. The first K steps are the last ones of the fragment before.
+        batch: the fragment `[T, N]`.
+        priorities: priorities `[K + T, N]` of the rows whose windows this fragment completes. All
+            other rows have NaN. The first K steps are the last steps of the previous fragment.
+            None: drawing is uniform.
     """
 
     batch: SampleBatch
@@ -40,14 +42,14 @@ class Fragment(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a shard says of itself in each answer.
+    """What a shard reports about itself in each answer.
 
     Attributes:
-        num_rows: rows that it holds.
-        fill: share of its buffer that is in use.
+        num_rows: number of rows that the shard holds.
+        fill: share of the shard's buffer that is in use.
         buffer_bytes: memory of the full buffer.
-        weight: its part in the draws: the sum of the priorities of its rows, or their number where
-            drawing is uniform.
+        weight: the sum of the priorities of the shard's rows, or the number of rows where drawing
+            is uniform. Shards are drawn from in proportion to it.
         num_gaps: streams of fragments that were interrupted.
     """
 
@@ -70,9 +72,9 @@ class Batch(NamedTuple):
 
     Attributes:
         rows: B rows.
-        ages: `[B]`: rows that the shard has stored after each of them.
-        priority_versions: `[B]`: versions of the weights that gave the priorities.
-        report: of the shard.
+        ages: for each row, how many rows the shard has stored after it.
+        priority_versions: for each row, the version of the weights that computed its priority.
+        report: report of the shard.
     """
 
     rows: Transitions
@@ -82,17 +84,18 @@ class Batch(NamedTuple):
 
 
 class ReplayShard(CallRunner):
-    """Holds a part of the rows.
+    """Holds a part of the rows of a run, in a process of its own.
 
     Args:
         make: makes the buffer of a shard from a seed.
-        seed: of its draws.
+        seed: seed of the draws.
         control: see `CallRunner`.
         clock: see `CallRunner`.
 
     Attributes:
         buffer: the rows.
-        priority_versions: `[capacity]`, by place in the buffer. See `Batch`.
+        priority_versions: for each place in the buffer `[capacity]`, the version of the weights
+            that computed the row's priority.
     """
 
     def __init__(
@@ -112,7 +115,7 @@ class ReplayShard(CallRunner):
         self.priority_versions = np.zeros(self.buffer.capacity, dtype=np.int64)
 
     def report(self) -> Report:
-        """See there."""
+        """The current report of this shard."""
         buffer = self.buffer
         return Report(
             buffer.num_rows,
@@ -124,8 +127,8 @@ class ReplayShard(CallRunner):
 
 
 def add(shard: ReplayShard, fragment: Fragment) -> Stored:
-    """Runs in a shard: stores a fragment. Its rows begin with the priorities that the sampler has
-    computed. A row whose window ends with a gap in the stream has the largest priority so far."""
+    """Runs in a shard: stores a fragment, with the priorities that the sampler has computed. A row
+    whose window is cut off by a gap in the stream gets the largest priority so far."""
     buffer, batch = shard.buffer, fragment.batch
     begin = buffer.end
     with shard.phase("insert"):
@@ -136,7 +139,7 @@ def add(shard: ReplayShard, fragment: Fragment) -> Stored:
 
 
 def draw(shard: ReplayShard, num_rows: int, beta: float) -> Batch:
-    """Runs in a shard: draws a batch, with importance weights of the exponent `beta`."""
+    """Runs in a shard: draws a batch. `beta` is the exponent of the importance weights."""
     buffer = shard.buffer
     with shard.phase("draw"):
         buffer.beta = buffer.final_beta = beta
@@ -148,8 +151,8 @@ def draw(shard: ReplayShard, num_rows: int, beta: float) -> Batch:
 def set_priorities(
     shard: ReplayShard, indices: np.ndarray, priorities: np.ndarray, version: int
 ) -> Report:
-    """Runs in a shard: takes the new priorities `[B]` of a batch. Rows that were overwritten
-    meanwhile are left alone."""
+    """Runs in a shard: sets the new priorities `[B]` of a batch's rows. Skips rows that were
+    overwritten since the batch was drawn."""
     buffer = shard.buffer
     with shard.phase("prioritize"):
         buffer.update_priorities(indices, priorities)
@@ -165,7 +168,7 @@ def forget(shard: ReplayShard, seed: list[int]) -> Report:
 
 
 class ReplayShards(ProcessGroup):
-    """The shards of a run, and which of them is drawn from next.
+    """The shards of a run. Chooses the shard that draws the next batch.
 
     They share the transport of the workers. A shard that fails is replaced by an empty one.
 
@@ -176,7 +179,7 @@ class ReplayShards(ProcessGroup):
     Attributes:
         reports: the last report of each shard that is up and has answered.
         num_rows_lost: rows of shards that have failed.
-        busy_s: seconds that shards have worked, by index and phase.
+        busy_s: seconds that each shard has worked, by index and phase.
     """
 
     def __init__(self, workers: WorkerSet, config: Any) -> None:
@@ -209,18 +212,18 @@ class ReplayShards(ProcessGroup):
         return WorkerHandle(index, channel, self.clock())
 
     def seed_of(self, index: int) -> list[int]:
-        """Seed of a shard's draws. A replacement has another one, and a restored run, too."""
+        """Seed of a shard's draws. It is new for each replacement and in each restored run."""
         restarts = self.restart_counts.get(index, 0)
         config = self._workers.config
         return [config.seed, index, restarts, config.restore_count]
 
     def of_sampler(self, index: int) -> WorkerHandle:
-        """The shard of a sampler, the same for all its fragments: windows go on from one fragment
-        to the next. It may be starting."""
+        """The shard that stores all fragments of a sampler. It must always be the same one, because
+        windows go on from one fragment to the next. The shard may still be starting."""
         return self.remote[(index - 1) % len(self.remote)]
 
     def note(self, shard: WorkerHandle, report: Report) -> None:
-        """Takes the report of an answer."""
+        """Keeps the report of a shard's answer."""
         if not shard.removed:
             self.reports[shard] = report
 
@@ -229,7 +232,7 @@ class ReplayShards(ProcessGroup):
         self.busy_s.setdefault(reply.worker.index, Counter()).update(reply.counts.seconds)
 
     def drop_lost(self) -> bool:
-        """Forgets the reports of shards that were replaced. Whether there were any."""
+        """Forgets the reports of shards that were replaced. Returns whether there were any."""
         lost = [shard for shard in self.reports if shard.removed]
         for shard in lost:
             self.num_rows_lost += self.reports.pop(shard).num_rows
@@ -239,8 +242,8 @@ class ReplayShards(ProcessGroup):
         """Forgets all reports.
 
         Returns:
-            the shards that are up and have to forget their rows, with their next seed. Others
-            start without rows.
+            the shards that are up, with their next seed. The caller tells them to forget their
+            rows. All other shards start without rows.
         """
         self.reports.clear()
         self._turn.clear()
@@ -248,14 +251,14 @@ class ReplayShards(ProcessGroup):
 
     @property
     def num_rows(self) -> int:
-        """Rows in all shards, as they have reported."""
+        """Rows in all shards, by their last reports."""
         return sum(report.num_rows for report in self.reports.values())
 
     def next_to_draw(self) -> WorkerHandle | None:
-        """The shard that draws the next batch. None: no shard has a row.
+        """The shard that draws the next batch. None if no shard has a row.
 
-        Shards take turns in proportion to their `weight`. So a row is drawn as often as if all
-        shards were one buffer.
+        Shards take turns in proportion to their `weight`, so each row is drawn as often as from one
+        buffer that holds all rows.
         """
         weights = {shard: r.weight for shard, r in self.reports.items() if r.weight > 0.0}
         total = sum(weights.values())
@@ -268,7 +271,7 @@ class ReplayShards(ProcessGroup):
         return chosen
 
     def extra_stats(self) -> dict[str, Any]:
-        """Numbers of all shards together, and of each."""
+        """Numbers for all shards together, and for each shard."""
         faults = self.stats()
         return {
             "num_replay_shards_up": faults["num_healthy_workers"],

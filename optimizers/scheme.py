@@ -1,16 +1,26 @@
 """The scheme matrix: which process collects, computes gradients and updates, and which ones wait.
 
-The terms are PyTorchRL's. Each combination that has a meaning is one of the optimizers with a few
-options. `scheme_config` returns those.
+The terms are PyTorchRL's. Each combination that makes sense is one of the optimizers with a few
+options. `scheme_config` returns these options.
 
-- collection `central`: each process that computes gradients has one collector: in the same process
-  (`sync`), or in a process of its own, which continues meanwhile (`async`). `parallel`: it has
-  several, and waits for all (`sync`) or takes the first that is ready (`async`).
-- gradients `central`: one process computes them: the driver, between two updates (`sync`), or
-  another process, which does not wait for the update (`async`). `parallel`: several processes do,
-  and an update is the mean of all (`sync`) or each gradient as it arrives (`async`).
-- update `central`: the driver applies gradients, and sends weights. `decentralized`: gradients are
-  all-reduced, and each process applies the sum to its own weights.
+Collection, for each process that computes gradients:
+
+- `central sync`: the process collects samples itself.
+- `central async`: one other process collects, and goes on while gradients are computed.
+- `parallel sync`: several processes collect, and the process waits for all of them.
+- `parallel async`: several processes collect, and the process takes the first that is ready.
+
+Gradients:
+
+- `central sync`: the driver computes them, between two updates.
+- `central async`: one other process computes them, and does not wait for the update.
+- `parallel sync`: several processes compute them. One update applies the mean of all.
+- `parallel async`: several processes compute them. Each gradient is applied as it arrives.
+
+Update:
+
+- `central`: the driver applies gradients, and sends weights to the other processes.
+- `decentralized`: gradients are all-reduced, and each process applies the sum to its own weights.
 """
 
 from __future__ import annotations
@@ -33,7 +43,7 @@ UPDATES = ("central", "decentralized")
 
 
 class Scheme(NamedTuple):
-    """One cell of the matrix. "unspecified" for optimizers outside of it.
+    """One cell of the matrix. All terms are "unspecified" for an optimizer outside of the matrix.
 
     Attributes:
         collection: one of `COLLECTIONS`.
@@ -64,12 +74,12 @@ def scheme_config(
         collection: `central sync`, `central async`, `parallel sync` or `parallel async`.
         gradients: one of the same four terms.
         update: `central` or `decentralized`.
-        num_collection_workers: collectors of each process that computes gradients, where collection
-            is parallel.
-        num_gradient_workers: processes that compute gradients, where gradients are parallel.
+        num_collection_workers: with parallel collection, the number of collectors of each process
+            that computes gradients.
+        num_gradient_workers: with parallel gradients, the number of processes that compute them.
 
     Raises:
-        ConfigError: for an unknown term, or a combination without a meaning.
+        ConfigError: a term is unknown, or the combination makes no sense.
     """
     _check_term("collection", collection, COLLECTIONS)
     _check_term("gradients", gradients, GRADIENTS)
@@ -99,7 +109,8 @@ def scheme_config(
 
 
 def collection_of(collectors: int, how: str) -> str:
-    """The term for this number of remote collectors of one process that computes gradients."""
+    """The collection term of a process that computes gradients with this number of remote
+    collectors."""
     if collectors == 0:
         return "central sync"
     kind = "central" if collectors == 1 else "parallel"
@@ -129,7 +140,8 @@ def _check_term(name: str, given: str, allowed: tuple[str, ...]) -> None:
 
 
 def scheme_of(optimizer: PolicyOptimizer) -> Scheme:
-    """The cell of an optimizer with its options. Unspecified for those outside of the matrix."""
+    """The cell of an optimizer with its options. Unspecified for an optimizer outside of the
+    matrix."""
     rollout = optimizer.workers.config.rollout
     workers, how = rollout.num_workers, rollout.collection
     below = collection_of(rollout.num_workers_below, how)

@@ -1,6 +1,6 @@
-"""SyncGradients: gradients of all workers, averaged and applied centrally (DPPO).
+"""SyncGradients: the driver averages and applies the gradients of all workers (DPPO).
 
-Heess et al., 2017.
+After Heess et al., 2017.
 """
 
 from __future__ import annotations
@@ -25,15 +25,23 @@ from polopt.rollouts.workers.worker_set import WorkerSet
 
 
 class SyncGradientsConfig(GradientsConfig):
-    """Options of `SyncGradients`: the same as in `GradientsConfig`."""
+    """Options of `SyncGradients`. They are the options of `GradientsConfig`."""
 
 
 class SyncGradients(PolicyOptimizer):
-    """Broadcasts weights, waits for a gradient of every worker, and applies their mean over all
-    rows.
+    """Sends weights to all workers, waits for a gradient from each, and applies the mean gradient
+    over all rows.
 
-    Workers that have just started take part once they are up. A worker that fails is missing in the
-    update. Otherwise a run is reproducible bit for bit for one seed, config and number of workers.
+        polopt.PolicyOptimizerTrainer(
+            env="CartPole-v1",
+            policy="ppo",
+            optimizer={"name": "sync_gradients", "grads_per_step": 40},
+            num_workers=4,
+        )
+
+    A worker that has just started takes part from the next update on. If a worker fails, the update
+    goes on without its gradient. As long as no worker fails, a run is reproducible bit for bit for
+    one seed, config and number of workers.
     """
 
     name = "sync_gradients"
@@ -72,8 +80,8 @@ class SyncGradients(PolicyOptimizer):
         return self.metrics.counts_since(before)
 
     def _request(self) -> None:
-        """Sends weights to every worker that is up, and requests a gradient, unless that was
-        done."""
+        """Sends weights to every worker that is up and asks it for a gradient. Does nothing while
+        such calls are pending."""
         if self.calls.idle:
             self.calls.fill(compute_gradient, self.workers.up())
 

@@ -1,7 +1,7 @@
-"""SyncReplay: samples go into a replay buffer, and the driver learns from what it draws (DQN, SAC).
+"""SyncReplay: inserts samples into a replay buffer, and learns from rows that it draws (DQN, SAC).
 
-RLlib 0.8's SyncReplayOptimizer, with a training intensity that is exact, and with a buffer that can
-be saved. Results do not depend on the order in which samples arrive.
+After RLlib 0.8's SyncReplayOptimizer. Here the training intensity is exact, and the buffer can be
+saved. Results do not depend on the order in which samples arrive.
 """
 
 from __future__ import annotations
@@ -36,23 +36,24 @@ from polopt.rollouts.workers.worker_set import WorkerSet
 
 logger = logging.getLogger("polopt")
 
-#: First number of the key of the random numbers that draw rows. Workers have their index there, and
-#: evaluation has 2**31.
+#: Identifies the random stream that draws rows: the first number of its spawn key. Workers use
+#: their index as this number, and evaluation uses 2**31.
 _DRAWS = 2**31 + 1
 
 
 class SyncReplayConfig(ReplayOptions):
-    """Options of `SyncReplay`, besides the ones of `ReplayOptions`.
+    """Options of `SyncReplay`, in addition to the options of `ReplayOptions`.
 
     Attributes:
-        save_replay_buffer: checkpoints hold the buffer. Without it, a restored run fills the buffer
-            to `learning_starts` again before it goes on learning.
-        replay_unit: what is drawn: `transition`, or `sequence` for policies with memory, which have
-            `learns_from = Sequences`. A batch has `train_batch_size` rows after the burn-in.
-        sequence_length: steps of a sequence, burn-in included. Sequences begin where a fragment
-            begins, so `rollout_fragment_length` is at most that. None: for transitions.
-        burn_in: first steps of a sequence, which bring the memory up to date with the present
-            weights and give no loss (Kapturowski et al., 2019).
+        save_replay_buffer: save the buffer in checkpoints. Without it, a restored run first fills
+            the buffer to `learning_starts` again, and then goes on learning.
+        replay_unit: `transition` draws single transitions. `sequence` draws sequences, for policies
+            with memory (`learns_from = Sequences`). A batch has `train_batch_size` rows, and the
+            rows of the burn-in do not count.
+        sequence_length: steps of a sequence, including the burn-in. Sequences begin where fragments
+            begin, so `rollout_fragment_length` must not be larger. None with transitions.
+        burn_in: number of steps at the start of each sequence that only bring the memory up to date
+            with the current weights. They give no loss (Kapturowski et al., 2019).
     """
 
     save_replay_buffer: bool = False
@@ -104,7 +105,8 @@ class SyncReplayConfig(ReplayOptions):
         return super().new_buffer(policy, seed, num_shards, **unit)
 
     def check_spaces(self, worker_config: WorkerConfig) -> None:
-        """Refuses a buffer that is larger than the free memory, or too small for a window."""
+        """Checks that the buffer fits into the free memory, and has room for one window of each
+        environment."""
         rollout, policy = worker_config.rollout, cast("ReplayConfig", worker_config.policy)
         window = self.sequence_length or policy.n_step
         envs = rollout.num_envs_per_worker * max(1, rollout.num_workers)
@@ -112,21 +114,28 @@ class SyncReplayConfig(ReplayOptions):
         if self.buffer_size < needed:
             raise ConfigError(
                 f"key 'buffer_size': got {self.buffer_size:,}. Allowed: {needed:,} or more, "
-                f"because {envs} environments fill the buffer, and a row can be drawn when "
-                f"the {window} steps of its window and its fragment are there"
+                f"because {envs} environments fill the buffer, and a row can be drawn only when "
+                f"the buffer holds the {window} steps of its window and its whole fragment"
             )
         super().check_spaces(worker_config)
 
 
 class SyncReplay(ReplayOptimizer):
-    """Gathers fragments of all workers, inserts them, and learns as often as the intensity says.
+    """Gathers one fragment from each worker, inserts them into a buffer, and learns from batches
+    that it draws, as often as the training intensity asks for.
 
-    A step samples one fragment of each worker that is up. As long as none fails, a run is
-    reproducible bit for bit for one seed, config and number of workers, also if `collection` is
-    `overlapped`: then the next fragments are sampled while the driver learns, with weights that are
-    one step older. Fragments of a failed worker are reassigned to the others. The buffer knows that
-    the fragments of its replacement do not continue the ones before. With `num_workers=0` the local
-    worker samples.
+        polopt.PolicyOptimizerTrainer(
+            env="CartPole-v1",
+            policy="dqn",
+            optimizer={"name": "sync_replay", "training_intensity": 8, "buffer_size": 50_000},
+            num_workers=0,                     # the local worker samples
+        )
+
+    As long as no worker fails, a run is reproducible bit for bit for one seed, config and number of
+    workers. This holds for `collection: overlapped`, too. Then workers sample the next fragments
+    while the driver learns, with weights that are one step older. If a worker fails, the others
+    sample its fragments. The buffer then begins a new stream for the replacement, so that no window
+    joins steps of two workers.
     """
 
     name = "sync_replay"
@@ -200,20 +209,21 @@ class SyncReplay(ReplayOptimizer):
         return self.metrics.counts_since(before)
 
     def _request(self) -> None:
-        """Requests one fragment of each worker that is up, unless that was done."""
+        """Requests one fragment from each worker that is up. Does nothing while fragments are
+        pending."""
         if self.calls.idle:
             workers = self.workers.up()
             self.fragments.request_in_turn(workers, len(workers))
 
     def _draw(self) -> Transitions | Sequences:
-        """A batch of `train_batch_size` rows. Fewer where sequences have rows that reset."""
+        """A batch of `train_batch_size` rows. It has fewer if sequences contain reset rows."""
         count, length = self.config.train_batch_size, self.config.sequence_length
         if length is None:
             return self.buffer.sample(count)
         return self.buffer.sample_sequences(count // (length - self.config.burn_in))
 
     def _begin_buffer(self) -> None:
-        """An empty buffer, with random numbers of its own after each restore."""
+        """Makes an empty buffer and its limiter. After each restore the draws have a new seed."""
         config = self.workers.config
         draws = np.random.SeedSequence(config.seed, spawn_key=(_DRAWS, config.restore_count))
         self.buffer = self.config.make_buffer(self.policy, draws)
@@ -224,13 +234,17 @@ class SyncReplay(ReplayOptimizer):
         self.buffer_files = BufferFiles(self.buffer, self.limiter, saves)
 
     def _insert(self, fragment: SampleBatch) -> None:
-        """Adds a fragment to the buffer, which knows whether it continues the worker's last one."""
+        """Adds a fragment to the buffer. The buffer itself finds out whether the fragment continues
+        the worker's last one."""
         self.metrics.add_lag(fragment.version, self.policy.version, weight=fragment.shape[1])
         self.limiter.inserted(self.buffer.add(fragment), self.buffer.num_drawable > 0)
 
     def _count_blocked(self, replies: list[Reply]) -> None:
-        """Counts the time in which samplers stood still while the driver learned in the last step:
-        all of it, or, where sampling overlaps learning, what was left after their fragments."""
+        """Counts the time for which samplers stood still while the driver learned in the last step.
+
+        Without overlap this is all of the learning time. With overlap it is the rest of the
+        learning time after the samplers had finished their fragments.
+        """
         busy_s = 0.0
         if self.overlaps and replies:
             busy_s = sum(sum(r.counts.seconds.values()) for r in replies) / len(replies)
@@ -254,17 +268,19 @@ class SyncReplay(ReplayOptimizer):
         self.calls.wait()
 
     def worker_states(self) -> dict[str, Any]:
-        """Besides statistics, the state of environments and random numbers, as `SyncSamples`."""
+        """The statistics, and the state of the environments and random numbers. See
+        `sampler_states`."""
         return sampler_states(self.workers)
 
     def get_driver_state(self) -> dict[str, Any]:
-        """With the counts of limiter and buffer, without rows."""
+        """Adds the counts of the limiter and the buffer. The rows are not part of the state."""
         replay = {"limiter": self.limiter.get_state(), "buffer": self.buffer.get_state()}
         return {**super().get_driver_state(), "replay": replay}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues with an empty buffer, which `buffer_files` fills. Otherwise `learning_starts`
-        rows are sampled before learning goes on, at the same intensity as before."""
+        """Continues with an empty buffer, which `buffer_files` fills if rows were saved. If not,
+        `learning_starts` rows are sampled before learning goes on. The training intensity stays the
+        same."""
         super().set_state(state)
         restore_samplers(self.workers, state.get("workers", {}))
         self._begin_buffer()

@@ -1,7 +1,8 @@
-"""SyncSamples: samples of all workers, learned from centrally (A2C, PPO).
+"""SyncSamples: the driver learns from the samples of all workers (A2C, PPO).
 
-RLlib 0.8's SyncSamplesOptimizer. All samples are used, and results do not depend on the order in
-which they arrive. Overlapped with learning, it is PyTorchRL's overlapped PPO.
+After RLlib 0.8's SyncSamplesOptimizer. The driver uses all samples, and results do not depend on
+the order in which they arrive. With `collection: overlapped`, workers sample while the driver
+learns, as in PyTorchRL's overlapped PPO.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ class SyncSamplesConfig(OptimizerConfig):
     """Options of `SyncSamples`.
 
     Attributes:
-        train_batch_size: environment steps of one batch, rounded up to whole fragments. Rows lost
-            to next-step resets are not replaced. None: one fragment of each worker.
+        train_batch_size: environment steps of one batch, rounded up to whole fragments. Rows that
+            are lost to next-step resets are not made up for. None: one fragment of each worker.
         fraction_workers: once this share of the workers has sampled all its fragments, the others
-            stop early. Their samples are used. 1: waits for all, and only then do results not
-            depend on timing.
+            stop early, and their samples so far are used. With 1 the driver waits for all workers.
+            Only then do results not depend on timing.
         fraction_samples: a fragment that stops early keeps at least this share of its steps.
     """
 
@@ -46,12 +47,19 @@ class SyncSamplesConfig(OptimizerConfig):
 
 
 class SyncSamples(PolicyOptimizer):
-    """Broadcasts weights, gathers samples from all workers, and learns in the driver.
+    """Sends weights to all workers, gathers their samples in one batch, and learns in the driver.
 
-    Workers that have just started take part in the next step. Fragments of a failed worker
-    are reassigned to the others, so a worker that hangs delays one step. As long as none fails, a
-    run is reproducible bit for bit for one seed, config and number of workers, also if `collection`
-    is `overlapped`. With `num_workers=0` the local worker samples.
+        polopt.PolicyOptimizerTrainer(
+            env="CartPole-v1",
+            policy="ppo",
+            optimizer={"name": "sync_samples", "train_batch_size": 4000},
+            num_workers=4,
+        )
+
+    A worker that has just started takes part in the next step. If a worker fails, the others sample
+    its fragments, so a worker that hangs delays only one step. As long as no worker fails, a run is
+    reproducible bit for bit for one seed, config and number of workers. This holds for
+    `collection: overlapped`, too. With `num_workers=0` the local worker samples.
     """
 
     name = "sync_samples"
@@ -98,8 +106,8 @@ class SyncSamples(PolicyOptimizer):
         return self.metrics.counts_since(before)
 
     def _request(self) -> None:
-        """Requests the fragments of a batch, of all workers in turn, unless that was done. A worker
-        gets weights with the first."""
+        """Requests the fragments of one batch from all workers in turn. The first request of each
+        worker carries the weights. Does nothing while fragments are pending."""
         if self.calls.idle:
             workers, rows = self.workers.up(), self.config.train_batch_size
             count = num_fragments(self.workers.config.rollout, rows, default=len(workers))
@@ -110,8 +118,11 @@ class SyncSamples(PolicyOptimizer):
         self.calls.wait()
 
     def worker_states(self) -> dict[str, Any]:
-        """Besides statistics, the state of environments and random numbers: a run continues bit for
-        bit from it where `sampler_states` says so, with `collection` of `sync`."""
+        """The statistics, and the state of the environments and random numbers.
+
+        With `collection: sync`, a run continues bit for bit from this state if its environments can
+        save their state. See `sampler_states`.
+        """
         return sampler_states(self.workers)
 
     def set_state(self, state: Mapping[str, Any]) -> None:

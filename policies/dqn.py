@@ -33,11 +33,11 @@ class DQNConfig(EpsilonGreedyConfig, ReplayConfig):
     """Options of `DQNPolicy`, besides the options of `ReplayConfig` and `EpsilonGreedyConfig`.
 
     Attributes:
-        double_q: the network chooses the action that the target network evaluates (van Hasselt et
-            al., 2016). False: the target network does both.
-        dueling: the network has a state value and advantages. See `QNetwork`.
-        td_error_loss_fn: `huber` or `mse`. The Huber loss is the half square of errors up to 1, and
-            linear beyond.
+        double_q: the network chooses the best next action, and the target network evaluates it (van
+            Hasselt et al., 2016). False: the target network does both.
+        dueling: the network computes a state value and advantages. See `QNetwork`.
+        td_error_loss_fn: `huber` or `mse`. Both are half the square of an error. The Huber loss is
+            linear beyond an error of 1.
     """
 
     lr: LearningRate = 5e-4
@@ -51,11 +51,12 @@ class DQNConfig(EpsilonGreedyConfig, ReplayConfig):
 
 
 class DQNPolicy(EpsilonGreedyPolicy, ReplayPolicy):
-    """Q-learning with a target network: the loss is the weighted mean of
-    `huber(Q(s, a) - (r + discount * Q_target(s', argmax_a Q(s', a))))`.
+    """Q-learning with a target network. The loss is the weighted mean of
 
-    The maximum is taken over the actions that a mask allows. The value of an observation that
-    allows no action is 0.
+        huber(Q(s, a) - (r + discount * Q_target(s', argmax_a' Q(s', a'))))
+
+    With an action mask, the maximum is over the allowed actions. An observation that allows no
+    action has the value 0.
     """
 
     config_class = DQNConfig
@@ -87,7 +88,8 @@ class DQNPolicy(EpsilonGreedyPolicy, ReplayPolicy):
     # ---- learning -------------------------------------------------------------------------------
 
     def loss(self, rows: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The weighted mean loss `[]`, TD errors `[B]` and statistics `[]` of rows of tensors."""
+        """The weighted mean loss `[]`, the TD errors `[B]` and statistics `[]`. `rows` holds
+        tensors."""
         q = self.model.action_params(rows.obs)
         values = q.gather(-1, rows.actions[:, None])[:, 0]
         targets = self.targets(rows)
@@ -98,8 +100,8 @@ class DQNPolicy(EpsilonGreedyPolicy, ReplayPolicy):
 
     @torch.no_grad()
     def targets(self, rows: Any) -> Tensor:
-        """`[B]`: the rewards of rows of tensors, and discounted Q-values of the best actions in
-        their next observations."""
+        """Targets `[B]`: rewards plus discounted Q-values of the best actions in the next
+        observations. `rows` holds tensors."""
         q = self.target.action_params(rows.next_obs)
         chooser = q
         if self.config.double_q:

@@ -36,12 +36,12 @@ class FragmentConfig(NormalizingConfig):
         gamma: discount factor.
         lambda_: lambda of lambda-returns (key `lambda`).
         num_sgd_iter: epochs over each batch.
-        sgd_minibatch_size: rows of a minibatch (per worker, where workers learn). None:
+        sgd_minibatch_size: rows of a minibatch. Where workers learn, this is for each worker. None:
             all rows.
-        microbatch_size: rows whose gradient is computed at once. The gradient of a minibatch is the
-            mean of the gradients of its microbatches, weighted by their rows. The option bounds the
-            memory that a gradient takes, and changes nothing else. None: all rows of a minibatch.
-            (RLlib 0.8's MicrobatchOptimizer adds gradients up instead.)
+        microbatch_size: the most rows whose gradient is computed at once. The gradient of a
+            minibatch is the mean of the gradients of its microbatches, weighted by their rows. So
+            the option bounds the memory that a gradient takes, and changes nothing else. None: all
+            rows of a minibatch. (RLlib 0.8's MicrobatchOptimizer adds gradients up instead.)
         normalize_rewards: divide rewards by the running standard deviation of the discounted
             return. Values and value targets then refer to the divided rewards. Returns in results
             are not divided.
@@ -70,22 +70,26 @@ class FragmentConfig(NormalizingConfig):
 
 
 class FragmentPolicy(NetworkPolicy):
-    """Learns from fragments by minibatch SGD on value targets.
+    """Learns from fragments, by minibatch SGD on value targets.
 
-    A subclass provides `loss` and `postprocess`, which adds `values` and `value_targets`, and
-    optionally `config_class`, `loss_columns`, `whole_columns`, `make_network`, `prepare_batch`,
-    `on_epoch` and `on_learned`. The rows of its `loss` are each of `loss_columns` `[B, ...]`, and
-    what `outputs` reads. Where it reads `obs` or `rewards` of a batch itself, it takes the batch of
-    `normalized(batch)`. Arguments, attributes and errors are described in `NetworkPolicy`, which
-    acts.
+    A subclass provides
+
+    - `postprocess`, which adds the columns `values` and `value_targets`,
+    - `loss`, which gets the columns `loss_columns` `[B, ...]` and passes its rows to `outputs`,
+    - optionally `config_class`, `loss_columns`, `whole_columns`, `make_network`, `prepare_batch`,
+      `on_epoch` and `on_learned`.
+
+    A subclass that reads `obs` or `rewards` of a batch reads them from `normalized(batch)`.
+
+    Arguments, attributes and errors are described in `NetworkPolicy`.
     """
 
     config_class: ClassVar[type[FragmentConfig]] = FragmentConfig
     config: Any  # see Policy
     #: Columns of a prepared batch that `loss` reads, besides `obs`.
     loss_columns: ClassVar[tuple[str, ...]] = ("actions", "value_targets")
-    #: Minibatches are whole columns `[T, n]`, and `prepare_batch` prepares each of them right
-    #: before its gradient, instead of the whole batch once.
+    #: Whether minibatches are whole columns `[T, n]`. Then `prepare_batch` prepares each minibatch
+    #: right before its gradient. Otherwise it prepares the whole batch once.
     whole_columns: ClassVar[bool] = False
 
     def make_normalizer(self) -> Normalizer | None:
@@ -104,24 +108,25 @@ class FragmentPolicy(NetworkPolicy):
     # ---- the loss, and hooks of learning --------------------------------------------------------
 
     def outputs(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Distribution parameters `[B, P]` and values `[B]` of the rows of a minibatch, from which
-        the loss is computed."""
+        """Distribution parameters `[B, P]` and values `[B]` of the rows of a minibatch. `loss` uses
+        them."""
         if not self.state_size:
             return self.model(rows["obs"])
         params, values, _ = self.model.unroll(rows["obs"], rows["state"], rows["starts"])
         return params[rows["valid"]], values[rows["valid"]]
 
     def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
-        """Prepares a postprocessed batch `[T, N]` in the learner, with the weights that will
-        compute its next gradient. Returns a new batch where it changes any column."""
+        """Prepares a postprocessed batch `[T, N]` in the learner. The weights are the ones that
+        compute its next gradient. Returns a new batch if any column changes."""
         return batch
 
     def on_epoch(self, stats: Mapping[str, float]) -> bool:
-        """Called after each epoch with its statistics over all learners. True stops learning."""
+        """Called after each epoch with its statistics over all learners. Return True to skip the
+        other epochs of this batch."""
         return False
 
     def on_learned(self, stats: Mapping[str, float]) -> None:
-        """Called after the last epoch with its statistics, to adapt coefficients."""
+        """Called after the last epoch with its statistics. Adapts coefficients."""
         return
 
     # ---- learning from a batch ------------------------------------------------------------------
@@ -129,14 +134,14 @@ class FragmentPolicy(NetworkPolicy):
     def training_rows(
         self, batch: SampleBatch, reducer: Reducer | None = None
     ) -> dict[str, np.ndarray]:
-        """The valid rows `[B, ...]` of the columns that `loss` reads, which gets them as tensors.
+        """The valid rows `[B, ...]` of the columns that `loss` reads.
 
-        Of a policy with memory, `obs` are whole sequences `[T, N, ...]`, and there are `starts` and
-        `valid` `[T, N]` (the rows B are the valid ones, by time and then by environment) and
-        `state` `[N, S]` before the first step. See `outputs`.
+        For a policy with memory, `obs` holds whole sequences `[T, N, ...]`, and there are further
+        columns for `outputs`: `starts` and `valid` `[T, N]`, and `state` `[N, S]` before the first
+        step. The rows B are the valid ones, ordered by time and then by environment.
 
         Args:
-            batch: from `prepare_batch`.
+            batch: a batch from `prepare_batch`.
             reducer: sums over all learners. None for one learner.
         """
         batch = self.normalized(batch)
@@ -152,8 +157,11 @@ class FragmentPolicy(NetworkPolicy):
         return rows
 
     def backward(self, rows: Rows) -> dict[str, float]:
-        """Writes the gradient of the mean loss of `rows`, from `training_rows`, to `flat.grads`.
-        Returns statistics."""
+        """Writes the gradient of the mean loss over `rows` to `flat.grads`. Returns statistics.
+
+        Args:
+            rows: rows from `training_rows`.
+        """
         self.flat.zero_grads()
         size, total = self.config.microbatch_size, len(rows["actions"])
         if size is None:
@@ -175,7 +183,7 @@ class FragmentPolicy(NetworkPolicy):
 
     def _gradients_of(self, rows: Rows, of_values: list[float]) -> Gradients:
         count = len(rows["actions"])
-        if count == 0:  # the gradient of no row
+        if count == 0:  # without rows the gradient is 0
             self.flat.zero_grads()
             return Gradients(self.flat.get_grads(), self.version, 0, {}, acted=self.version)
         buffers = self.flat.get_buffers()
@@ -185,16 +193,17 @@ class FragmentPolicy(NetworkPolicy):
                 f"learning changes buffers of {type(self.model).__name__}, such as running "
                 "statistics of batch normalisation, and a gradient does not hold them. Allowed: an "
                 "optimizer that learns from samples (sync_samples, async_samples, "
-                "decentralized_allreduce), or a network without (LayerNorm)"
+                "decentralized_allreduce), or a network without such buffers (LayerNorm)"
             )
         stats |= value_statistics(of_values)
         return Gradients(self.flat.get_grads(), self.version, count, stats)
 
     def minibatch_gradients(self, batch: SampleBatch) -> Iterator[Gradients]:
-        """See `Policy`. `on_epoch` and `on_learned` are not called, so PPO's `kl_stop` and
-        `kl_target` have no effect."""
+        """See `Policy.minibatch_gradients`. `on_epoch` and `on_learned` are not called, so PPO's
+        `kl_stop` and `kl_target` have no effect."""
         minibatches = self._minibatches(batch, LocalReducer())
-        # All rows count, valid or not, so that workers with whole fragments have the same number.
+        # Counts all rows, valid or not. So all workers with whole fragments make the same number of
+        # minibatches.
         parts = num_minibatches(len(batch), 1, self.config.sgd_minibatch_size)
         if self.whole_columns or self.state_size:
             parts = min(parts, batch.shape[1])
@@ -223,11 +232,11 @@ class FragmentPolicy(NetworkPolicy):
     def learn_on_batch(
         self, batch: SampleBatch, reducer: Reducer | None = None
     ) -> dict[str, float]:
-        """`num_sgd_iter` epochs over the rows of all learners.
+        """Learns for `num_sgd_iter` epochs from the rows of all learners.
 
-        All learners make the same number of updates with the same summed gradients, whatever their
-        numbers of rows: an update follows the gradient of the mean loss over all learners'
-        rows of the minibatch.
+        All learners make the same number of updates with the same summed gradients, even if they
+        have different numbers of rows. Each update follows the gradient of the mean loss over the
+        minibatch's rows of all learners.
         """
         reducer = reducer or LocalReducer()
         minibatches = self._minibatches(batch, reducer)
@@ -244,18 +253,18 @@ class FragmentPolicy(NetworkPolicy):
             epochs.append(_mean(updates))
             if self.on_epoch(epochs[-1]):
                 break
-        # The KL of a minibatch is measured before its update. With a single update it is always 0.
+        # The KL of a minibatch is measured before its update, so with a single update it is 0.
         if parts * len(epochs) > 1:
             self.on_learned(epochs[-1])
-        # The KL of the last epoch, which is the distance from the policy that acted.
+        # Only the last epoch's KL: it is the distance between the new policy and the acting one.
         kl = {"mean_kl_loss": epochs[-1].get("mean_kl_loss", 0.0)}
         return _mean(epochs) | kl | _mean(values)
 
     def update(self, rows: Rows, reducer: Reducer) -> dict[str, float]:
-        """One update from one minibatch of each learner.
+        """Makes one update from one minibatch of each learner.
 
         Args:
-            rows: of this learner, `[B, ...]`, from `training_rows`. B may be 0.
+            rows: rows `[B, ...]` of this learner, from `training_rows`. B may be 0.
             reducer: sums over all learners.
 
         Returns:

@@ -1,4 +1,4 @@
-"""`NetworkPolicy`: a policy that acts with a network. The families say how it learns."""
+"""`NetworkPolicy`: a policy that acts with a network of polopt. Subclasses define how it learns."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from polopt.policies.policy import Policy
 
 
 class NetworkPolicy(Policy):
-    """Acts with the first output of a `Network`: with or without memory, action masks and
-    normalised observations, in NumPy where that is faster.
+    """Acts with the first output of a `Network`, the distribution parameters.
 
-    A subclass provides `loss`, how it learns, and optionally `make_network`. `ActorCriticPolicy`
-    also uses the second output, the values.
+    Supports memory, action masks and normalised observations, and computes in NumPy where that is
+    faster. A subclass provides `loss` and a method of learning, and optionally `make_network`.
+    `ActorCriticPolicy` also uses the network's second output, the values.
 
     Args: as `Policy`.
 
     Attributes (besides the attributes of `Policy`):
-        backend: computes outputs and gradients of `model`. What it takes rows as, see
-            `Backend.rows`.
+        backend: computes outputs and gradients of `model`. `Backend.rows` prepares the rows that it
+            takes.
 
     Raises:
         ConfigError: for spaces that are not supported.
@@ -66,15 +66,22 @@ class NetworkPolicy(Policy):
         return make_network(*spaces, self.mask, num_params, gaussian, self.config.model)
 
     def masked(self, network: Network) -> Network:
-        """The network with the action mask of the observations, if there is one. A network of a
-        subclass's `make_network` may have no mask of its own. It sees whole observations."""
+        """The network with the action mask applied, if observations have one.
+
+        Wraps a network of a subclass's `make_network` that does not apply the mask itself. Such a
+        network gets whole observations, with the mask in them.
+        """
         if self.mask is None or isinstance(network, MaskedNetwork):
             return network
         return MaskedNetwork(network, self.mask, seen=True)
 
     def make_backend(self, network: Network) -> Backend:
-        """Computes the outputs of a network of `make_network`, whose parameters are in `flat`, and
-        the gradients of `loss`. It computes in NumPy where `fast_cpu` allows it."""
+        """Makes the backend that computes the network's outputs and the gradients of `loss`. It
+        computes in NumPy if `fast_cpu` is set and NumPy supports the network.
+
+        Args:
+            network: made by `make_network`. Its parameters are in `flat`.
+        """
         in_numpy = numpy_network(network) if self.config.fast_cpu else None
         if in_numpy is not None:
             return NumpyBackend(network, in_numpy, self)
@@ -82,13 +89,14 @@ class NetworkPolicy(Policy):
 
     @abstractmethod
     def loss(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss that `backend` computes the gradient of, a mean over rows, so that its gradient
-        does not grow with the batch.
+        """The loss to minimise, and learner statistics. `backend` computes its gradient.
+
+        The loss must be a mean over rows, so that the gradient does not grow with the batch.
 
         Args:
-            rows: `[B, ...]`, valid rows only, by name.
+            rows: the columns `[B, ...]` by name. They hold valid rows only.
 
-        Returns: the loss `[]` and learner statistics `[]` (means over the same rows).
+        Returns: the loss `[]` and learner statistics `[]`, means over the same rows.
         """
 
     # ---- acting ---------------------------------------------------------------------------------
@@ -119,9 +127,11 @@ class NetworkPolicy(Policy):
     # ---- outputs for a batch --------------------------------------------------------------------
 
     def normalized(self, batch: SampleBatch) -> SampleBatch:
-        """The batch with observations and rewards as network and loss use them: normalised as when
-        its actions were chosen. A batch that is normalised already, and any batch of a policy that
-        does not normalise, is returned itself."""
+        """The batch with normalised observations and rewards, for the network and the loss. Uses
+        the moments with which the batch's actions were chosen.
+
+        Returns the batch itself if it is normalised already or if the policy does not normalise.
+        """
         return batch if self.normalizer is None else self.normalizer.normalized(batch)
 
     def dist_inputs(self, batch: SampleBatch, backend: Backend | None = None) -> np.ndarray:
@@ -129,7 +139,7 @@ class NetworkPolicy(Policy):
 
         Args:
             batch: `[T, N]`. N may be 0.
-            backend: of another network than `model`.
+            backend: backend of another network. None: of `model`.
         """
         batch, backend = self.normalized(batch), backend or self.backend
         if self.state_size:

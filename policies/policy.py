@@ -1,4 +1,4 @@
-"""`Policy`: an acting policy that learns. What strategies need of an algorithm."""
+"""`Policy`: acts and learns. The interface between strategies and algorithms."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ from polopt.policies.onnx_export import write_onnx
 
 
 class Policy(ActingPolicy):
-    """Chooses actions, and learns from batches. Ray and the strategy do not appear in it.
+    """Chooses actions and learns from batches. It knows nothing about Ray or the strategy.
 
         actions, extras = policy.compute_actions(obs)
         batch = policy.postprocess(batch)      # in the worker that sampled the batch
         stats = policy.learn_on_batch(batch)   # in the learner
 
-    A subclass provides `make_segments` and `action_params`. It says in `learns_from` what a batch
-    is, and provides `compute_gradients` of it, or `learn_on_batch`, or both. `NetworkPolicy` acts
-    with a network of polopt, and `ActorCriticPolicy` also learns: it leaves the loss to a subclass.
+    A subclass provides `make_segments` and `action_params`. It names the type of its batches in
+    `learns_from`, and provides `compute_gradients`, `learn_on_batch` or both. To write less, derive
+    from `NetworkPolicy`, which acts with a network of polopt, or from `ActorCriticPolicy`, which
+    also learns and needs only a loss.
 
     Args:
         observation_space: observation space of one environment.
@@ -52,10 +53,10 @@ class Policy(ActingPolicy):
     Attributes (besides the attributes of `ActingPolicy`):
         acting: how observations and actions are scaled. Sent with the weights. `act_as` changes it.
         segments: the modules, by name.
-        model: the network that acts, the segment `network`.
-        flat: parameters of all segments and their gradients, one tensor each.
-        coefficients: scalars that learning adapts, which start from the options of the same names.
-            They are sent with the weights.
+        model: the network that acts, which is the segment `network`.
+        flat: the parameters of all segments in one tensor, and their gradients in another.
+        coefficients: scalars that learning adapts, such as a KL coefficient. Each starts from the
+            option of the same name. They are sent with the weights.
         progress: counts of the updates that this object has made.
 
     Raises:
@@ -66,8 +67,8 @@ class Policy(ActingPolicy):
     #: The type of a batch: `SampleBatch`, or `Transitions` or `Sequences` of a replay buffer. An
     #: optimizer with the same `learns_from` can train the policy.
     learns_from: ClassVar[type] = SampleBatch
-    #: Any, because a subclass declares its own config class, and type checkers refuse a variable
-    #: that narrows the type of another one.
+    #: Any, because each subclass declares its own config class, and type checkers do not allow a
+    #: subclass to narrow the type of a variable.
     config: Any
 
     def __init__(
@@ -80,8 +81,8 @@ class Policy(ActingPolicy):
     ) -> None:
         super().__init__(observation_space, action_space, config, seed, device)
         self.acting = Acting(config.normalize_actions, config.clip_actions)
-        # The initial weights depend on `seed` only, and torch's global generators are not changed:
-        # `torch.manual_seed` would also seed the GPUs' generators, and equally in every process.
+        # The initial weights depend only on `seed`, and torch's global generators stay as they are.
+        # `torch.manual_seed` would also seed the generators of GPUs, the same in every process.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             self.segments = self.make_segments()
@@ -94,7 +95,7 @@ class Policy(ActingPolicy):
         self.progress = LearningProgress()
 
     def __repr__(self) -> str:
-        """Spaces, number of parameters that are trained, and version."""
+        """Shows the spaces, the number of trained parameters, the version and the device."""
         spaces = f"{_short(self.encoder.space)} -> {_short(self.action_space)}"
         size = sum(place.stop - place.start for place in self.flat.trained.values())
         name = type(self).__name__
@@ -106,8 +107,11 @@ class Policy(ActingPolicy):
         return make_distribution(self.action_space, squash, normalize, config.clip_actions)
 
     def act_as(self, acting: Acting) -> None:
-        """From now on scales actions as the policy that weights are taken from, and observations
-        where the family of the policy does. The config says so, too."""
+        """From now on scales actions as `acting` says, and observations where the family of the
+        policy does. Changes the config, too.
+
+        Weights carry the `acting` of the policy that they come from.
+        """
         if acting == self.acting:
             return
         self.acting = acting
@@ -120,8 +124,10 @@ class Policy(ActingPolicy):
     def count_parameters(
         cls, observation_space: Space[Any], action_space: Space[Any], config: PolicyConfig
     ) -> int | None:
-        """The number of trained parameters, of all segments but copies. Takes no memory for
-        them. None if the segments need real numbers, for example to print weights.
+        """The number of trained parameters: those of all segments except copies.
+
+        Takes no memory for the parameters. None if making the segments needs real numbers, for
+        example because a module prints its weights.
 
         Raises:
             ConfigError: for spaces or sizes that are not supported.
@@ -138,17 +144,17 @@ class Policy(ActingPolicy):
 
     @abstractmethod
     def make_segments(self) -> dict[str, Segment]:
-        """New modules with random weights, by name. `network` is the one that acts. Called once,
-        when `encoder`, `dist` and `config` are there."""
+        """Makes the modules, with random weights, by name. The segment `network` acts. Called once,
+        after `encoder`, `dist` and `config` are set."""
 
     def export_onnx(self, path: str | Path) -> None:
-        """Writes the policy as an ONNX model that acts deterministically, as `predict`.
+        """Writes the policy as an ONNX model that acts deterministically, like `predict`.
 
-        Inputs are batches `[N, ...]` in the dtype of the observation space: `observations`. Of a
-        Dict or Tuple space one for each part, such as `observations.position` (Discrete and
-        MultiDiscrete: int64). Outputs are `actions` `[N, ...]` for the environment and
-        `action_dist_inputs` `[N, P]`, the parameters of the distribution. N is free. A policy with
-        memory has the further input `state` and output `next_state`, `[N, S]` float32.
+        The input is `observations` `[N, ...]`, in the dtype of the observation space. A Dict or
+        Tuple space has one input for each part, such as `observations.position`. Discrete and
+        MultiDiscrete inputs are int64. The outputs are `actions` `[N, ...]` for the environment,
+        and `action_dist_inputs` `[N, P]`, the parameters of the distribution. N is free. A policy
+        with memory also has the input `state` and the output `next_state`, both `[N, S]` float32.
 
         Raises:
             ConfigError: the extra `onnx` is not installed, the policy cannot be exported, or the
@@ -159,15 +165,16 @@ class Policy(ActingPolicy):
     # ---- learning -------------------------------------------------------------------------------
 
     def compute_gradients(self, batch: Any) -> Gradients:
-        """The gradient of a batch, not clipped, not applied. Optimizers with
-        `needs_gradients` need it (`async_gradients`, `sync_gradients`), and so does
-        `learn_on_batch` as it is here.
+        """The gradient of a batch. It is neither clipped nor applied.
+
+        Optimizers with `needs_gradients` call this (`async_gradients`, `sync_gradients`). The
+        default `learn_on_batch` calls it, too.
 
         Args:
-            batch: an object of `learns_from`. A `SampleBatch` is postprocessed.
+            batch: an instance of `learns_from`. A `SampleBatch` must be postprocessed.
 
         Raises:
-            NotImplementedError: the policy does not have it.
+            NotImplementedError: the class does not define it.
         """
         raise NotImplementedError(
             f"{type(self).__name__} gives no gradients: it does not define compute_gradients"
@@ -175,15 +182,18 @@ class Policy(ActingPolicy):
 
     @classmethod
     def gives_gradients(cls) -> bool:
-        """Whether the class defines how the gradients of a batch are computed."""
+        """Whether the class defines `compute_gradients` or `minibatch_gradients`."""
         methods = ("compute_gradients", "minibatch_gradients")
         return any(getattr(cls, name) is not getattr(Policy, name) for name in methods)
 
     def minibatch_gradients(self, batch: Any) -> Iterator[Gradients]:
-        """The gradients that a batch is learned with, one after the other. By default one, of the
-        whole batch. Each is computed when it is asked for, with the weights of that moment. Its
-        `new_rows` are the rows that no gradient before it was of, and the last one has
-        `ends_rollout`. Argument and errors as `compute_gradients`."""
+        """Yields the gradients with which a batch is learned, one after the other. By default this
+        is one gradient, of the whole batch.
+
+        Each gradient is computed when it is asked for, with the weights of that moment. Its
+        `new_rows` counts the rows that no earlier gradient has used. The last gradient has
+        `ends_rollout`. Argument and errors as in `compute_gradients`.
+        """
         gradients = self.compute_gradients(batch)
         yield gradients._replace(new_rows=gradients.rows, ends_rollout=True)
 
@@ -191,7 +201,8 @@ class Policy(ActingPolicy):
         """Checks that `gradients` fit this network. None stands for a gradient that was not finite.
 
         Raises:
-            TypeError, ValueError: says what it is.
+            TypeError: it is not a gradient.
+            ValueError: it has another shape.
         """
         if gradients is None:
             return
@@ -208,15 +219,16 @@ class Policy(ActingPolicy):
 
     @np.errstate(all="ignore")
     def learn_on_batch(self, batch: Any, reducer: Reducer | None = None) -> dict[str, float]:
-        """Learns from a batch of this learner: applies updates to the weights. By default one
-        update, by the mean gradient of all learners.
+        """Learns from the batch of this learner. By default makes one update, with the mean
+        gradient of all learners.
 
         Args:
-            batch: an object of `learns_from`. A `SampleBatch` is postprocessed.
-            reducer: sums over all learners, which make the same updates. None for one learner.
+            batch: an instance of `learns_from`. A `SampleBatch` must be postprocessed.
+            reducer: sums over all learners, so that all make the same updates. None for one
+                learner.
 
-        Returns: learner statistics, means over rows (of all learners) and minibatches. Empty if no
-            learner has a valid row.
+        Returns: learner statistics: means over the rows of all learners, and over minibatches.
+            Empty if no learner has a valid row.
         """
         gradients = self.compute_gradients(batch)
         self.flat.set_grads(gradients.flat)
@@ -228,7 +240,8 @@ class Policy(ActingPolicy):
 
     @np.errstate(all="ignore")
     def apply_gradients(self, gradients: Gradients, lr_scale: float = 1.0) -> dict[str, float]:
-        """Clips and applies a gradient, computed by this policy or another. See `apply_flat`."""
+        """Clips and applies a gradient, which this or another policy has computed. See
+        `apply_flat`."""
         self.flat.set_grads(gradients.flat)
         self.progress.gradient_rows = gradients.rows
         return self.apply_flat(lr_scale)
@@ -237,8 +250,8 @@ class Policy(ActingPolicy):
     def apply_flat(self, lr_scale: float = 1.0) -> dict[str, float]:
         """Clips and applies the gradient in `flat.grads`. See `WeightUpdater.apply`.
 
-        Returns `grad_norm` (before clipping) and `default_optimizer_learning_rate`. Without
-        `grad_norm` if the gradient was not finite and was skipped.
+        Returns `grad_norm` (before clipping) and `default_optimizer_learning_rate`. `grad_norm` is
+        missing if the gradient was skipped because it was not finite.
         """
         applied, stats = self._updater.apply(self.env_steps, lr_scale, self.resting)
         self.progress.count_update(applied)
@@ -253,7 +266,8 @@ class Policy(ActingPolicy):
         return ()
 
     def on_update(self) -> None:
-        """Called after each update of the weights, to refresh what is computed from them."""
+        """Called after each update of the weights. Refreshes values that are computed from them,
+        such as target networks."""
         return
 
     def set_option(self, name: str, value: Any) -> None:
@@ -274,19 +288,20 @@ class Policy(ActingPolicy):
     # ---- weights and state ----------------------------------------------------------------------
 
     def get_weights(self) -> Weights:
-        """A copy of the weights `[P]`, with the arguments of schedules and losses, the moments of
-        the normaliser, and how the policy acts."""
+        """A copy of the weights `[P]`, with everything that shapes acting and learning: environment
+        steps, coefficients, the moments of the normaliser, and `acting`."""
         flat = self.flat.get_params()
         moments = None if self.normalizer is None else self.normalizer.moments
         coefficients = dict(self.coefficients)
         return Weights(flat, self.version, self.env_steps, coefficients, moments, self.acting)
 
     def set_weights(self, weights: Weights) -> None:
-        """Copies weights, their version, environment steps, coefficients and, if they have any,
-        moments. Acts as they say.
+        """Copies the weights with their version, environment steps and coefficients. Also copies
+        their moments and takes over their `acting`, if they have them.
 
         Raises:
-            ValueError: if the weights belong to another network.
+            ValueError: the weights belong to another network, or have moments that this policy
+                cannot use.
         """
         if weights.moments is not None:
             if self.normalizer is None:
@@ -305,7 +320,7 @@ class Policy(ActingPolicy):
 
         Args:
             moments: moments of the samples of this learner. None: it has no samples.
-            reducer: sums over all learners, so that each adds the moments of all learners' samples.
+            reducer: sums over all learners, so that each learner adds the moments of all samples.
                 None for one learner.
         """
         if self.normalizer is not None:
@@ -332,13 +347,13 @@ class Policy(ActingPolicy):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores a state from `get_state`.
 
-        An adapted coefficient is restored if it was adapted from the value that the config has.
-        Otherwise the config's value is used, because it was changed since. How the policy acts is
-        restored in any case.
+        An adapted coefficient is restored only if it started from the value that the config has
+        now. Otherwise the option was changed since, and its new value counts. `acting` is always
+        restored.
 
         Raises:
-            ValueError: if it belongs to another network or another torch optimizer, or normalises
-                something else.
+            ValueError: the state belongs to another network or another torch optimizer, or to a
+                policy that normalises something else.
         """
         self.check_network(state["network"])
         moments = state.get("moments")  # not in states of version 0.2
@@ -379,12 +394,12 @@ class Policy(ActingPolicy):
             )
 
     def _configured_coefficients(self) -> dict[str, float]:
-        """The options of the config with which coefficients start."""
+        """The options from which coefficients start, by name."""
         named = [name for name in self.coefficients if hasattr(self.config, name)]
         return {name: getattr(self.config, name) for name in named}
 
 
-# Overflow makes the gradient non-finite. The weight updater does not apply such gradients.
+# Overflow makes the gradient non-finite. The weight updater skips such gradients.
 @np.errstate(all="ignore")
 def reduce_gradient(
     policy: Policy, count: int, stats: Mapping[str, float], reducer: Reducer
@@ -392,12 +407,12 @@ def reduce_gradient(
     """Averages `policy.flat.grads`, the buffers of modules and `stats` over the rows of all
     learners.
 
-    They are in one tensor with the gradient and the row count: one all-reduce sums them.
+    All of them are in one tensor, with the row count, so one all-reduce sums them.
 
     Args:
-        policy: this learner. Its gradient is the mean over `count` rows.
-        count: its number of rows.
-        stats: its statistics, means over the same rows.
+        policy: policy of this learner. Its gradient is the mean over `count` rows.
+        count: number of rows of this learner.
+        stats: statistics of this learner, means over the same rows.
         reducer: sums over all learners.
 
     Returns:
@@ -407,8 +422,8 @@ def reduce_gradient(
     if count == 0:
         flat.zero_grads()
     elif not math.isfinite(flat.norm()):
-        # The sum will not be finite either, and no learner will apply it. Which learner caused it
-        # is only known here.
+        # The sum will not be finite either, and no learner will apply it. Only the learner that
+        # caused it can tell, so it counts it.
         policy.progress.non_finite_gradients += 1
     flat.set_tail([1.0, *(stats.get(key, 0.0) for key in LEARNER_KEYS)])
     flat.pack_buffers()
@@ -423,10 +438,10 @@ def reduce_gradient(
 
 
 def _acting_of(state: Mapping[str, Any]) -> Acting:
-    """How the policy of a state acts.
+    """The `acting` that a state holds.
 
     Raises:
-        ValueError: it is not said by three truth values.
+        ValueError: it is not three truth values.
     """
     saved = state.get("acting", FORMER_ACTING._asdict())
     if set(saved) != set(Acting._fields) or not all(isinstance(v, bool) for v in saved.values()):
@@ -435,7 +450,7 @@ def _acting_of(state: Mapping[str, Any]) -> Acting:
 
 
 def _layers(network: nn.Module) -> str:
-    """The layers of a network and their sizes on one line."""
+    """The layers of a network and their sizes, in one line."""
     return " ".join(str(network).split())
 
 

@@ -32,14 +32,14 @@ class ReplayConfig(NormalizingConfig):
 
     Attributes:
         gamma: discount factor.
-        n_step: steps of a transition. Its reward is the sum of the discounted rewards of as many
-            steps, or of fewer where the episode ends before.
-        tau: share of the way that a target network moves towards its network at a time: 1 makes it
-            a copy.
-        target_network_update_freq: number of updates of the weights after which target networks
-            move. (RLlib and Stable-Baselines3 count environment steps.)
-        random_timesteps: environment steps at the beginning of a run whose actions are uniform
-            over the action space, whatever the policy is.
+        n_step: steps of a transition. Its reward is the sum of the discounted rewards of this many
+            steps, or of fewer if the episode ends before.
+        tau: how far a target network moves towards its network each time, as a share of the
+            distance. With 1 it becomes a copy.
+        target_network_update_freq: target networks move each time after this many updates of the
+            weights. (RLlib and Stable-Baselines3 count environment steps.)
+        random_timesteps: for this many environment steps at the beginning of a run, actions are
+            random and uniform over the action space. After that, the policy acts.
     """
 
     adam_epsilon: float = pydantic.Field(default=1e-8, ge=1e-30, le=1e6)
@@ -59,13 +59,13 @@ class ReplayPolicy(Policy):
         stats, errors = policy.learn_on_transitions(rows)      # one update
         buffer.update_priorities(rows.indices, errors)         # [B]
 
-    Whoever makes the rows uses `config.gamma` and `config.n_step` for their rewards and discounts.
-    Observations are as the environment returned them: the policy normalises them with the moments
-    that it has when it learns.
+    The buffer computes the rewards and discounts of rows with `config.gamma` and `config.n_step`.
+    It holds observations as the environment returned them. The policy normalises them when it
+    learns, with the moments of that time.
 
     A subclass provides `make_segments`, `backward` and `errors_of`. A policy with memory sets
-    `learns_from = Sequences`: then `rows` are B sequences everywhere, and errors `[B]` are one
-    number for each of them.
+    `learns_from = Sequences`. Then `rows` are B sequences in all methods, and errors `[B]` have one
+    number for each sequence.
 
     Args:
         observation_space: observation space of one environment.
@@ -115,7 +115,12 @@ class ReplayPolicy(Policy):
         return params.cpu().numpy()
 
     def params_in_torch(self, network: Any, obs: Tensor) -> Tensor:
-        """As `network_params`, of tensors and another network of the same shape, with gradients."""
+        """Distribution parameters `[N, P]` like `network_params`, but in torch, with gradients.
+
+        Args:
+            network: a network with the same layers as `model`.
+            obs: normalised observations `[N, ...]`.
+        """
         params: Tensor = network.action_params(obs)
         return params
 
@@ -128,7 +133,8 @@ class ReplayPolicy(Policy):
 
     @abstractmethod
     def backward(self, rows: Transitions) -> tuple[dict[str, float], np.ndarray]:
-        """Adds the gradient of the weighted mean loss to `flat.grads`, which is 0 before.
+        """Adds the gradient of the weighted mean loss to `flat.grads`, which the caller has set to
+        0.
 
         Args:
             rows: B rows, normalised.
@@ -139,12 +145,12 @@ class ReplayPolicy(Policy):
 
     @abstractmethod
     def errors_of(self, rows: Transitions) -> np.ndarray:
-        """The absolute TD errors `[B]` float32 of normalised rows, with the present weights."""
+        """The absolute TD errors `[B]` float32 of normalised rows, with the current weights."""
 
     @np.errstate(all="ignore")
     def td_errors(self, rows: Transitions) -> np.ndarray:
-        """The absolute TD errors `[B]` float32 of rows, with the present weights: the priorities of
-        new transitions where they are made (Horgan et al., 2018)."""
+        """The absolute TD errors `[B]` float32 of rows, with the current weights. Samplers use them
+        as the first priorities of new rows (Horgan et al., 2018)."""
         return _finite(self.errors_of(self.normalized(rows)))
 
     @np.errstate(all="ignore")
@@ -154,13 +160,13 @@ class ReplayPolicy(Policy):
         """Makes one update, with the gradient of the weighted mean loss of B rows.
 
         Args:
-            rows: of this learner.
-            reducer: sums over all learners, which make the same update. None for one learner.
+            rows: rows of this learner.
+            reducer: sums over all learners, so that all make the same update. None for one learner.
 
         Returns:
-            learner statistics, means over the rows. And the absolute TD errors `[B]` before the
-            update, which are the new priorities of the rows. An error that is not finite is 0: the
-            row is not drawn again soon.
+            learner statistics (means over the rows), and the absolute TD errors `[B]` before the
+            update. These are the new priorities of the rows. An error that is not finite becomes 0,
+            so that its row is not drawn again soon.
         """
         self.flat.zero_grads()
         stats, errors = self.backward(self.normalized(rows))
@@ -176,14 +182,15 @@ class ReplayPolicy(Policy):
 
     @np.errstate(all="ignore")
     def compute_gradients(self, batch: Transitions) -> Gradients:
-        """The gradient that `learn_on_transitions` would apply. `apply_gradients` applies it."""
+        """The gradient that `learn_on_transitions` would apply. To apply it, call
+        `apply_gradients`."""
         self.flat.zero_grads()
         stats, _ = self.backward(self.normalized(batch))
         count = batch.num_rows
         return Gradients(self.flat.get_grads(), self.version, count, stats, count)
 
     def normalized(self, rows: Any) -> Any:
-        """The rows with observations as the networks use them."""
+        """The rows with normalised observations, as the networks get them."""
         if self.normalizer is None:
             return rows
         observations = self.normalizer.observations
@@ -195,12 +202,13 @@ class ReplayPolicy(Policy):
         return rows._replace(obs=observations(rows.obs), next_obs=observations(rows.next_obs))
 
     def tensors(self, rows: Transitions) -> Any:
-        """The rows with tensors on the device of the networks in place of arrays."""
+        """The rows as tensors on the device of the networks."""
         return Transitions._make(as_tensor(array, self.device) for array in rows)
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Networks with a gradient are in training mode meanwhile, and else in evaluation mode."""
+        """While this context is open, trained networks are in training mode. Afterwards they are in
+        evaluation mode again."""
         modules = [self.segments[name].module for name in self.flat.trained]
         for module in modules:
             module.train()
@@ -211,25 +219,28 @@ class ReplayPolicy(Policy):
                 module.eval()
 
     def on_update(self) -> None:
-        """Moves target networks, every `target_network_update_freq` updates."""
+        """Moves the target networks after every `target_network_update_freq` updates."""
         if self.version % self.config.target_network_update_freq == 0:
             self.flat.refresh_copies(self.config.tau)
 
 
 def bootstrapped(rows: Any, values: Tensor) -> Tensor:
-    """Targets `[B]`: the rewards of rows, and discounted values `[B]` of their next observations.
-    Where the discount is 0, the next observation is meaningless, and its value may be NaN."""
+    """Targets `[B]`: rewards plus discounted values. `values` `[B]` are of the next observations.
+
+    Where the discount is 0, the next observation means nothing, and its value may be NaN. It is
+    then ignored.
+    """
     return rows.rewards + torch.where(rows.discounts > 0.0, rows.discounts * values, 0.0)
 
 
 def as_floats(stats: Mapping[str, Tensor]) -> dict[str, float]:
-    """Statistics `[]` as numbers, with one transfer from the device."""
+    """Statistics `[]` as numbers. They leave the device in one transfer."""
     numbers = torch.stack([value.detach() for value in stats.values()]).tolist()
     return dict(zip(stats, numbers, strict=True))
 
 
 def _finite(errors: np.ndarray) -> np.ndarray:
-    """Errors `[B]`, with 0 in place of what is not finite."""
+    """The errors `[B]`, with 0 in place of each error that is not finite."""
     if math.isfinite(float(np.add.reduce(errors))):
         return errors
     return np.nan_to_num(errors, nan=0.0, posinf=0.0, neginf=0.0)

@@ -1,4 +1,4 @@
-"""Soft actor-critic (Haarnoja et al., 2018) with a tuned temperature."""
+"""SAC, soft actor-critic, with a tuned temperature (Haarnoja et al., 2018)."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ class SACConfig(ReplayConfig):
         critic_lr: learning rate of the critics. None: `lr`.
         alpha_lr: learning rate of the temperature. None: `lr`.
         initial_alpha: temperature at the beginning.
-        target_entropy: entropy that the temperature is tuned to, of actions in [-1, 1]. `auto`:
-            minus the number of action dimensions. None: the temperature is `initial_alpha`.
+        target_entropy: the temperature is tuned so that the policy has this entropy, for actions in
+            [-1, 1]. `auto`: minus the number of action dimensions. None: the temperature stays at
+            `initial_alpha`.
     """
 
     lr: LearningRate = 3e-4
@@ -64,7 +65,7 @@ class SACConfig(ReplayConfig):
 
 
 class Temperature(nn.Module):
-    """The temperature alpha, by its logarithm."""
+    """Holds the logarithm of the temperature alpha as a parameter."""
 
     def __init__(self, alpha: float) -> None:
         super().__init__()
@@ -72,16 +73,18 @@ class Temperature(nn.Module):
 
 
 class SACPolicy(ReplayPolicy):
-    """Soft actor-critic with two critics. `a'` and `a` are new actions of the present policy:
+    """Soft actor-critic with two critics. Its losses are
 
         target = r + discount * (min_k Q_target_k(s', a') - alpha log pi(a'|s'))
         critics: sum_k of the weighted mean of (Q_k(s, a_stored) - target)^2 / 2
         actor:   mean of alpha log pi(a|s) - min_k Q_k(s, a)
         alpha:   mean of -log alpha (log pi(a|s) + target_entropy)
 
-    All gradients are of the same weights. Actions are squashed by tanh. Densities are of actions
-    in [-1, 1], whatever the bounds of the Box. Batches and replay buffers hold actions
-    before tanh.
+    Here `a` and `a'` are new actions of the current policy, and `a_stored` is the action in the
+    buffer. All gradients are computed with the same weights, before any of them is applied.
+
+    Actions are squashed by tanh. Densities are for actions in [-1, 1], whatever the bounds of the
+    Box. Batches and replay buffers hold the actions before tanh.
     """
 
     config_class = SACConfig
@@ -117,7 +120,7 @@ class SACPolicy(ReplayPolicy):
 
     @property
     def target_entropy(self) -> float | None:
-        """The entropy at which the tuned temperature holds the policy. None: it is not tuned."""
+        """The entropy that tuning the temperature aims at. None: the temperature is not tuned."""
         target = self.config.target_entropy
         return -float(self.dist.action_shape[0]) if target == "auto" else target
 
@@ -140,8 +143,8 @@ class SACPolicy(ReplayPolicy):
         normal = self.shuffle.standard_normal(tuple(mean.shape), dtype=np.float32)
         noise = torch.from_numpy(normal).to(mean.device)
         raw = mean + log_std.exp() * noise
-        # The density of the Gaussian at `raw`, from the noise itself: the difference of `raw` and
-        # the mean has no digits left where the standard deviation is small.
+        # Computes the Gaussian's density at `raw` from the noise. `raw - mean` would lose all its
+        # digits to rounding if the standard deviation is small.
         log_prob = -(0.5 * noise.square() + log_std + _HALF_LOG_2PI)
         # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which does not overflow.
         log_slope = 2.0 * (math.log(2.0) - raw - F.softplus(-2.0 * raw))
@@ -151,13 +154,13 @@ class SACPolicy(ReplayPolicy):
 
     @torch.no_grad()
     def targets(self, rows: Any) -> Tensor:
-        """`[B]` of rows of tensors."""
+        """The critics' targets `[B]`. `rows` holds tensors."""
         actions, log_prob = self.sampled(rows.next_obs)
         values = self.target_critics(rows.next_obs, actions).amin(0)
         return bootstrapped(rows, values - self.log_alpha.exp() * log_prob)
 
     def critic_loss(self, rows: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The loss `[]`, TD errors of the critics `[K, B]` and statistics `[]`."""
+        """The critics' loss `[]`, their TD errors `[K, B]` and statistics `[]`."""
         targets = self.targets(rows)
         values = self.critics(rows.obs, torch.tanh(rows.actions))
         errors = values - targets
@@ -165,14 +168,14 @@ class SACPolicy(ReplayPolicy):
         return loss, errors, {"vf_loss": loss, **value_stats(values.mean(0), targets)}
 
     def actor_loss(self, rows: Any) -> tuple[Tensor, Tensor]:
-        """The loss `[]`, and the log-probabilities `[B]` of new actions. Its gradient with respect
-        to the critics is not used."""
+        """The actor's loss `[]`, and the log-probabilities `[B]` of new actions. The critics do not
+        learn from it."""
         actions, log_prob = self.sampled(rows.obs)
         values = self.critics(rows.obs, actions).amin(0)
         return (self.log_alpha.exp().detach() * log_prob - values).mean(), log_prob
 
     def alpha_loss(self, log_prob: Tensor) -> Tensor:
-        """The loss `[]` of the temperature. 0 if it is not tuned."""
+        """The temperature's loss `[]`. 0 if the temperature is not tuned."""
         target = self.target_entropy
         if target is None:
             return 0.0 * self.log_alpha.sum()

@@ -31,7 +31,7 @@ from polopt.policies.replay_policy import (
     bootstrapped,
 )
 
-#: Standard deviation of noise where the config says 0: its logarithm is finite.
+#: Takes the place of a standard deviation of 0, whose logarithm would not be finite.
 _NO_NOISE = 1e-8
 
 
@@ -44,12 +44,12 @@ class TD3Config(ReplayConfig):
         lr: learning rate of actor and critics.
         actor_lr: learning rate of the actor. None: `lr`.
         critic_lr: learning rate of the critics. None: `lr`.
-        policy_delay: updates of the critics for each update of the actor. With the default of
-            `target_network_update_freq`, which is the same, targets move with the actor.
-        exploration_noise: standard deviation of the noise of sampled actions. A number or a
-            schedule like `lr`.
-        target_noise: standard deviation of the noise of the actions in targets.
-        target_noise_clip: largest noise in targets.
+        policy_delay: number of critic updates for each actor update. By default
+            `target_network_update_freq` is the same number, so target networks move with the actor.
+        exploration_noise: standard deviation of the noise that is added to sampled actions. A
+            number, or a schedule like `lr`.
+        target_noise: standard deviation of the noise that is added to the actions in targets.
+        target_noise_clip: bound of the noise in targets.
     """
 
     lr: LearningRate = 1e-3
@@ -67,12 +67,14 @@ class TD3Config(ReplayConfig):
 
 
 class TD3Policy(ReplayPolicy):
-    """A deterministic actor `mu`, in [-1, 1], with two critics:
+    """A deterministic actor `mu` with outputs in [-1, 1], and two critics. The losses are
 
-    a' = clip(mu_target(s') + clip(noise, -c, c), -1, 1)
-    target = r + discount * min_k Q_target_k(s', a')
-    critics: sum_k of the weighted mean of (Q_k(s, a_stored) - target)^2 / 2
-    actor:   mean of -Q_1(s, mu(s)), in every `policy_delay`-th update
+        a' = clip(mu_target(s') + clip(noise, -c, c), -1, 1)
+        target = r + discount * min_k Q_target_k(s', a')
+        critics: sum_k of the weighted mean of (Q_k(s, a_stored) - target)^2 / 2
+        actor:   mean of -Q_1(s, mu(s)), in every `policy_delay`-th update
+
+    Here c is `target_noise_clip`, and `a_stored` is the action in the buffer.
     """
 
     config_class = TD3Config
@@ -103,7 +105,7 @@ class TD3Policy(ReplayPolicy):
 
     @property
     def log_noise(self) -> float:
-        """Logarithm of the standard deviation of the noise of sampled actions."""
+        """Logarithm of the current standard deviation of the exploration noise."""
         return math.log(max(Schedule(self.config.exploration_noise)(self.env_steps), _NO_NOISE))
 
     def network_params(self, obs: np.ndarray) -> np.ndarray:
@@ -118,12 +120,12 @@ class TD3Policy(ReplayPolicy):
 
     @property
     def resting(self) -> Collection[str]:
-        """The actor, but for every `policy_delay`-th update."""
+        """The actor, except in every `policy_delay`-th update."""
         return () if (self.version + 1) % self.config.policy_delay == 0 else ("network",)
 
     @torch.no_grad()
     def targets(self, rows: Any) -> Tensor:
-        """`[B]` of rows of tensors."""
+        """The critics' targets `[B]`. `rows` holds tensors."""
         actions = torch.tanh(self.target_actor.action_params(rows.next_obs))
         normal = self.shuffle.standard_normal(tuple(actions.shape), dtype=np.float32)
         noise = torch.from_numpy(normal).to(actions.device) * self.config.target_noise
@@ -132,7 +134,7 @@ class TD3Policy(ReplayPolicy):
         return bootstrapped(rows, self.target_critics(rows.next_obs, actions).amin(0))
 
     def critic_loss(self, rows: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The loss `[]`, TD errors of the critics `[K, B]` and statistics `[]`."""
+        """The critics' loss `[]`, their TD errors `[K, B]` and statistics `[]`."""
         targets = self.targets(rows)
         values = self.critics(rows.obs, rows.actions)
         errors = values - targets
@@ -140,7 +142,7 @@ class TD3Policy(ReplayPolicy):
         return loss, errors, {"vf_loss": loss, **value_stats(values.mean(0), targets)}
 
     def actor_loss(self, rows: Any) -> Tensor:
-        """The loss `[]`. Its gradient with respect to the critics is not used."""
+        """The actor's loss `[]`. The critics do not learn from it."""
         actions = torch.tanh(self.model.action_params(rows.obs))
         return -self.critics(rows.obs, actions, count=1).mean()
 

@@ -65,7 +65,7 @@ def policy_of(module: Any, policy: str = "ppo") -> Policy:
     """
     config = _config_of(module)
     cls = POLICIES.get(policy)
-    model = {name: config[name] for name in _OPTIONS if name in config}
+    model: dict[str, Any] = {name: config[name] for name in _OPTIONS if name in config}
     cnns = cnns_of(module)
     if cnns:
         kept: dict[str, Any] = {

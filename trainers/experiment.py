@@ -88,6 +88,9 @@ class TrainerConfig(Config):
             takes longer than that.
         min_time_s_per_iteration: least duration of one training iteration, in seconds. If it is
             set, the number of steps in an iteration depends on the speed of the machine.
+        record_restarts: with `record_arrivals`: after each checkpoint, the run goes on as a
+            restored run does, with new worker processes and new episodes. Then `polopt rerun` can
+            begin at any checkpoint.
         num_cpus_for_driver: Ray CPUs of the trainer's process.
         num_gpus: Ray GPUs of the trainer's process. Above 0, it learns on CUDA.
         evaluation_interval: training iterations between two evaluations of the policy. None: the
@@ -111,6 +114,7 @@ class TrainerConfig(Config):
 
     min_sample_timesteps_per_iteration: int = pydantic.Field(default=4000, ge=0, le=2**62)
     min_time_s_per_iteration: float = pydantic.Field(default=0.0, ge=0.0, le=1e9)
+    record_restarts: bool = False
     num_cpus_for_driver: Amount = 1.0
     num_gpus: Amount = 0.0
     evaluation_interval: int | None = pydantic.Field(default=None, ge=1, le=2**62)
@@ -280,6 +284,11 @@ class Experiment:
             raise ConfigError(
                 "key 'env' is missing. Allowed: a Gymnasium id, a name registered with "
                 "ray.tune.registry.register_env, or a callable that makes an environment"
+            )
+        if self.trainer.record_restarts and not self.rollout.record_arrivals:
+            raise ConfigError(
+                "key 'record_restarts': got True without record_arrivals. Allowed: False, or "
+                "record_arrivals=True"
             )
         given = self.optimizer_class.batches_of(self.optimizer)
         _check_fit(
@@ -451,8 +460,8 @@ def _misfit(optimizer_class: type[PolicyOptimizer], policy_class: type[Policy], 
         )
     if optimizer_class.needs_gradients and not policy_class.gives_gradients():
         return (
-            "the optimizer applies gradients that workers compute, and the policy does not define "
-            "compute_gradients"
+            "the optimizer applies gradients that workers compute, and the policy defines neither "
+            "minibatch_gradients nor compute_gradients"
         )
     return ""
 

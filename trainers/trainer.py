@@ -157,6 +157,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
     _log_handler: logging.Handler | None = None
     _trace: StepTrace
     _record: RunRecord
+    #: The name of the checkpoint that is restored, if it will be moved there.
+    _restored_as: Path | None = None
     #: Identifiers of the runs from which this run was restored. The last one is its own identifier.
     _runs: list[str]
     _has_warned = False
@@ -534,6 +536,17 @@ class PolicyOptimizerTrainer(tune.Trainable):
             return checksums
 
         write_checkpoint(checkpoint_dir, state, add_files)
+        if self.experiment.trainer.record_restarts and self.recorded is None:
+            self._go_on_as_restored(checkpoint_dir)
+
+    def _go_on_as_restored(self, checkpoint_dir: str) -> None:
+        """Makes workers and a record anew, and restores the checkpoint that was just written."""
+        self._rebuild()
+        self._restored_as = next_checkpoint(self)
+        try:
+            self.load_checkpoint(checkpoint_dir)
+        finally:
+            self._restored_as = None
 
     def _state(self, optimizer_state: dict[str, Any], iteration: int) -> dict[str, Any]:
         """The state that a checkpoint holds, without evaluation."""
@@ -582,7 +595,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """
         self._check_runs("restore")
         found, state = read_or_fall_back(checkpoint)
-        self._record.mark("restore", str(found))
+        # Tune moves a new checkpoint from where it was written.
+        self._record.mark("restore", str(self._restored_as or found))
         policy, own = self.get_policy(), self._runs[-1]
         problem = misfit(state, policy)
         if not problem:
@@ -698,6 +712,11 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self.experiment = Experiment.parse(new_config, self.preset)
         self._runs, self._has_warned = [secrets.token_hex(8)], False
         self._earlier_iterations, self._earlier_s = 0, 0.0
+        self._rebuild()
+        return True
+
+    def _rebuild(self) -> None:
+        """Makes everything that the config describes anew, but for processes that can be reused."""
         device = self.experiment.learner_device()
         self.optimizer.stop()
         self._stop_evaluation()
@@ -715,7 +734,6 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self._make_evaluation(evaluation, device)
         self._trace = StepTrace(self.experiment.trainer, Path(self.logdir))
         self._begin_record()
-        return True
 
     def stop(self) -> None:
         """Stops the workers and closes the environments. The policy can still be used."""

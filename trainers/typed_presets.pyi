@@ -230,6 +230,7 @@ class _TrainerConfig(TypedDict, total=False):
     timesteps_per_iteration: int
     min_time_s_per_iteration: float
     min_iter_time_s: float
+    record_restarts: bool
     num_cpus_for_driver: float
     num_cpus_for_main_process: float
     num_gpus: float
@@ -373,6 +374,7 @@ class AnyOptions(PluginOptions, total=False):
     timesteps_per_iteration: int
     min_time_s_per_iteration: float
     min_iter_time_s: float
+    record_restarts: bool
     num_cpus_for_driver: float
     num_cpus_for_main_process: float
     num_gpus: float

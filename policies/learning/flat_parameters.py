@@ -1,5 +1,5 @@
-"""`FlatParameters`: one tensor of all parameters and buffers of a policy, another of the
-gradients."""
+"""`FlatParameters`: all parameters and buffers of a policy in one tensor, and all gradients in
+another."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Segment(NamedTuple):
     """A named part of a policy's flat tensor: the parameters of one module.
 
     Attributes:
-        module: its parameters are float32.
-        copy_of: name of the segment that this one is a copy of, as a target network is. It has no
-            gradient and no torch optimizer. None: it has its own torch optimizer.
-        lr: the option of the config that is its learning rate. Where the config has None, it is
-            the value of `lr`.
+        module: the module. Its parameters are float32.
+        copy_of: name of the segment that this one copies, for example for a target network. A copy
+            has neither a gradient nor a torch optimizer. None: the segment is trained.
+        lr: name of the config option with the segment's learning rate. If that option is None, the
+            option `lr` counts.
     """
 
     module: nn.Module
@@ -31,30 +31,35 @@ class Segment(NamedTuple):
 class FlatParameters:
     """Moves the parameters of modules into one flat vector, and their gradients into another.
 
-    Each parameter becomes a view of `params`, and its `.grad` a view of `grads`, so that getting,
-    setting, sending, clipping, all-reducing and updating each operate on one tensor.
+        flat = FlatParameters({"network": Segment(actor), "critics": Segment(critics)})
+        flat.zero_grads()
+        loss.backward()                        # writes into `flat.grads`
+        flat.scale(0.5)                        # one operation for all modules
+        array = flat.get_params()              # [P], to be sent
 
-    Buffers of modules (running statistics, for example) become views of `params`, too. They have no
-    gradient and no torch optimizer. This holds for float32 buffers that `state_dict` has. Other
-    buffers, such as integers, are constants or counters of one process. They are neither sent nor
-    saved.
+    Each parameter becomes a view of `params`, and its `.grad` a view of `grads`. So getting,
+    setting, sending, clipping, all-reducing and updating are each one operation on one tensor.
 
-    `buffer` has more elements than the gradient, which are summed over all learners in the same
-    all-reduce: `tail` scalars (row counts, learner statistics), and the buffers of modules.
+    The float32 buffers of modules that `state_dict` has, such as running statistics, become views
+    of `params`, too. They have neither a gradient nor a torch optimizer. Other buffers, such as
+    integers, are constants or counters of one process. They are neither sent nor saved.
+
+    One all-reduce sums more than the gradient over all learners. So `buffer` holds the gradient,
+    then `tail` scalars (row counts, learner statistics), then a copy of the modules' buffers.
 
     Args:
         segments: modules on one device, by name.
-        tail: number of additional elements.
+        tail: number of scalars that are summed with the gradient.
 
     Attributes:
-        params: `[P]`, an `nn.Parameter`: the segments with a gradient, the copies, and the buffers
-            of the one and of the other.
-        grads: `[G]` view of `buffer`, of the first G parameters. P without copies and buffers.
-        tail: `[tail]` view of `buffer`.
-        buffer: `[G + tail + number of buffers of segments with a gradient]`.
-        segments: where each segment is in `params`. Its buffers are `NAME.buffers`.
-        trained: the segments that have a gradient.
-        lr_options: by trained segment, the option of the config that is its learning rate.
+        params: `[P]`, an `nn.Parameter`. Holds the trained segments, the copies, the buffers of the
+            trained segments, and the buffers of the copies, in this order.
+        grads: `[G]`, a view of the first G elements of `buffer`. G is the number of trained
+            parameters.
+        buffer: `[G + tail + number of buffer elements of trained segments]`.
+        segments: the place of each segment in `params`. The key of its buffers is `NAME.buffers`.
+        trained: the places of the segments that have a gradient.
+        lr_options: for each trained segment, the config option with its learning rate.
     """
 
     def __init__(self, segments: Mapping[str, Segment], tail: int = 0) -> None:
@@ -100,7 +105,7 @@ class FlatParameters:
         self.grads: Tensor = self.buffer[:size]
         if size == total:
             self.params.grad = self.grads
-        # On so few numbers, torch costs more per operation than the arithmetic itself.
+        # NumPy on the CPU: for so few numbers, a call of torch costs more than the arithmetic.
         on_cpu = device.type == "cpu"
         self._params: Any = flat.numpy() if on_cpu else flat
         self._all: Any = self.buffer.numpy() if on_cpu else self.buffer
@@ -114,23 +119,24 @@ class FlatParameters:
         return _copied(self._params)
 
     def get_buffers(self) -> np.ndarray:
-        """A copy of the buffers of segments with a gradient."""
+        """A copy of the buffers of trained segments."""
         self._relink_buffers()
         return _copied(self._params[self._own_buffers])
 
     def pack_buffers(self) -> None:
-        """Copies the buffers of segments with a gradient to the end of `buffer`."""
+        """Copies the buffers of trained segments to the end of `buffer`."""
         if self._buffers:
             self._relink_buffers()
             self._reduced_buffers[:] = self._params[self._own_buffers]
 
     def unpack_buffers(self) -> None:
-        """Copies them back from there, if they are finite."""
+        """Copies the end of `buffer` back to the buffers of trained segments, if it is finite."""
         if self._buffers and math.isfinite(float(self._reduced_buffers.sum())):
             self._params[self._own_buffers] = self._reduced_buffers
 
     def _relink_buffers(self, copy: bool = True) -> None:
-        """Makes buffers that a module has replaced by other tensors views of `params` again."""
+        """Repairs buffers that a module has replaced by new tensors: they become views of `params`
+        again. With `copy`, they keep the values of the new tensors."""
         for owner, name, buffer in self._buffers:
             current = getattr(owner, name)
             if current is not buffer:
@@ -146,7 +152,7 @@ class FlatParameters:
         """Copies `array`, `[P]`, into the parameters.
 
         Raises:
-            ValueError: if it has another shape.
+            ValueError: the array has another shape.
         """
         if array.shape != tuple(self.params.shape):
             raise ValueError(
@@ -160,8 +166,8 @@ class FlatParameters:
         """Moves each copy towards its original segment.
 
         Args:
-            tau: share of the distance by which parameters move: 1 makes them equal. Buffers become
-                equal in any case.
+            tau: share of the distance by which parameters move. 1 makes them equal. Buffers always
+                become equal.
         """
         self._relink_buffers()
         for name, source in self._copies.items():
@@ -175,17 +181,19 @@ class FlatParameters:
                 self._params[own] = self._params[self.segments[f"{source}.buffers"]]
 
     def get_state(self) -> dict[str, Any]:
-        """`params` on the CPU and `[start, end]` of each segment, for checkpoints."""
+        """The state for checkpoints: `params` on the CPU, and `[start, end]` of each segment."""
         self._relink_buffers()
         places = {name: [part.start, part.stop] for name, part in self.segments.items()}
         return {"params": self.params.detach().cpu().clone(), "segments": places}
 
     def params_of(self, state: Mapping[str, Any]) -> np.ndarray:
-        """The parameters `[P]` that a state from `get_state` holds. Segments that only the state
-        has are left out. A copy that the state lacks is taken from its original segment.
+        """The parameters `[P]` from a state of `get_state`, in the order of this object.
+
+        Leaves out segments that only the state has. If the state lacks a copy, takes the original
+        segment instead.
 
         Raises:
-            ValueError: if a segment is missing or has another size.
+            ValueError: a segment is missing or has another size.
         """
         saved = state["params"].numpy()
         found = {name: saved[start:end] for name, (start, end) in state["segments"].items()}
@@ -207,10 +215,10 @@ class FlatParameters:
         _copy_into(self._grads, array)
 
     def zero_grads(self) -> None:
-        """Sets gradient and tail to zero in place (`.grad = None` would remove the views)."""
+        """Sets `buffer` to zero in place. (`.grad = None` would remove the views.)"""
         self._all[:] = 0.0
 
-    @np.errstate(all="ignore")  # the result is then not finite
+    @np.errstate(all="ignore")  # after an overflow the result is inf
     def norm(self) -> float:
         """Euclidean norm of the gradient. Inf if its square overflows float32."""
         if isinstance(self._grads, Tensor):
@@ -218,7 +226,7 @@ class FlatParameters:
         return math.sqrt(float(np.dot(self._grads, self._grads)))
 
     def scale(self, factor: float) -> None:
-        """Multiplies gradient and tail by `factor`."""
+        """Multiplies the whole `buffer` by `factor`: gradient, tail and buffers of modules."""
         self._all *= factor
 
     def set_tail(self, values: list[float]) -> None:
@@ -232,7 +240,7 @@ class FlatParameters:
 
 
 def _places(segments: Mapping[str, Segment], names: Iterable[str], offset: int) -> dict[str, slice]:
-    """Consecutive places in a flat vector. The first begins at `offset`."""
+    """The places of segments in a flat vector, one after the other from `offset` on."""
     places = {}
     for name in names:
         end = offset + sum(p.numel() for p in segments[name].module.parameters())
@@ -242,7 +250,7 @@ def _places(segments: Mapping[str, Segment], names: Iterable[str], offset: int) 
 
 
 def _buffers(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    """Yields owner, name and tensor of each buffer of float32 that `state_dict` has."""
+    """Yields the owner, name and tensor of each float32 buffer that `state_dict` has."""
     saved, seen = module.state_dict(), set()
     for prefix, owner in module.named_modules():
         for name, buffer in owner.named_buffers(recurse=False):

@@ -7,17 +7,18 @@ import dataclasses
 
 @dataclasses.dataclass
 class LearningProgress:
-    """Counts the updates that a policy object makes, and the gradients that it does not apply.
+    """Counts the updates that a policy object makes, and the gradients that it skips.
 
-    They are of this object: they are neither sent with weights nor saved.
+    The counts belong to this object. They are neither sent with weights nor saved.
 
     Attributes:
-        gradient_rows: rows, of all learners, that the gradient in `flat.grads` is the mean over.
+        gradient_rows: number of rows, of all learners, behind the gradient in `flat.grads`.
             `Policy.apply_gradients` and `reduce_gradient` set it, and each update sets it to 0.
-        rows_applied: sum of `gradient_rows` over the updates.
+        rows_applied: sum of `gradient_rows` over all updates.
         skipped_updates: gradients that were not applied because they were not finite.
-        non_finite_gradients: gradients computed here that were not finite, while several learners
-            cooperate. Of these only the learner that computed one knows whose it was.
+        non_finite_gradients: gradients of this learner that were not finite, when several learners
+            learn together. Each learner counts its own, because the sum does not show whose
+            gradient it was.
     """
 
     gradient_rows: int = 0
@@ -26,7 +27,7 @@ class LearningProgress:
     non_finite_gradients: int = 0
 
     def count_update(self, applied: bool) -> None:
-        """Counts an update with a gradient over `gradient_rows` rows, or that it was skipped."""
+        """Counts one update, applied or skipped. Its gradient is over `gradient_rows` rows."""
         rows, self.gradient_rows = self.gradient_rows, 0
         if applied:
             self.rows_applied += rows

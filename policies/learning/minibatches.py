@@ -14,16 +14,16 @@ from polopt.policies.networks.backend import Rows
 
 
 class Minibatches:
-    """The minibatches of one batch, the same number for all learners.
+    """Splits one batch into minibatches. All learners get the same number of minibatches.
 
     Args:
-        batch: postprocessed.
-        prepare: returns the rows of a batch, and sums over them that are of interest. It is called
-            for the whole batch now or, with unit `columns`, for each minibatch right before its
-            gradient.
-        unit: what is drawn in random order. `rows`: single rows. `sequences`: columns of the
-            prepared batch, which a policy with memory needs. `columns`: columns of the batch.
-        size: rows of a minibatch of one learner. None: all.
+        batch: a postprocessed batch.
+        prepare: returns the rows of a batch, and statistics that are sums over these rows. It is
+            called once, for the whole batch. With unit `columns` it is called for each minibatch,
+            right before its gradient.
+        unit: what is shuffled. `rows`: single rows. `sequences`: columns of the prepared batch, for
+            a policy with memory. `columns`: columns of the batch before it is prepared.
+        size: the most rows that a minibatch of one learner has on average. None: all.
         rng: the source of the random order.
         reducer: sums over all learners.
 
@@ -58,8 +58,9 @@ class Minibatches:
         self.parts = parts if rows else 0
 
     def epoch(self, parts: int) -> Iterator[tuple[Rows, list[float]]]:
-        """The rows of each of `parts` minibatches, which together hold each row once, and the sums
-        over all learners: of the batch, or with unit `columns` of the minibatch."""
+        """Yields `parts` minibatches, each with its rows and its sums over all learners. Together
+        they hold each row once. The sums are over the batch, or with unit `columns` over the
+        minibatch."""
         if self._unit != "columns":
             split = shuffled if self._unit == "rows" else shuffled_sequences
             for rows in split(self._rows, parts, self._rng):
@@ -71,7 +72,7 @@ class Minibatches:
 
 
 def valid_rows(batch: SampleBatch, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """The valid rows `[B, ...]` of the columns `names`. Views where possible."""
+    """The valid rows `[B, ...]` of the columns `names`. They are views if all rows are valid."""
     valid = batch.flat("valid")
     if valid.all():
         return {name: batch.flat(name) for name in names}
@@ -80,9 +81,10 @@ def valid_rows(batch: SampleBatch, names: Iterable[str]) -> dict[str, np.ndarray
 
 
 def num_minibatches(rows: int, world_size: int, minibatch_size: int | None) -> int:
-    """Number of minibatches of `rows` rows of `world_size` learners.
+    """The number of minibatches for `rows` rows of `world_size` learners together.
 
-    The mean size per learner is at most `minibatch_size`. None means a single minibatch.
+    On average a minibatch has at most `minibatch_size` rows per learner. With None there is a
+    single minibatch.
     """
     if not minibatch_size or rows == 0:
         return 1
@@ -90,7 +92,8 @@ def num_minibatches(rows: int, world_size: int, minibatch_size: int | None) -> i
 
 
 def shuffled(rows: Rows, parts: int, rng: np.random.Generator) -> Iterator[Rows]:
-    """The rows in random order, in `parts` minibatches of nearly equal size (views of one copy)."""
+    """Yields the rows in random order, in `parts` minibatches of nearly equal size. These are views
+    of one copy."""
     if parts == 1:
         yield rows
         return
@@ -105,8 +108,8 @@ def shuffled(rows: Rows, parts: int, rng: np.random.Generator) -> Iterator[Rows]
 def shuffled_columns(
     batch: SampleBatch, parts: int, rng: np.random.Generator
 ) -> Iterator[SampleBatch]:
-    """The columns of a batch in random order, in `parts` batches `[T, n]` of nearly equal width.
-    Some have no column where there are more parts than columns."""
+    """Yields the columns of a batch in random order, in `parts` batches `[T, n]` of nearly equal
+    width. If there are more parts than columns, some parts are empty."""
     if parts == 1:
         yield batch
         return
@@ -115,8 +118,9 @@ def shuffled_columns(
 
 
 def shuffled_sequences(rows: Rows, parts: int, rng: np.random.Generator) -> Iterator[Rows]:
-    """The rows of a policy with memory (see `FragmentPolicy.training_rows`), in `parts`
-    minibatches of nearly equal numbers of environments, in random order."""
+    """Yields the rows of a policy with memory in `parts` minibatches, with the environments in
+    random order. Each minibatch has nearly the same number of environments. See
+    `FragmentPolicy.training_rows`."""
     if parts == 1:
         yield rows
         return
@@ -124,11 +128,11 @@ def shuffled_sequences(rows: Rows, parts: int, rng: np.random.Generator) -> Iter
 
 
 def microbatches(rows: Rows, size: int, sequences: bool) -> Iterator[Rows]:
-    """The rows in their order, in parts of at most `size` rows and of nearly equal size.
+    """Yields the rows in their order, in parts of nearly equal size, with at most `size` rows.
 
     Args:
-        rows: of a minibatch.
-        size: at least 1. A sequence of more steps is a part of its own.
+        rows: rows of a minibatch.
+        size: at least 1. A sequence with more steps than this is a part of its own.
         sequences: whether the rows belong to a policy with memory.
     """
     if sequences:
@@ -143,7 +147,7 @@ def microbatches(rows: Rows, size: int, sequences: bool) -> Iterator[Rows]:
 
 
 def _sequences(rows: Rows, parts: Iterable[np.ndarray]) -> Iterator[Rows]:
-    """The rows of a policy with memory, of each array of environments."""
+    """Yields the rows of a policy with memory, one part for each array of environments."""
     valid = rows["valid"]
     numbers = (valid.flatten().cumsum(0) - 1).reshape(valid.shape)  # [T, N] row of each valid step
     for envs in parts:

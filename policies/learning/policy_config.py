@@ -17,23 +17,23 @@ class PolicyConfig(Config):
 
     Attributes:
         lr: learning rate. A number or `[[environment steps, value], ...]`.
-        torch_optimizer: `adam` or `rmsprop`, the `torch.optim` algorithm that updates the weights.
+        torch_optimizer: the algorithm of `torch.optim` that updates the weights: `adam` or
+            `rmsprop`.
         adam_epsilon: epsilon of Adam.
         rmsprop_alpha: decay of RMSprop's mean of squared gradients.
-        rmsprop_epsilon: epsilon of RMSprop. torch adds it to the root of the mean square. Mnih et
-            al. (2016) add theirs, 0.1, to the mean square before the root.
+        rmsprop_epsilon: epsilon of RMSprop. torch adds it after taking the root of the mean square.
+            Mnih et al. (2016) add 0.1 before taking the root.
         grad_clip: largest global norm of a gradient. None disables clipping.
-        fast_cpu: fast paths of polopt's own, which give the same results. Small multi-layer
-            perceptrons on the CPU act in NumPy and, if the policy has a closed form of its loss
-            gradients, learn in NumPy. Environments that are stepped one after another are a
-            `FastSyncVectorEnv`. False: torch, and Gymnasium's `SyncVectorEnv`.
-        normalize_actions: the policy's actions are in a box [-1, 1]. In each dimension of a
-            Box with two finite bounds, -1 becomes the lower and 1 the upper bound. Other dimensions
-            stay as they are. No effect on other spaces, nor with `squash_actions`. RLlib:
+        fast_cpu: use polopt's fast paths, which give the same results. Small multi-layer
+            perceptrons on the CPU act in NumPy. They also learn in NumPy if the policy has a closed
+            form of its loss gradients. Environments that are stepped one after another use
+            `FastSyncVectorEnv`. False: use torch, and Gymnasium's `SyncVectorEnv`.
+        normalize_actions: map the policy's actions from [-1, 1] to the bounds of a Box: -1 becomes
+            the lower bound, and 1 the upper bound. Dimensions without two finite bounds stay as
+            they are. No effect on other spaces, and with `squash_actions`. RLlib:
             `normalize_actions`.
-        clip_actions: actions outside of the bounds of a Box are clipped to them. False: dimensions
-            that are not mapped are not clipped either. Mapped ones always are. RLlib:
-            `clip_actions`, whose default is False.
+        clip_actions: clip actions to the bounds of a Box. False: clip only the dimensions that
+            `normalize_actions` maps. RLlib: `clip_actions`, whose default is False.
         model: the network.
     """
 
@@ -62,8 +62,8 @@ class PolicyConfig(Config):
 
     @classmethod
     def of_checkpoint(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a checkpoint, with present names and meanings. A checkpoint of an older
-        version lacks `normalize_actions`: its policy was trained without."""
+        """The options of a checkpoint, with today's names and meanings. A checkpoint of an older
+        version lacks `normalize_actions`, because its policy was trained without it."""
         return {"normalize_actions": False, **options}
 
 
@@ -71,9 +71,9 @@ class NormalizingConfig(PolicyConfig):
     """Options of policies that normalise observations, in addition to `PolicyConfig`.
 
     Attributes:
-        normalize_observations: each element of an observation by its running mean and standard
-            deviation over all samples so far. See `Normalizer`.
-        clip_observations: bound of normalised observations.
+        normalize_observations: normalise each element of an observation by its running mean and
+            standard deviation over all samples so far. See `Normalizer`.
+        clip_observations: clip normalised observations to plus and minus this bound.
     """
 
     normalize_observations: bool = False

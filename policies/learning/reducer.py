@@ -1,4 +1,4 @@
-"""Sums over all learners."""
+"""`Reducer`: sums tensors over all learners."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Reducer(Protocol):
-    """Sums over all learners.
+    """Sums tensors over all learners. Every learner makes the same calls, and gets the same sums.
 
     Attributes:
         world_size: number of learners.
@@ -23,7 +23,7 @@ class Reducer(Protocol):
 
 
 class LocalReducer:
-    """A single learner: each sum has one term."""
+    """The reducer of a single learner. A sum over one learner changes nothing."""
 
     world_size = 1
 

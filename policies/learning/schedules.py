@@ -14,7 +14,8 @@ _Points = float | list[tuple[int, float]]
 
 
 def _check_points(value: Any) -> Any:
-    """Checks `[environment steps, value]` pairs with increasing steps. Leaves other types alone."""
+    """Checks a list of `[environment steps, value]` pairs. Their steps must increase. Returns other
+    types as they are."""
     if not isinstance(value, list | tuple | bool):
         return value
     try:
@@ -55,14 +56,15 @@ ScheduleValue = Annotated[
     pydantic.BeforeValidator(_check_points),
     pydantic.AfterValidator(_between_0_and(1e6)),
 ]
-#: The same for a learning rate, which is about the change of a weight in one update of Adam.
+#: A `ScheduleValue` for a learning rate. It is at most 10, because an update of Adam changes a
+#: weight by about the learning rate.
 LearningRate = Annotated[ScheduleValue, pydantic.AfterValidator(_between_0_and(10.0))]
 
 
 class Schedule:
-    """A value as a function of environment steps: constant, or piecewise linear between points.
+    """A value that depends on environment steps: constant, or linear between given points.
 
-    It is constant before the first and after the last point.
+    It is constant before the first point and after the last one.
 
     Args:
         value: a number, or `[[environment steps, value], ...]` with increasing steps.

@@ -1,10 +1,10 @@
 """Adam and RMSprop of `torch.optim` over one flat tensor.
 
-The classes `torch.optim.Adam` and `torch.optim.RMSprop` compute the same bits, but import torch's
-compiler when they are constructed: about 2 s and 800 modules per process. RMSprop is the functional
-form `torch.optim.rmsprop.rmsprop`. Adam is the kernel that `torch.optim.adam.adam(fused=True)`
-calls: that function costs A3C's driver about 40 us more for each update (docs/performance.md). The
-kernel is the one private name of torch here.
+Results are bit for bit those of `torch.optim.Adam` and `torch.optim.RMSprop`. Constructing these
+classes imports torch's compiler, which takes about 2 s and 800 modules per process. So RMSprop
+calls the function `torch.optim.rmsprop.rmsprop` instead. Adam calls the kernel behind
+`torch.optim.adam.adam(fused=True)`, because that function costs A3C's driver about 40 us more for
+each update (docs/performance.md). The kernel is the only private name of torch in this file.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class TorchOptimizer(ABC):
     """One algorithm of `torch.optim`, with its state, over one flat tensor.
 
     Args:
-        params: `[P]`, updated in place.
-        grads: `[P]`, read by each step.
-        moments: names of the state tensors `[P]`, as in torch.
+        params: `[P]`. Each step updates them in place.
+        grads: `[P]`. Each step reads them.
+        moments: torch's names of the state tensors `[P]`.
 
     Attributes:
         name: value of the config key `torch_optimizer`, and key of the state in checkpoints.
@@ -42,7 +42,7 @@ class TorchOptimizer(ABC):
 
     @abstractmethod
     def step(self, lr: float, config: PolicyConfig) -> None:
-        """One update with learning rate `lr` and the algorithm's options in `config`."""
+        """Makes one update with learning rate `lr`. `config` holds the algorithm's options."""
 
     def get_state(self) -> dict[str, Tensor]:
         """Copies of the state on the CPU, under torch's names. Empty before the first step."""
@@ -52,7 +52,7 @@ class TorchOptimizer(ABC):
         """Copies a state from `get_state`.
 
         Raises:
-            ValueError: if it belongs to a different number of parameters.
+            ValueError: the state belongs to a different number of parameters.
         """
         for key, tensor in self._tensors().items():
             given = state.get(key)
@@ -77,7 +77,7 @@ class Adam(TorchOptimizer):
 
     def __init__(self, params: Tensor, grads: Tensor) -> None:
         super().__init__(params, grads, "exp_avg", "exp_avg_sq")
-        # The same memory. NumPy adds one in a tenth of the time.
+        # `_steps` is the memory of `count`. NumPy adds 1 in a tenth of torch's time.
         self._steps: Any = self.count.numpy() if params.device.type == "cpu" else self.count
 
     def step(self, lr: float, config: PolicyConfig) -> None:

@@ -1,5 +1,4 @@
-"""How values compare with their targets: over the fragments of one learner or of several, and over
-replayed rows."""
+"""Statistics that compare a critic's values with their targets, for fragments and replayed rows."""
 
 from __future__ import annotations
 
@@ -13,20 +12,20 @@ from polopt.common.sample_batch import SampleBatch
 
 
 def value_statistics(sums: Sequence[float]) -> dict[str, float]:
-    """How values compare with value targets.
+    """Compares values with value targets.
 
     Args:
-        sums: from `value_sums`, of one learner or added up over several.
+        sums: sums from `value_sums`, of one learner or added up over several.
 
     Returns:
-        `vf_explained_var`: `1 - Var(targets - values) / Var(targets)`, 0 if the targets are
-        constant. `vf_predicted_mean` and `vf_target_mean`: the means, whose difference is the bias
-        of the values. 0 without rows.
+        `vf_explained_var`: `1 - Var(targets - values) / Var(targets)`, or 0 if the targets are
+        constant. `vf_predicted_mean` and `vf_target_mean`: the means of values and targets. Their
+        difference is the bias of the values. Without rows all of them are 0.
     """
     count, target, squares, error, error_squares = sums
     rows = max(count, 1.0)
     variance = squares - target**2 / rows
-    constant = variance <= 1e-12 * squares  # but for rounding
+    constant = variance <= 1e-12 * squares  # constant except for rounding
     explained = 0.0 if constant else 1.0 - (error_squares - error**2 / rows) / variance
     return {
         "vf_explained_var": explained,
@@ -36,8 +35,8 @@ def value_statistics(sums: Sequence[float]) -> dict[str, float]:
 
 
 def value_sums(batch: SampleBatch) -> list[float]:
-    """Sums over the valid rows of a prepared batch: the number of rows. Targets and their squares.
-    Errors of values and their squares."""
+    """Five sums over the valid rows of a prepared batch: the number of rows, the targets, their
+    squares, the errors (target minus value), and their squares."""
     valid = batch["valid"]
     targets = batch["value_targets"][valid].astype(np.float64)
     errors = targets - batch["values"][valid]
@@ -51,7 +50,7 @@ def value_sums(batch: SampleBatch) -> list[float]:
 
 
 def value_stats(values: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """How values `[B]` compare with their targets `[B]`. See `value_statistics`."""
+    """Compares values `[B]` with their targets `[B]`, in torch. See `value_statistics`."""
     variance = targets.var(correction=0)
     explained = 1.0 - (targets - values).var(correction=0) / variance.clamp(min=1e-12)
     return {

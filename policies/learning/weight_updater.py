@@ -18,12 +18,12 @@ _MAX_NORM = 1e18
 class WeightUpdater:
     """Applies the gradient in `flat.grads` to `flat.params`.
 
-    Clips it by global norm, then makes one step of the `torch.optim` algorithm of the config. Each
-    trained segment has its own optimizer and learning rate.
+    It clips the gradient by its global norm, and then makes one step of the config's `torch.optim`
+    algorithm. Each trained segment has its own torch optimizer and learning rate.
 
     Args:
-        flat: parameters and gradient.
-        config: options.
+        flat: the parameters and the gradient.
+        config: the options of updates.
     """
 
     def __init__(self, flat: FlatParameters, config: PolicyConfig) -> None:
@@ -36,7 +36,8 @@ class WeightUpdater:
         self.configure(config)
 
     def configure(self, config: PolicyConfig) -> None:
-        """The next update uses the options of `config`. `torch_optimizer` cannot change."""
+        """Uses the options of `config` from the next update on. `torch_optimizer` must stay the
+        same."""
         self._config = config
         self._lrs = {}
         for name, option in self._flat.lr_options.items():
@@ -46,19 +47,20 @@ class WeightUpdater:
     def apply(
         self, env_steps: int, lr_scale: float, resting: Collection[str] = ()
     ) -> tuple[bool, dict[str, float]]:
-        """One update.
+        """Makes one update, unless the gradient is not finite.
+
+        A gradient whose squares would overflow in the optimizer's state is skipped, too. Otherwise
+        the weights or the state would become non-finite, and stay so.
 
         Args:
-            env_steps: argument of the learning-rate schedule.
-            lr_scale: factor on the learning rate (Adam would cancel a factor on the gradient).
+            env_steps: environment steps, on which the learning-rate schedules depend.
+            lr_scale: factor on the learning rate. (Adam would cancel a factor on the gradient.)
             resting: segments that are not updated. Their gradient is 0, and their torch optimizer
                 makes no step.
 
         Returns:
-            whether the gradient was applied, and `grad_norm` (before clipping) and
-            `default_optimizer_learning_rate`, of the first segment. A gradient that is not finite,
-            or whose squares overflow in the optimizer's state, is not applied: the weights or the
-            state would stay non-finite.
+            whether the gradient was applied, and statistics: `grad_norm` (before clipping, only if
+            it was applied) and `default_optimizer_learning_rate` (of the first segment).
         """
         norm = self._flat.norm()
         lrs = {name: lr(env_steps) * lr_scale for name, lr in self._lrs.items()}
@@ -74,7 +76,7 @@ class WeightUpdater:
         return True, {"grad_norm": norm, **stats}
 
     def get_state(self) -> dict[str, Any]:
-        """States by algorithm and segment, as in `{"adam": {"network": {"step": ..., ...}}}`."""
+        """The states of the torch optimizers: `{"adam": {"network": {"step": ..., ...}}}`."""
         states = {name: optimizer.get_state() for name, optimizer in self._optimizers.items()}
         return {self._name: states}
 
@@ -83,7 +85,8 @@ class WeightUpdater:
         lacks begins without moments.
 
         Raises:
-            ValueError: if it is of another algorithm, or of a different number of parameters.
+            ValueError: the state is from another algorithm, or for a different number of
+                parameters.
         """
         if self._name not in state:
             found = [other for other in TORCH_OPTIMIZERS if other in state]

@@ -103,7 +103,7 @@ class WeightSync(WeightSnapshots):
             return []
         if not self.by_consumer:
             self.take()
-        current = [w for w in old if self.last and w.sent_weights == self.last.number]
+        current = [w for w in old if self.last and w.sent_snapshot == self.last.number]
         for worker in current:  # the weights have not changed since
             self._stamps[worker.index] = self._stamp
         return [w for w in old if self.num_batches + 1 - self._stamps[w.index] > limit]

@@ -4,7 +4,8 @@
 
 `Calls` knows only these classes. A transport decides how a call travels, how a call is sent that
 is too large for its connection, and what happens if no connection can be made. A transport over
-MPI would implement the abstract methods of this file, and nothing else.
+MPI would implement the abstract methods of this file, have a process side as `ProcessActor` is, and
+be named in `open_transport`.
 """
 
 from __future__ import annotations

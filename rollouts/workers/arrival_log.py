@@ -220,8 +220,9 @@ class Rerun:
     Args:
         recorded: the events and the deltas of the clock, as `ArrivalLog.take` returns them.
         clock: the real clock, for other threads.
-        is_below: the record is of the calls of a worker. After its end, calls take their course,
-            because the driver takes no later answer of that worker.
+        is_below: the record is of the calls of a gradient worker to the workers below it. At its
+            end the rerun goes on: calls take their course, because the driver takes no later answer
+            of that gradient worker.
 
     Attributes:
         repeats: True until the end of the record.

@@ -60,7 +60,8 @@ def call_each(
 
 def set_up_each(workers: WorkerSet, method: str, args: Mapping[int, tuple[Any, ...]]) -> None:
     """As `call_each`, also for workers that are starting: they run the call once they are up,
-    before any work. What later replacements need has to be in the config."""
+    before any work. Replacements that start later do not get the call: put
+    what they need into the config."""
     for worker in workers.remote:
         if not worker.up and worker.index in args:
             worker.set_up.append((call_method, (method, *args[worker.index])))

@@ -590,7 +590,7 @@ class Calls:
         would find the argument. The worker itself continues."""
         worker, work = call.worker, call.work
         self._groups[worker.who].faults.lost_argument(failure)
-        worker.sent_weights = None  # the function did not run, so it took over no weights
+        worker.sent_snapshot = None  # the function did not run, so it took over no weights
         self._end(call)
         worker.last_answer_s = self._workers.clock()
         self._send_backlog(worker)

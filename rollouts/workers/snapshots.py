@@ -81,8 +81,8 @@ class WeightSnapshots:
         """Returns the weights of the last snapshot as an argument of a call, or None if the worker
         has them."""
         snapshot = self.last or self.take()
-        if worker.sent_weights == snapshot.number:
+        if worker.sent_snapshot == snapshot.number:
             return None
-        worker.sent_weights = snapshot.number
+        worker.sent_snapshot = snapshot.number
         self.num_bytes_sent += snapshot.weights.flat.nbytes
         return snapshot.argument

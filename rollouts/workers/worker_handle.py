@@ -23,7 +23,7 @@ class WorkerHandle:
             the driver's own process.
         channel: sends calls to the process.
         started_s: time at which the process was started, on the group's clock.
-        sent_weights: serial number of the last snapshot of weights that was sent to the process.
+        sent_snapshot: serial number of the last snapshot of weights that was sent to the process.
             None: no weights were sent yet.
         shares_weights: True if the process has the very policy whose weights are sent. It then
             needs no weights.
@@ -38,7 +38,7 @@ class WorkerHandle:
     index: int
     channel: Channel
     started_s: float = 0.0
-    sent_weights: int | None = None
+    sent_snapshot: int | None = None
     shares_weights: bool = False
     last_answer_s: float | None = None
     removed: bool = False

@@ -272,7 +272,7 @@ class WorkerSet(ProcessGroup):
         self.weights.last, self.weights.num_bytes_sent = None, 0
         for i, worker in enumerate(self.remote):
             if worker.up:
-                worker.last_answer_s = worker.sent_weights = None
+                worker.last_answer_s = worker.sent_snapshot = None
                 worker.started_s = self.clock()
                 arguments = self.config_of(worker.index), worker.index
                 self.starting[self.transport.remake(worker.channel, arguments)] = worker

@@ -111,6 +111,18 @@ def test_a_run_with_a_killed_worker_is_repeated(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["async_gradients", "sync_replay", "async_replay"])
+def test_a_rerun_begins_at_a_checkpoint(
+    ray_session: None, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polopt.trainers.trainer.DEFAULT_STORAGE_PATH", str(tmp_path))
+    folder, digests, _ = train({**options_of(name, "socket"), "record_restarts": True})
+    start = Path(folder) / "checkpoint_000000"
+    again = [digest_of(trainer.get_policy()) for trainer in polopt.rerun(folder, start=start)]
+    assert again == digests[2:]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
 def test_a_free_second_run_is_another_run(
     ray_session: None, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -370,14 +370,6 @@ def test_onnx_model_applies_the_mask(kind: str, tmp_path: Path) -> None:
 
 
 @every_kind
-def test_masked_policies_do_not_use_numpy(kind: str) -> None:
-    """`fast_cpu` has no masks: both settings compute the same."""
-    fast, slow = (masked_policy(kind, fast_cpu=setting) for setting in (True, False))
-    obs, _ = masked_rows(kind)
-    np.testing.assert_array_equal(fast.action_params(obs), slow.action_params(obs))
-
-
-@every_kind
 def test_network_of_a_subclass_has_the_mask(kind: str) -> None:
     """`make_network` of a plugin need not know of masks. Its network sees whole observations."""
     actions = ACTIONS[kind]

@@ -383,6 +383,22 @@ def test_a_restored_run_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         rerun_digests(trainer.logdir, start=checkpoint)
 
 
+def test_a_rerun_may_begin_at_any_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"record_restarts": True, "evaluation_interval": 1, "evaluation_duration": 1}
+    trainer, digests = trained(tmp_path, monkeypatch, **options)
+    checkpoint = Path(trainer.logdir) / "checkpoint_000000"
+    assert len(find_records(trainer.logdir)) == 2
+    assert rerun_digests(trainer.logdir) == digests
+    found = [
+        (t.iteration, digest_of(t.get_policy())) for t in polopt.rerun(tmp_path, start=checkpoint)
+    ]
+    assert found == [(3, digests[2])]
+    with pytest.raises(ConfigError, match="'record_restarts': got True without record_arrivals"):
+        PolicyOptimizerTrainer({**SMALL, "record_restarts": True, "record_arrivals": False})
+
+
 def test_a_trial_may_have_several_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,7 @@ from polopt.rollouts.envs.creators import EnvContext, call_creator
 from polopt.rollouts.envs.env_sources import resolve_env
 from polopt.rollouts.envs.vector_env import autoreset_mode, make_vector_env, probe_spaces
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.rollouts.workers.worker_config import WorkerConfig, checked_spaces
+from polopt.rollouts.workers.worker_config import WorkerConfig
 
 
 def test_gymnasium_id_uses_its_own_vector() -> None:
@@ -188,7 +188,7 @@ def test_callable_that_makes_no_environment_is_one_error(
         return returned
 
     with pytest.raises(ConfigError, match=r"^key 'env': .*: TypeError: the callable must return"):
-        checked_spaces(make, rollout(make, num_workers=num_workers))
+        probe_spaces(make, rollout(make, num_workers=num_workers))
     assert caplog.messages == []  # nothing is closed that cannot be
 
 
@@ -450,7 +450,7 @@ def test_wrapper_that_refuses_the_mode_of_its_vector_is_named(mode: AutoresetMod
 
     said = rf"NormalizeObservation cannot wrap a vector in autoreset mode '{mode.value}'"
     with pytest.raises(ConfigError, match=said):
-        checked_spaces(make, rollout(make))
+        probe_spaces(make, rollout(make))
 
 
 def test_error_without_a_text_has_its_line() -> None:
@@ -458,13 +458,13 @@ def test_error_without_a_text_has_its_line() -> None:
         raise NotImplementedError
 
     with pytest.raises(ConfigError, match=r": NotImplementedError in .*: raise NotImplement"):
-        checked_spaces(make, rollout(make))
+        probe_spaces(make, rollout(make))
 
 
 def test_error_shortens_the_values_of_env_config() -> None:
     config = {"table": np.arange(500).reshape(-1, 2), "text": "a" * 500, "list": [1] * 500, "n": 7}
     with pytest.raises(ConfigError, match=r"'n': 7\}: KeyError: 'missing'$") as raised:
-        checked_spaces(lambda c: c["missing"], rollout(lambda c: None, env_config=config))
+        probe_spaces(lambda c: c["missing"], rollout(lambda c: None, env_config=config))
     assert len(str(raised.value)) < 500
     assert "\n" not in str(raised.value)
 

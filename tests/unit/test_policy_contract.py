@@ -165,7 +165,10 @@ def test_policy_without_gradients_is_refused_before_an_actor_starts(
     monkeypatch.setattr("ray.init", lambda **_: pytest.fail("Ray must not start"))
     monkeypatch.setattr("polopt.trainers.trainer.make_workers", lambda *_: pytest.fail("started"))
     config = {"env": "CartPole-v1", "optimizer": optimizer, "num_workers": 1}
-    with pytest.raises(ConfigError, match=r"does not define compute_gradients.*'sync_samples'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"defines neither minibatch_gradients nor compute_gradients.*'sync_samples'",
+    ):
         PolicyOptimizerTrainer({**config, "policy": LearnsAlone})
     for policy in (Reinforce, Halves, "a2c"):
         Experiment.parse({**config, "policy": policy}, {})
