@@ -59,7 +59,7 @@ class OptimizerStats:
         num_env_steps_trained: number of environment steps that were used for learning.
         num_updates: number of updates so far.
         lag: lag of the weights that chose the actions. See `LagMeter`.
-        gradient_lag: lag of the weights that gradients were computed with.
+        gradient_lag: lag of the weights with which gradients were computed.
         rollouts: the versions of the weights at which learning from a rollout ended.
         episodes: statistics of the last episodes.
         actions: distribution of the sampled actions.

@@ -350,7 +350,7 @@ class ReplayBuffer:
         return num_valid
 
     def _joined(self, tail: _Tail | None, given: np.ndarray, steps: int) -> np.ndarray:
-        """The priorities of the steps of a tail, followed by those of the `steps` new steps."""
+        """The priorities of the steps of a tail, and after them of the `steps` new steps."""
         if tail is None:
             return given[-steps:]
         before = tail.priorities.copy()
@@ -432,7 +432,7 @@ class ReplayBuffer:
         Args:
             start: serial number of the first row.
             obs: `[K, ...]`, the next observations.
-            step_after: `[K]` serial numbers of the rows with which their streams go on.
+            step_after: `[K]` serial numbers of the next rows in their streams.
         """
         assert self._store is not None
         if not len(obs):

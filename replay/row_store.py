@@ -46,16 +46,17 @@ def readable_bytes(nbytes: float) -> str:
 
 
 def check_size(nbytes: int, key: str, capacity: int, directory: Path | None = None) -> None:
-    """Refuses a buffer that does not fit, before anything is stored.
+    """Checks that a full buffer fits into memory or onto the disk, before anything is stored.
 
     Args:
         nbytes: bytes of the full buffer.
-        key: the option that sets its size, for the error.
+        key: the option that sets the size of the buffer, for the error message.
         capacity: rows of the full buffer.
-        directory: where its files are. None: it is in memory.
+        directory: directory of the buffer's files. None: the buffer is in memory.
 
     Raises:
-        ConfigError: with size, free space and the capacity that would fit.
+        ConfigError: the buffer does not fit. The message names its size, the free space and the
+            capacity that would fit.
     """
     if directory is None:
         free, where = psutil.virtual_memory().available, "memory"
@@ -72,19 +73,19 @@ def check_size(nbytes: int, key: str, capacity: int, directory: Path | None = No
 
 class RowStore:
     """Arrays `[capacity, ...]` of a ring, one for each column. Rows have serial numbers, which
-    count from 0 and never come again. Row `serial` is at place `serial % capacity`.
+    count up from 0. None is used twice. Row `serial` is at place `serial % capacity`.
 
-    Memory is taken as the ring fills, not at once. With a directory, the arrays are files that are
-    mapped: the system writes pages out when it needs the memory. The files have no name, so they
-    are gone when the process ends.
+    Memory is taken while the ring fills. With a directory, the arrays are mapped from files, so the
+    system can write pages to the disk when it needs the memory. The files have no name, so the
+    system removes them when the process ends.
 
     Args:
-        capacity: rows.
-        specs: by name, the rows of each column.
-        directory: of the files. None: the arrays are in memory.
+        capacity: number of rows.
+        specs: shape and dtype of one row of each column, by name.
+        directory: directory of the files. None: the arrays are in memory.
 
     Attributes:
-        arrays: by name, `[capacity, ...]`.
+        arrays: arrays `[capacity, ...]`, by name of the column.
     """
 
     def __init__(
@@ -107,8 +108,8 @@ class RowStore:
         """Writes rows of a column at consecutive serial numbers.
 
         Args:
-            name: of the column.
-            serial: of the first row.
+            name: name of the column.
+            serial: serial number of the first row.
             rows: `[K, ...]`, at most `capacity` rows.
         """
         array, start = self.arrays[name], serial % self.capacity
@@ -133,18 +134,19 @@ class RowStore:
         return np.concatenate([array[start:], array[: start + count - self.capacity]])
 
     def save(self, directory: Path, filled: int) -> dict[str, Any]:
-        """Writes the rows into files of about 8 MB. A file whose rows have not changed since the
-        last save or load is linked to the one that was written then, which costs nothing.
+        """Writes the rows into files of about 8 MB. If the rows of a file have not changed since
+        the last save or load, the file is only linked to the earlier file, which costs nothing.
 
         A file gets its name once it is complete, and is never changed after that. So an earlier
-        checkpoint stays as it is.
+        checkpoint is not changed either.
 
         Args:
-            directory: of the files.
-            filled: rows that are in use, from place 0.
+            directory: where the files are written.
+            filled: number of rows in use, from place 0.
 
         Returns:
-            What `load` needs: columns, rows of each file, and its SHA-256. Plain values.
+            The plain values that `load` needs: the columns, and the number of rows and the SHA-256
+            of each file.
 
         Raises:
             OSError: a file cannot be written.
@@ -167,7 +169,7 @@ class RowStore:
 
     @staticmethod
     def checksums(saved: Mapping[str, Any]) -> dict[str, str]:
-        """SHA-256 of the files of a `save`, by name.
+        """The SHA-256 of each file that `save` wrote, by the name of the file.
 
         Args:
             saved: what `save` returned.
@@ -175,10 +177,10 @@ class RowStore:
         return {_name(part): entry["sha256"] for part, entry in enumerate(saved["files"])}
 
     def load(self, directory: Path, saved: Mapping[str, Any]) -> int:
-        """Reads what `save` wrote, straight into the arrays.
+        """Reads the files of a `save` straight into the arrays.
 
         Args:
-            directory: of the files.
+            directory: where the files are.
             saved: what `save` returned.
 
         Returns:
@@ -209,7 +211,7 @@ def _name(part: int) -> str:
 
 
 def saved_specs(saved: Mapping[str, Any]) -> dict[str, ColumnSpec]:
-    """The columns of what `RowStore.save` wrote.
+    """The shape and dtype of each column that `RowStore.save` wrote.
 
     Raises:
         RowFilesError: a dtype is neither a number nor a bool, or a shape is invalid.

@@ -345,7 +345,7 @@ def with_preset(
 
     Returns:
         the options without the key, and the options of the named preset that differ from the
-        defaults. If there is no such key, both arguments are returned unchanged.
+        defaults. Without the key, both arguments are returned unchanged.
 
     Raises:
         ConfigError: the preset is unknown, or the trainer is a preset itself.

@@ -274,7 +274,7 @@ class SavedCheckpoint:
 
     Attributes:
         checkpoint: Tune's object for the checkpoint. Its `path` is the directory.
-        metrics: the last result before the checkpoint. Empty if there was no result yet.
+        metrics: the last result before the checkpoint. Empty before the first result.
     """
 
     checkpoint: Checkpoint

@@ -80,7 +80,7 @@ _MOST_EARLIER_RUNS = 100
 
 def _checked(request: Callable[..., tune.PlacementGroupFactory]) -> Any:
     """Wraps `default_resource_request`. The wrapper checks the config first, and warns if Ray has
-    fewer resources than the request asks for."""
+    fewer resources than requested."""
 
     def checked(cls: type[PolicyOptimizerTrainer], config: dict[str, Any]) -> Any:
         Experiment.parse(config, cls.preset)

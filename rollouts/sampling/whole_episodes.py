@@ -20,9 +20,10 @@ class WholeEpisodes:
     """Plays whole episodes with a sampler whose environments have just begun new ones.
 
     How many episodes each environment plays is fixed in advance. The first K episodes to end would
-    give a biased mean: short episodes end first, and their returns may be lower or higher than
-    those of long ones. Episodes that an environment plays beyond its number are not used. Episodes
-    with an exception of the environment, or with values that are not finite, are played again.
+    give a biased mean: short episodes end first, and their returns may be lower or higher than the
+    returns of long episodes. Episodes that an environment plays beyond its number are not used.
+    Episodes with an exception of the environment, or with values that are not finite, are played
+    again.
 
     Args:
         sampler: its policy acts.

@@ -211,7 +211,7 @@ def resolve_backend(
     tensor_bytes: int,
     nodes: Collection[str],
 ) -> str:
-    """Returns the backend that a config asks for. `auto` stands for one of these:
+    """Returns the backend that a config chooses. `auto` stands for one of these:
 
     - `nccl`, if each rank has a GPU of its own.
     - `socket`, if all ranks are on one node and tensors have at most `SMALL_TENSOR_BYTES`. Not with

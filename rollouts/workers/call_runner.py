@@ -14,7 +14,7 @@ from polopt.rollouts.workers.answer import Answer, CallError
 
 
 class CallRunner:
-    """The other end of a channel: runs functions `fn(self, *args)`, one at a time.
+    """The process's end of a channel. It runs functions `fn(self, *args)`, one at a time.
 
         def count(shard, batch):             # a function of a strategy
             shard.rows += len(batch)
@@ -23,16 +23,17 @@ class CallRunner:
         runner.run(number, count, batch)     # -> Answer(value, record, error)
 
     Args:
-        control: requests to end a call early. None: the process has no page that others share.
-        clock: seconds of a monotonic clock.
+        control: the page with requests to end a call early. None: the process has a page of its
+            own, which other processes cannot write.
+        clock: returns the seconds of a monotonic clock.
 
     Attributes:
-        state: what a strategy keeps in this process between calls, by a name of its choice. Empty
-            at the start, after a replacement, a restore and a reset. Never saved. Values with a
-            method `close` are closed then.
+        state: the data that a strategy keeps in this process between calls, by names of its choice.
+            It is never saved. It is empty at the start, and after a replacement, a restore or a
+            reset. Values that are dropped are closed if they have a method `close`.
         record: counts of the current call.
-        clock: the clock.
-        control: the page.
+        clock: see the argument.
+        control: see the argument.
         recorded_steps: in a rerun, the steps of each fragment of the current call, if one of them
             ended early in the recorded run.
     """
@@ -45,7 +46,8 @@ class CallRunner:
         self.state: dict[str, Any] = {}
         self.record = Record(clock)
         self.recorded_steps: Sequence[int] = ()
-        self._running: list[int] = []  # calls. A gradient worker's own run within its driver's
+        # Numbers of calls. A gradient worker makes calls of its own while it runs a driver's call.
+        self._running: list[int] = []
 
     # ---- calls ----------------------------------------------------------------------------------
 
@@ -53,12 +55,12 @@ class CallRunner:
         """Runs a call of another process.
 
         Args:
-            number: number of the call, which requests to stop early name.
-            function: `fn(self, *args)`.
-            args: its further arguments.
+            number: number of the call. Requests to end it early name this number.
+            function: runs as `function(self, *args)`.
+            args: the further arguments.
 
         Returns:
-            its value, or its error. With what it has counted either way.
+            the value or the error of the call, and its record in both cases.
         """
         self.record = Record(self.clock)
         SUMS.begin()
@@ -71,7 +73,8 @@ class CallRunner:
         return self._answer(value, failed)
 
     def run_here(self, number: int, function: Callable[..., Any], *args: Any) -> Answer:
-        """As `run`, for a caller in this process: exceptions reach it unchanged."""
+        """Runs a call of this process itself. Unlike with `run`, the caller gets the exceptions of
+        the function unchanged."""
         outer, self.record = self.record, Record(self.clock)
         try:
             with self._during(number):
@@ -81,7 +84,7 @@ class CallRunner:
             self.record = outer
 
     def refuse(self, why: str) -> Answer:
-        """The answer to a call that cannot be run, or whose value cannot be sent."""
+        """Makes the answer to a call that cannot be run, or whose value cannot be sent."""
         self.record = Record(self.clock)
         return self._answer(None, CallError("function", why))
 
@@ -94,7 +97,7 @@ class CallRunner:
         return Answer(value, record, error)
 
     def complete(self, record: Record) -> None:
-        """Adds to the record of a call what not every reply carries."""
+        """Called at the end of each call. A subclass adds data that only some replies carry."""
         return
 
     @property
@@ -104,8 +107,8 @@ class CallRunner:
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Times a phase of the current call: `with worker.phase("learn"): ...`. Results report the
-        shares of `sample`, `gradient`, `learn`, of the strategy's `worker_phases`, and of the
-        `other` time of calls."""
+        share of each phase: `sample`, `gradient`, `learn`, the strategy's `worker_phases`, and
+        `other` for the rest of the call."""
         return self.record.phase(name)
 
     # ---- early stops ----------------------------------------------------------------------------
@@ -119,8 +122,8 @@ class CallRunner:
             self._running.pop()
 
     def stop_after(self) -> int | None:
-        """Steps after which the fragments of the current call are to end. None: they are not to end
-        early. Any thread may call this."""
+        """The number of steps after which fragments of the current call should end. None: they
+        should not end early. Any thread may call this."""
         if self.recorded_steps:
             fragment = min(self.record.num_fragments, len(self.recorded_steps) - 1)
             return self.recorded_steps[fragment]

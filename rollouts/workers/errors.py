@@ -4,12 +4,12 @@ from __future__ import annotations
 
 
 class FunctionError(RuntimeError):
-    """A function that a strategy runs in workers is wrong: another worker would fail the same way.
-    The message names strategy and function, and ends with the user's traceback."""
+    """A function that a strategy runs in workers is wrong, and would fail in every worker. The
+    message names the strategy and the function, and ends with the user's traceback."""
 
 
 class NonFiniteError(RuntimeError):
-    """Too many fragments or updates in a row were not finite. The message says whose."""
+    """Too many fragments or updates in a row were not finite. The message names the worker."""
 
 
 class WorkersFailedError(RuntimeError):
@@ -17,14 +17,14 @@ class WorkersFailedError(RuntimeError):
 
 
 class InARow:
-    """Counts data that are not finite and come one after another, by kind, up to a limit.
+    """Counts, for each kind of data, how many in a row were not finite, up to a limit.
 
         finite = InARow("worker 1", limit=5)
         finite.note("gradients", "")                  # finite: the count begins again
         finite.note("gradients", "norm is NaN")       # raises NonFiniteError for the fifth in a row
 
     Args:
-        who: whose data they are, for messages.
+        who: the owner of the data, for messages.
         limit: `max_consecutive_non_finite`.
     """
 
@@ -38,10 +38,10 @@ class InARow:
 
         Args:
             kind: kind of the data.
-            problem: what was not finite. Empty if all was.
+            problem: says what was not finite. Empty if everything was finite.
 
         Raises:
-            NonFiniteError: so many in a row were not finite as the limit says.
+            NonFiniteError: the number in a row that was not finite has reached the limit.
         """
         if not problem:
             self._counts.pop(kind, None)
@@ -55,7 +55,7 @@ class InARow:
 
 
 class RerunDifference(RuntimeError):
-    """A rerun is not the recorded run. The message is one sentence.
+    """A rerun differs from the recorded run. The message is one sentence.
 
     Attributes:
         event: number of the event at which they differ.

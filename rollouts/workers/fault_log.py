@@ -21,11 +21,11 @@ _PLURALS: dict[FailureKind, str] = {
     "reference": "lost_arguments",
 }
 _KINDS = tuple(_PLURALS)
-#: The first exceptions of environments are logged in one line each, later ones at most at this
-#: interval.
+#: The first exceptions of environments are logged in one line each. After them, one line is logged
+#: at most once in this time.
 LOG_INTERVAL_S = 10.0
 _LOG_FIRST = 3
-#: As a worker index: the driver's own learner.
+#: The worker index that stands for the driver's own learner.
 LEARNER = 0
 
 
@@ -33,12 +33,14 @@ class WorkerFailure(NamedTuple):
     """One failed call to a worker.
 
     Attributes:
-        kind: `death` of the process, `hang` (no answer within the limit), an `exception` that the
-            call raised, or an `environment` that failed repeatedly. `reference`: an argument of the
-            call is lost with the process that made it, and the worker itself has not failed.
-        worker_index: the worker that was called.
-        message: cause, with the worker's traceback.
-        at_start: the worker could not be made. Another one could not either, unless one was.
+        kind: `death`: the process died. `hang`: it did not answer within the limit. `exception`:
+            the call raised. `environment`: an environment failed repeatedly. `reference`: an
+            argument of the call is lost with the process that made it. In this case, the worker
+            itself has not failed.
+        worker_index: index of the worker that was called.
+        message: the cause, with the worker's traceback.
+        at_start: True if the worker could not be made. If no worker has been made yet, this
+            probably holds for all of them.
     """
 
     kind: FailureKind
@@ -51,25 +53,26 @@ class FaultLog:
     """Counts failures of workers and faults in their data, logs each in one line, and ends the run
     with one error if they persist.
 
-    The death of all workers at the same moment, for example with their node, is one event, and does
-    not show that replacements would die too. So consecutive failures of workers that have succeeded
-    since their last failure count as one. Failures of other workers count one each.
+    If all workers die at the same moment, for example with their node, that is one event. It does
+    not show that their replacements would die, too. So consecutive failures of workers that have
+    succeeded since their last failure count as one. Each failure of another worker counts as one.
 
     Args:
         max_consecutive_failures: limit without a success in between.
         max_consecutive_non_finite: number of consecutive skipped updates that ends the run. Each
             worker counts its fragments and gradients itself.
-        who: what the processes are called in messages.
-        clock: seconds of a monotonic clock.
-        event: number of the last event in the record of the run. None without a record.
+        who: the noun for a process in messages.
+        clock: returns the seconds of a monotonic clock.
+        event: returns the number of the last event in the record of the run, or None without a
+            record.
 
     Attributes:
-        counts: failures by kind.
-        num_restarts: replacements that were started.
-        num_restarts_below: replacements that gradient workers have started below them.
-        num_given_up: workers that failed too often and were not replaced.
+        counts: number of failures by kind.
+        num_restarts: number of replacements that were started.
+        num_restarts_below: number of replacements that gradient workers have started below them.
+        num_given_up: number of workers that failed too often and were not replaced.
         last: the last failure.
-        any_success: a worker has succeeded in a call.
+        any_success: True once a worker has succeeded in a call.
     """
 
     def __init__(
@@ -86,7 +89,7 @@ class FaultLog:
         self._limit = max_consecutive_failures
         self._consecutive = 0
         self._of_worker: dict[int, int] = {}  # consecutive failures, by index
-        self._at_work: set[int] = set()  # have succeeded since their last failure
+        self._at_work: set[int] = set()  # workers that have succeeded since their last failure
         self.any_success = False
         # A worker whose environments fail still succeeds in other calls.
         self._without_fragment = 0
@@ -108,7 +111,7 @@ class FaultLog:
     # ---- failures of workers --------------------------------------------------------------------
 
     def success(self, worker_index: int) -> None:
-        """Counts a success: resets the consecutive-failure counts."""
+        """Counts a success. The counts of consecutive failures begin at 0 again."""
         self._consecutive = 0
         self._of_worker.pop(worker_index, None)
         self._at_work.add(worker_index)
@@ -123,9 +126,9 @@ class FaultLog:
         """Counts an unrecoverable worker, which is removed and not replaced.
 
         Args:
-            failure: its last failure.
+            failure: the last failure of the worker.
             remaining: number of other workers.
-            min_workers: least number of workers of the run. None: all.
+            min_workers: number of workers that the run needs. None: it needs all of them.
 
         Raises:
             WorkersFailedError: fewer workers remain than the run needs.
@@ -151,8 +154,8 @@ class FaultLog:
         """Counts and logs a failure.
 
         Raises:
-            WorkersFailedError: it exceeds the limit, or another worker would fail the same way:
-                workers or their environments cannot be made, and none has succeeded.
+            WorkersFailedError: there were too many failures in a row. Or workers or their
+                environments cannot be made, and no worker has succeeded so far.
         """
         self.counts[failure.kind] += 1
         self.last = self._lasts[failure.kind] = failure
@@ -247,7 +250,7 @@ class FaultLog:
     # ---- results --------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """For the `fault_tolerance/` result keys."""
+        """The values of the `fault_tolerance/` result keys."""
         env_worker, env_index, env_traceback = self._last_env_fault
         non_finite_worker, non_finite = self._last_non_finite
         return {

@@ -1,4 +1,4 @@
-"""`ProcessGroup`: starts processes that run calls, replaces those that fail, and stops them."""
+"""`ProcessGroup`: starts, replaces and stops the processes that run calls."""
 
 from __future__ import annotations
 
@@ -157,8 +157,8 @@ class ProcessGroup(ABC):
             self.take_started(CHECK_INTERVAL_S)
 
     def take_started(self, timeout_s: float) -> None:
-        """Notes which processes have started, and replaces those that failed to start. Waits up to
-        `timeout_s` seconds for the first of them."""
+        """Notes which processes have started, and replaces processes that failed to start. Waits up
+        to `timeout_s` seconds for the first of them."""
         while self.starting:
             ended = self.transport.wait(list(self.starting), timeout_s)
             for ticket in ended:

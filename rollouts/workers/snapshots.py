@@ -21,10 +21,10 @@ class WeightSnapshot(NamedTuple):
     """A copy of the weights, as workers receive it.
 
     Attributes:
-        number: serial number in this process. A version may come again with other weights, after a
-            restore or when a user sets older ones.
+        number: serial number in this process. Versions cannot serve as such: the same version may
+            come with other weights after a restore, or after a user has set older weights.
         weights: the copy in this process.
-        argument: argument of calls: the weights, or a reference to one object of them.
+        argument: the argument for calls. The weights themselves, or a reference to them.
     """
 
     number: int
@@ -36,11 +36,11 @@ class WeightSnapshots:
     """Snapshots of a policy's weights. Each version is copied once, and sent once to each worker.
 
     Args:
-        policy: the policy of this moment.
+        policy: returns the current policy.
         put: makes a reference. See `Transport.put`.
 
     Attributes:
-        last: the snapshot that was taken last. None: none yet.
+        last: the last snapshot. None before the first one.
         num_bytes_sent: bytes of the weights that were given to calls.
     """
 
@@ -52,15 +52,15 @@ class WeightSnapshots:
 
     @property
     def version(self) -> int:
-        """Version of the policy's weights now."""
+        """The current version of the policy's weights."""
         return self._policy().version
 
     def take(self, force: bool = False) -> WeightSnapshot:
         """Copies the policy's weights, unless the last snapshot has that version already.
 
         Args:
-            force: copy them anyway: they may have changed without a new version, as after a
-                restore.
+            force: copy the weights in any case. They may have changed without a new version, for
+                example by a restore.
         """
         if force or self.last is None or self.last.weights.version != self.version:
             weights = self._policy().get_weights()
@@ -70,15 +70,16 @@ class WeightSnapshots:
         return self.last
 
     def for_call(self, worker: WorkerHandle) -> Any:
-        """The newest weights as an argument of a call: None if the worker has them. A reference to
-        one shared object for large ones."""
+        """Returns the newest weights as an argument of a call, or None if the worker has them. If
+        the weights are large, the argument is a reference that all calls share."""
         if worker.shares_weights:
             return None
         self.take()
         return self.last_for(worker)
 
     def last_for(self, worker: WorkerHandle) -> Any:
-        """As `for_call`, with the last snapshot."""
+        """Returns the weights of the last snapshot as an argument of a call, or None if the worker
+        has them."""
         snapshot = self.last or self.take()
         if worker.sent_snapshot == snapshot.number:
             return None

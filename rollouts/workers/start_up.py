@@ -1,4 +1,4 @@
-"""`StartUp`: processes that take too long to start, or wait for resources."""
+"""`StartUp`: finds processes that take too long to start, or wait for resources."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ MAX_CHECK_INTERVAL_S = 60.0
 class StartUp:
     """Watches processes that are starting.
 
-    Time in which Ray has no resources for a process counts only if the run cannot go on without it.
-    Time in which other processes come up does not count: many that start at once take longer.
+    The time limit counts the seconds since a process was started, or since another one last came
+    up, because processes that start at once take longer. If a process only waits for resources, the
+    limit holds only if the run cannot go on without it.
 
     Args:
-        who: what the processes are called in messages.
-        meanwhile: what goes on although none of them is up, as a sentence. Empty: the run waits.
-        transport: knows what processes wait for, and the time.
+        who: the noun for a process in messages.
+        meanwhile: a sentence for the log that says how the run goes on while no process is up.
+            Empty: the run waits for them.
+        transport: tells which processes wait for resources, and the time.
     """
 
     def __init__(self, who: str, meanwhile: str, transport: Transport) -> None:
@@ -38,18 +40,19 @@ class StartUp:
         self._interval_s = CHECK_INTERVAL_S
 
     def came_up(self) -> None:
-        """One of the processes answered."""
+        """Notes that one of the processes came up."""
         self._last_up_s = self._clock()
 
     def overdue(
         self, starting: Sequence[WorkerHandle], options: RolloutConfig, enough_up: bool
     ) -> list[tuple[WorkerHandle, str]]:
-        """Processes that have taken too long to start, and why. Looks at most once in five seconds.
+        """Returns the processes that have taken too long to start, and why. Looks at them at most
+        once in five seconds.
 
         Args:
             starting: the processes that have not answered yet.
             options: `worker_startup_timeout_s`, and the resources of one process.
-            enough_up: the run can go on without them.
+            enough_up: True if the run can go on without these processes.
         """
         now_s, limit_s = self._clock(), options.worker_startup_timeout_s
         if now_s - self._checked_s < min(CHECK_INTERVAL_S, limit_s):

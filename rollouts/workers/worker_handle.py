@@ -9,26 +9,30 @@ from typing import Any
 from polopt.rollouts.envs.env_sources import EnvSource
 from polopt.rollouts.transport.channel import Channel
 
-#: The place of a process among all that an owner calls: `WorkerHandle.who` and its index. Its
-#: replacement has the same.
+#: The place of a process among all processes of an owner: `WorkerHandle.who` and the index. A
+#: replacement has the same seat as the process before it.
 Seat = tuple[str, int]
 
 
 @dataclass(slots=True, eq=False)
 class WorkerHandle:
-    """A process that runs calls, as its group knows it.
+    """The driver's data about one process that runs calls.
 
     Attributes:
-        index: position in the group, from 1. A replacement has the same. 0: the object in the
-            driver's own process.
-        channel: sends it calls.
-        started_s: time of its start, of the group's clock.
-        sent_snapshot: serial number of the snapshot of weights last sent to it. None: none yet.
-        shares_weights: its policy is the one whose weights are sent, so it needs none.
-        last_answer_s: time of its last answer. None before the first.
-        removed: it was removed from the group or replaced. Its pending calls are dropped.
-        set_up: calls `(function, arguments)` that it runs once it has started, before any work.
-        who: what it is called in messages, which its group sets.
+        index: position in the group, from 1. A replacement has the same index. 0 is the object in
+            the driver's own process.
+        channel: sends calls to the process.
+        started_s: time at which the process was started, on the group's clock.
+        sent_snapshot: serial number of the last snapshot of weights that was sent to the process.
+            None: no weights were sent yet.
+        shares_weights: True if the process has the very policy whose weights are sent. It then
+            needs no weights.
+        last_answer_s: time of the last answer. None before the first answer.
+        removed: True once the process was removed from the group or replaced. Its pending calls are
+            dropped.
+        set_up: calls `(function, arguments)` that the process runs after its start, before any
+            work.
+        who: the noun for the process in error messages. The group sets it.
     """
 
     index: int
@@ -43,7 +47,7 @@ class WorkerHandle:
 
     @property
     def seat(self) -> Seat:
-        """Its group and index."""
+        """The `who` of the group, and the index."""
         return self.who, self.index
 
     @property
@@ -54,13 +58,16 @@ class WorkerHandle:
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """Differences of one worker from the config.
+    """How one worker differs from the config.
+
+        workers.add_workers([WorkerSpec(num_envs=8), WorkerSpec(options={"num_cpus": 2})])
 
     Attributes:
-        env: its environments. None: the environments of the config.
-        num_envs: number of its environments. None: as in the config.
-        options: options of its actor, which override the config's (`num_cpus`, `num_gpus`,
-            `memory`, `resources`, `runtime_env` and other arguments of `ActorClass.options`).
+        env: the environments of the worker. None: the environments of the config.
+        num_envs: number of environments of the worker. None: the number in the config.
+        options: options of the worker's actor. They override the options of the config (`num_cpus`,
+            `num_gpus`, `memory`, `resources`, `runtime_env` and other arguments of
+            `ActorClass.options`).
     """
 
     env: EnvSource | None = None
@@ -82,11 +89,11 @@ def specs_of(more: int | Iterable[WorkerSpec]) -> list[WorkerSpec]:
 
 
 def select(workers: Sequence[WorkerHandle], which: int | Iterable[int]) -> list[WorkerHandle]:
-    """The workers that the argument of `WorkerSet.remove_workers` denotes.
+    """Selects workers by the argument of `WorkerSet.remove_workers`.
 
     Args:
-        workers: in order of index.
-        which: number of workers, the latest first. Or their indices.
+        workers: the workers, in order of index.
+        which: the number of workers, of which the latest are selected. Or their indices.
 
     Raises:
         KeyError: an index does not exist.

@@ -49,7 +49,7 @@ class WorkerSet(ProcessGroup):
     Args:
         config: the config of all workers.
         learner_device: device of the local worker's policy.
-        specs: how the first workers differ from `config`, in order of index. If there are no remote
+        specs: how the first workers differ from `config`, in order of index. Without remote
             workers, the first spec is for the local worker.
         local: the local worker, if it exists already. The set does not stop it.
         transport: starts the processes. None: the set opens the transport that `config` asks for,
@@ -57,7 +57,7 @@ class WorkerSet(ProcessGroup):
         meanwhile: see `StartUp`.
 
     Attributes:
-        config: the config of workers that are made from now on.
+        config: the config of workers that the set makes next.
         local: the local worker.
         here: handle of the local worker, with index 0.
         owns_local: True if this set has made the local worker. `stop` then stops it, too.
@@ -184,7 +184,7 @@ class WorkerSet(ProcessGroup):
 
     def add_workers(self, more: int | Iterable[WorkerSpec]) -> list[WorkerHandle]:
         """Starts more workers, and does not wait for them. Optimizers use them once they are up.
-        May be called while a run goes on.
+        May be called during a run.
 
         Args:
             more: the number of workers, or one spec for each, which says how it differs from the
@@ -200,8 +200,8 @@ class WorkerSet(ProcessGroup):
         return added
 
     def remove_workers(self, which: int | Iterable[int]) -> list[int]:
-        """Stops workers permanently. May be called while a run goes on. The pending calls of these
-        workers are lost, unless you drain the optimizer first.
+        """Stops workers permanently. May be called during a run. The pending calls of these workers
+        are lost, unless you drain the optimizer first.
 
         Args:
             which: the number of workers, of which the latest are removed first. Or their indices.
