@@ -10,9 +10,9 @@ import numpy as np
 class LagHistogram:
     """Distribution of policy lag since the last report.
 
-    Lag in updates is the learner's version when a gradient or batch is used, minus the version of
-    the weights that it was computed with. Bin `i` counts lag `i`. The last bin counts all larger
-    ones, so that the length of the reported list is constant.
+    Lag in updates is the learner's version when it uses a gradient or batch, minus the version of
+    the weights that computed it. Bin `i` counts lag `i`. The last bin counts all larger lags, so
+    that the length of the reported list is constant.
 
     Args:
         bins: number of bins. The last one is open.

@@ -54,12 +54,12 @@ USE_KEYS = tuple(ProcessUse().report())
 
 
 class GpuUse(NamedTuple):
-    """The GPUs that a process uses, now.
+    """The current use of the GPUs of a process.
 
     Attributes:
-        share: of the last sample period of the GPU's driver (1/6 to 1 s) in which the GPU was busy,
-            whatever the process; of several, the largest; NaN: not known.
-        memory_bytes: that PyTorch holds.
+        share: how busy the GPU was with work of any process, as a share of the last sample period
+            of the GPU's driver (1/6 to 1 s). With several GPUs, the largest share. NaN: not known.
+        memory_bytes: GPU memory that PyTorch holds.
     """
 
     share: float = 0.0

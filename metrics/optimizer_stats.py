@@ -35,43 +35,45 @@ class StepResult(NamedTuple):
 
 
 class OptimizerStats:
-    """What an optimizer counts and measures while it trains.
+    """The counters and statistics of an optimizer.
 
-    Start-up is the time from the construction until the worker that answers first begins the work
-    of that answer: processes start, environments are made, libraries are imported. The other
-    phases, rates and the training time leave it out. Rates and the training time also leave out the
-    phase `evaluation`, in which training stands still.
+    Start-up is the time in which processes start, environments are made and libraries are imported.
+    It begins with the construction of this object. It ends when the worker that answers first
+    begins the work for that answer. The other phases, rates and the training time leave start-up
+    out. Rates and the training time also leave out the phase `evaluation`, because training stands
+    still in it.
 
     Args:
         phases: names of the driver's timed phases of a step, which do not overlap. `report` and
             `evaluation` are added to them.
-        worker_phases: names of phases that the driver does not spend its own time in.
+        worker_phases: names of further phases, in which workers spend time and the driver does not.
         actions: counts the actions of the policy's distribution.
-        read_gpus: the use of the driver's GPUs now, a `GpuReader`. None: it uses none.
-        clock: seconds of a monotonic clock.
+        read_gpus: reads the current use of the driver's GPUs, such as a `GpuReader`. None: the
+            driver uses no GPU.
+        clock: returns seconds of a monotonic clock.
 
     Attributes:
         num_env_steps_sampled: environment steps so far.
-        num_env_steps_discarded: environment steps of fragments that were not finite. Not among
-            those sampled.
-        num_env_steps_trained: environment steps that were learned from.
+        num_env_steps_discarded: environment steps of fragments that were not finite. They are not
+            part of `num_env_steps_sampled`.
+        num_env_steps_trained: environment steps that learning has used.
         num_updates: updates so far.
         lag: policy lag of the weights that acted. See `LagMeter`.
-        gradient_lag: lag of the weights that gradients were computed with.
-        rollouts: versions at which rollouts were completely learned from.
+        gradient_lag: lag of the weights that computed gradients.
+        rollouts: for each rollout, the version at which all of it had been learned.
         episodes: statistics of the last episodes.
         actions: distribution of the sampled actions.
-        custom_metrics: what callbacks have returned for episodes.
+        custom_metrics: numbers that callbacks have returned for episodes.
         learner: statistics of the learner.
         timers: by phase, first the driver's, then the workers'.
         worker_times: the workers' own times.
         machine: use of the driver's machine.
-        startup_s: seconds of start-up so far, those before a restore included.
-        training_s: seconds since the end of start-up without evaluation, those before a restore
-            included.
+        startup_s: seconds of start-up so far, including the time before a restore.
+        training_s: seconds since the end of start-up, without evaluation. Includes the time before
+            a restore.
         num_bytes_received: payload bytes of gradients, batches and weights from workers.
-        num_gradients: gradients of workers that were taken.
-        num_gradients_accepted: of them, gradients of workers that were applied, alone or in a mean.
+        num_gradients: gradients that the driver has taken from workers.
+        num_gradients_accepted: how many of these were applied, alone or in a mean.
         num_gradients_stale: gradients older than the optimizer's limit, dropped or scaled.
         num_gradients_skipped: gradients that were not applied because they were not finite.
         num_early_stopped: fragments that ended early.
@@ -178,12 +180,12 @@ class OptimizerStats:
             self.add_update_rows(record.updates, record.rows_applied)
 
     def add_lag(self, acted: int, now: int, computed: int | None = None, weight: int = 1) -> None:
-        """Counts the lag of a batch or gradient that is about to be learned from.
+        """Counts the lag of a batch or gradient right before the learner uses it.
 
         Args:
             acted: version of the weights that acted.
             now: version of the learner's weights.
-            computed: version of the weights that a gradient was computed with. None: `now`.
+            computed: version of the weights that computed the gradient. None: `now`.
             weight: number of environments whose column of a batch has this lag.
         """
         TRACER.count("policy lag", now - acted)
@@ -192,8 +194,8 @@ class OptimizerStats:
         self.gradient_lag.add(computed, now, self.rollouts, weight)
 
     def _add_lag_of_worker(self, updates: int, rollouts: int) -> None:
-        """Counts the lag of a batch that a worker itself has learned from, in updates and in
-        batches of that worker."""
+        """Counts the lag of a batch that a worker has learned itself, in updates and in batches of
+        that worker."""
         TRACER.count("policy lag", updates)
         self.lag.in_updates.add(updates)
         self.lag.in_rollouts.add(rollouts)
@@ -201,12 +203,12 @@ class OptimizerStats:
         self.gradient_lag.in_rollouts.add(0)
 
     def add_gradients(self, parts: Sequence[Gradients], now: int, stale: bool) -> None:
-        """Counts gradients of workers that were taken, with their lags.
+        """Counts gradients that the driver has taken from workers, with their lags.
 
         Args:
-            parts: the gradients, also if only their mean is applied.
-            now: version of the weights that they are applied to.
-            stale: they are older than the optimizer's limit.
+            parts: the gradients of single workers, even if only their mean is applied.
+            now: version of the weights before the gradients are applied.
+            stale: whether they are older than the optimizer's limit.
         """
         self.num_gradients += len(parts)
         self.num_gradients_stale += len(parts) * stale
@@ -214,19 +216,20 @@ class OptimizerStats:
             self.add_lag(part.acted, now, computed=part.version)
 
     def add_gradients_skipped(self) -> None:
-        """Counts a gradient of a worker that was not finite there."""
+        """Counts a gradient that a worker did not send because it was not finite."""
         self.num_gradients += 1
         self.num_gradients_skipped += 1
 
     def add_gradient_update(
         self, gradients: Gradients, num_parts: int, updates: int, stats: Mapping[str, float]
     ) -> None:
-        """Counts what became of a gradient.
+        """Counts a gradient as applied or skipped.
 
         Args:
-            gradients: of one worker, or the mean over several.
+            gradients: the gradient of one worker, or the mean over several workers.
             num_parts: number of these workers.
-            updates: updates made with it. 0: it was not finite and was skipped.
+            updates: number of updates made with the gradient. 0: it was skipped because it was not
+                finite.
             stats: statistics of the learner.
         """
         if updates:
@@ -240,13 +243,13 @@ class OptimizerStats:
     def add_training(
         self, env_steps: int, updates: int, stats: Mapping[str, float], rows: int | None = None
     ) -> None:
-        """Counts what was learned from.
+        """Counts updates and the environment steps that they used.
 
         Args:
-            env_steps: environment steps that were not learned from before.
-            updates: updates made with them.
-            stats: statistics of the learner.
-            rows: number of rows that `stats` are means over. None: `env_steps`.
+            env_steps: environment steps that no earlier update has used.
+            updates: number of updates made with them.
+            stats: statistics of the learner, means over `rows` rows.
+            rows: that number of rows. None: `env_steps`.
         """
         self._end_startup()
         self.num_env_steps_trained += env_steps
@@ -254,14 +257,14 @@ class OptimizerStats:
         self.learner.add(stats, max(env_steps if rows is None else rows, 1))
 
     def add_update_rows(self, updates: int, rows: int) -> None:
-        """Counts the rows of the gradients of updates, wherever these were made: several learners
-        that make the same updates with the same summed gradients each count all of them."""
+        """Counts the rows behind the gradients of updates. If several learners make the same
+        updates with the same summed gradients, each learner counts all of these rows."""
         self._updates_of_rows += updates
         self._rows += rows
 
     def report(self, worker_indices: Iterable[int] = (0,)) -> dict[str, Any]:
-        """Counters, and rates, lags and times since the last call (`docs/metrics.md`). The same
-        keys from the first call on.
+        """Counters, and rates, lags and times since the last call (`docs/metrics.md`). Every call
+        returns the same keys.
 
         Args:
             worker_indices: the workers of the run. 0 is the local one.
