@@ -57,9 +57,10 @@ def _check_port(port: int) -> None:
 def serve(results_dir: Path, port: int | None = None, browser: bool = True) -> None:
     """Replaces this process by the server of the live page. Does not return.
 
-    The server listens on the loopback address only, answers the page's WebSocket only to requests
-    that name it, and prints its address. Nothing in the current directory is imported or read as
-    its configuration. Without `port` it takes the first free one from 8501 on.
+    The server prints its address. It listens only on the loopback address, and its WebSocket
+    answers only requests whose headers name this address. It neither imports files of the current
+    directory nor reads them as its configuration. Without `port` it takes the first free port that
+    is 8501 or higher.
 
     Args:
         results_dir: directory of Tune results.

@@ -1,6 +1,7 @@
-"""What is wrong with a run: rules over its results, each with a number, the cause and a change.
+"""Finds out what is wrong with a run, by rules over its results.
 
-The page, the report, `polopt trace` and the end of `polopt train` show what `diagnose` finds.
+Each finding has a number, the cause, and what to change. The page, the report, `polopt trace` and
+the end of `polopt train` show the findings of `diagnose`.
 `python -m polopt.metrics.diagnosis` prints the table of the rules for `docs/dashboards.md`.
 """
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from polopt.metrics.run_results import Array, RunResults
 
-#: What goes on without a slow worker, by the optimizer whose other workers wait for it.
+#: For each optimizer whose workers wait for the slowest one: the change after which they do not.
 _WITHOUT_SLOW = {
     "sync_samples": "fraction_workers below 1, or async_samples",
     "sync_gradients": "async_gradients",
@@ -23,13 +24,13 @@ _WITHOUT_SLOW = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong.
+    """One problem of a run.
 
     Attributes:
-        rule: key of the rule that found it.
-        text: what the numbers say, and the cause.
-        change: what to change, as config keys where there are some.
-        severity: orders findings of the same rule in several runs: larger is worse.
+        rule: key of the rule that found the problem.
+        text: the numbers that show the problem, and its cause.
+        change: what to change, as config keys where possible.
+        severity: how bad it is. Larger is worse. Compares findings of one rule in several runs.
     """
 
     rule: str
@@ -38,20 +39,20 @@ class Finding:
     severity: float
 
 
-#: Text, change and severity of what a rule finds. None if it finds nothing.
+#: Text, change and severity of a rule's finding. None if the rule finds nothing.
 Found = tuple[str, str, float] | None
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule.
+    """Looks for one kind of problem.
 
     Attributes:
-        key: its name.
-        when: when it finds something, for the docs.
-        check: what it finds in the results of a run.
-        unless: rules that explain the same numbers better. If one of them finds something, this
-            one does not count.
+        key: the rule's name.
+        when: the condition for a finding, in words, for the docs.
+        check: looks for the problem in the results of a run.
+        unless: rules that explain the same numbers better. If one of them finds something, the
+            finding of this rule is left out.
     """
 
     key: str
@@ -66,12 +67,12 @@ RULES: list[Rule] = []
 def _rule(
     key: str, when: str, unless: tuple[str, ...] = ()
 ) -> Callable[[Callable[[RunResults], Found]], None]:
-    """Adds a function to the rules."""
+    """Decorates a function that becomes the `check` of a new rule."""
     return lambda check: RULES.append(Rule(key, when, check, unless))
 
 
 def diagnose(run: RunResults) -> list[Finding]:
-    """What is wrong with a run, in the order of the rules: faults, learning, time."""
+    """The problems of a run, in the order of the rules: faults, learning, time."""
     found = {rule: told for rule in RULES if (told := rule.check(run)) is not None}
     keys = {rule.key for rule in found}
     return [Finding(rule.key, *told) for rule, told in found.items() if not keys & set(rule.unless)]
@@ -159,7 +160,7 @@ def _deterministic(run: RunResults) -> Found:
     if begin >= len(steps) or steps[begin] > 0.8 * steps[-1]:
         return None
     if len(returns) == len(steps):
-        # Means of 100 episodes each differ by a few hundredths of their spread without a cause.
+        # Two means of 100 episodes differ by a few hundredths of the spread by chance.
         low = run.last("return_min")
         noise = 0.05 * (run.last("return_max") - low)
         then, now = np.median(returns[begin : begin + 3]), np.median(returns[-3:])
@@ -213,8 +214,9 @@ def _update_size(run: RunResults) -> Found:
     if not kl.any() or len(kl) != len(clip):  # a policy without one of them
         too_large = [kl > 0.5, clip > 0.5]
     else:
-        # Of Gaussian policies, and where samples are old as APPO's are, the clip fraction is high
-        # without large updates. After a policy has become deterministic, both are 0.
+        # The clip fraction alone is not enough. It is also high for Gaussian policies and for old
+        # samples, as in APPO, without large updates. After a policy has become deterministic, both
+        # numbers are 0, so only results in which the policy changed count.
         changes = kl > 1e-6
         too_large = [(kl > 0.5)[changes], ((clip > 0.5) & (kl > 0.05))[changes]]
     if max(len(kl), len(clip)) < 3 or not any(len(x) and np.mean(x) >= 0.1 for x in too_large):
@@ -227,7 +229,10 @@ def _update_size(run: RunResults) -> Found:
     )
 
 
-@_rule("return-fell", "the mean return is less than half as far above its lowest as at its best")
+@_rule(
+    "return-fell",
+    "the mean return has lost at least half of its rise from the lowest to the best value",
+)
 def _return_fell(run: RunResults) -> Found:
     returns, steps = run.column("return"), run.column("steps")
     if len(returns) < 5 or len(steps) < len(returns):
@@ -238,7 +243,7 @@ def _return_fell(run: RunResults) -> Found:
     if high - last < 0.5 * spread or spread < 0.2 * max(abs(high), abs(low), 1e-9):
         return None
     episodes = run.column("num_episodes")[-len(returns) :]
-    # Before that, a mean is over few episodes.
+    # With fewer episodes, the best mean may be chance.
     if best >= len(returns) - 3 or len(episodes) < len(returns) or episodes[best] < 100:
         return None
     at = steps[len(steps) - len(returns) + best]
@@ -251,8 +256,8 @@ def _return_fell(run: RunResults) -> Found:
 
 @_rule(
     "no-learning",
-    "100,000 steps changed the mean return by less than a tenth of its spread within the last"
-    " 100 episodes, and no three results before were lower by more than a fifth of it",
+    "100,000 steps changed the mean return by less than a tenth of the spread of the last 100 "
+    "episodes, and it was never lower by more than a fifth of the spread in three results in a row",
     unless=(
         *("no-reward", "deterministic", "value-loss", "clipped-actions", "update-size"),
         "return-fell",
@@ -268,8 +273,8 @@ def _no_learning(run: RunResults) -> Found:
     high = run.last("return_max")
     if low == high == 0.0 or not abs(last - first) < 0.1 * (high - low):
         return None
-    # A run that learned quickly and has changed little since was lower before. Medians of three
-    # results, because a mean over few episodes varies.
+    # A run that learned quickly at first was lower before, so it did learn. Looks at medians of
+    # three results, because a mean over few episodes varies.
     medians = np.median(np.lib.stride_tricks.sliding_window_view(returns, 3), axis=1)
     if last - medians.min() > 0.2 * (high - low):
         return None
@@ -299,8 +304,8 @@ def _small_updates(run: RunResults) -> Found:
 
 @_rule(
     "slow-worker",
-    "a worker samples less than half as many steps a second, while it samples, as the median "
-    "of the others; less than two sevenths where all cores are busy",
+    "while it samples, a worker makes less than half as many steps a second as the median of the "
+    "others (less than two sevenths if all cores are busy)",
 )
 def _slow_worker(run: RunResults) -> Found:
     if not run.lasts:
@@ -314,7 +319,7 @@ def _slow_worker(run: RunResults) -> Found:
         return None
     slow = min(rates, key=lambda index: rates[index])
     median = float(np.median([rate for index, rate in rates.items() if index != slow]))
-    # Where processes take turns, rates differ without a cause in the worker.
+    # If processes take turns on the cores, rates differ even between equal workers.
     limit = 3.5 if run.mean("cpu_share") > 0.9 else 2.0
     if median < limit * rates[slow]:
         return None
@@ -339,8 +344,8 @@ def _slow_worker(run: RunResults) -> Found:
 
 @_rule(
     "machine-busy",
-    "driver and workers both wait, and more processes want a processor than there are and "
-    "than this run has",
+    "all cores are busy, and more processes want to run than the machine has cores and than this "
+    "run has processes",
 )
 def _machine_busy(run: RunResults) -> Found:
     cpus, load = run.last("num_cpus"), run.mean("load_1m")
@@ -440,7 +445,7 @@ def _learner_waits(run: RunResults) -> Found:
 
 @_rule(
     "learner-waits-for-shards",
-    "the learner waits in more than half of its time for batches that replay shards were asked for",
+    "the learner waits in more than half of its time for batches from replay shards",
 )
 def _learner_waits_for_shards(run: RunResults) -> Found:
     waits = run.rise_per_s("learner_blocked_by_shards_s")
@@ -527,13 +532,13 @@ def _late(values: Array) -> Array:
 
 
 def _in_a_rerun(run: RunResults) -> str:
-    """What to do with a run that was recorded."""
+    """Advice to repeat the run, if it was recorded."""
     recorded = run.rise("num_events_recorded") > 0.0
     return "; polopt rerun TRIAL repeats this run, to look at it" if recorded else ""
 
 
 def _reason(run: RunResults, key: str, most: int = 120) -> str:
-    """A colon and the last line of a message of the fault counts. Empty without a message."""
+    """The last line of the message under `key`, after a colon. Empty without a message."""
     lines = run.text(key).strip().splitlines()
     return f": {lines[-1][:most]}" if lines else ""
 

@@ -10,9 +10,9 @@ import numpy as np
 class LagHistogram:
     """Distribution of policy lag since the last report.
 
-    Lag in updates is a difference of two versions of the weights: the learner's version when it
-    uses a gradient or batch, minus the version that made the gradient or batch. Bin `i` counts lag
-    `i`. The last bin also counts all larger lags, so the length of the reported list is constant.
+    Lag in updates is the learner's version when it uses a gradient or batch, minus the version of
+    the weights that computed it. Bin `i` counts lag `i`. The last bin counts all larger lags, so
+    that the length of the reported list is constant.
 
     Args:
         bins: number of bins. The last one is open.

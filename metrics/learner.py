@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 #: Keys that are reported for every policy: the keys of RLlib 2.60, `clip_fraction`, and the means
-#: of a critic's values and value targets. If a loss does not have such a term, the value is 0.
+#: of a critic's values and value targets. A key is 0 if the policy's loss does not have that term.
 LEARNER_KEYS = (
     "policy_loss",
     "vf_loss",

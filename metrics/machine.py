@@ -57,9 +57,9 @@ class GpuUse(NamedTuple):
     """The current use of the GPUs of a process.
 
     Attributes:
-        share: share of the last sample period of the GPU's driver (1/6 to 1 s) in which the GPU was
-            busy for any process. With several GPUs, the largest share. NaN if it is not known.
-        memory_bytes: memory that PyTorch holds.
+        share: how busy the GPU was with work of any process, as a share of the last sample period
+            of the GPU's driver (1/6 to 1 s). With several GPUs, the largest share. NaN: not known.
+        memory_bytes: GPU memory that PyTorch holds.
     """
 
     share: float = 0.0

@@ -35,50 +35,48 @@ class StepResult(NamedTuple):
 
 
 class OptimizerStats:
-    """The counters and measurements of an optimizer while it trains.
+    """The counters and statistics of an optimizer.
 
-    Start-up begins with the construction of this object. It ends when the first worker to answer
-    begins the work of its answer. In this time, processes start, environments are made and
-    libraries are imported. The other phases, the rates and the training time do not include
-    start-up. The rates and the training time do not include the phase `evaluation` either, because
-    training stands still in it.
+    Start-up is the time in which processes start, environments are made and libraries are imported.
+    It begins with the construction of this object. It ends when the worker that answers first
+    begins the work for that answer. The other phases, rates and the training time leave start-up
+    out. Rates and the training time also leave out the phase `evaluation`, because training stands
+    still in it.
 
     Args:
         phases: names of the timed phases of a step in the driver. They do not overlap. `report` and
             `evaluation` are added to them.
-        worker_phases: names of the timed phases in workers.
+        worker_phases: names of further phases, in which workers spend time and the driver does not.
         actions: counts the actions of the policy's distribution.
-        read_gpus: returns the current use of the driver's GPUs, for example a `GpuReader`. None:
-            the driver uses no GPU.
-        clock: returns the seconds of a monotonic clock.
+        read_gpus: reads the current use of the driver's GPUs, such as a `GpuReader`. None: the
+            driver uses no GPU.
+        clock: returns seconds of a monotonic clock.
 
     Attributes:
-        num_env_steps_sampled: number of environment steps so far.
-        num_env_steps_discarded: number of environment steps in fragments that were dropped because
-            they were not finite. `num_env_steps_sampled` does not include them.
-        num_env_steps_trained: number of environment steps that were used for learning.
-        num_updates: number of updates so far.
-        lag: lag of the weights that chose the actions. See `LagMeter`.
-        gradient_lag: lag of the weights with which gradients were computed.
-        rollouts: the versions of the weights at which learning from a rollout ended.
+        num_env_steps_sampled: environment steps so far.
+        num_env_steps_discarded: environment steps of fragments that were not finite. They are not
+            part of `num_env_steps_sampled`.
+        num_env_steps_trained: environment steps that learning has used.
+        num_updates: updates so far.
+        lag: policy lag of the weights that acted. See `LagMeter`.
+        gradient_lag: lag of the weights that computed gradients.
+        rollouts: for each rollout, the version at which all of it had been learned.
         episodes: statistics of the last episodes.
         actions: distribution of the sampled actions.
-        custom_metrics: metrics that callbacks have returned for episodes.
+        custom_metrics: numbers that callbacks have returned for episodes.
         learner: statistics of the learner.
         timers: one timer for each phase, first the driver's phases, then the workers'.
         worker_times: times that workers measured themselves.
         machine: use of the driver's machine.
-        startup_s: seconds of start-up so far. Includes the time before a restore.
+        startup_s: seconds of start-up so far, including the time before a restore.
         training_s: seconds since the end of start-up, without evaluation. Includes the time before
             a restore.
         num_bytes_received: payload bytes of gradients, batches and weights from workers.
-        num_gradients: number of gradients that arrived from workers.
-        num_gradients_accepted: how many of these gradients were applied, alone or in a mean.
-        num_gradients_stale: number of gradients older than the optimizer's limit, which were
-            dropped or scaled.
-        num_gradients_skipped: number of gradients that were not applied because they were not
-            finite.
-        num_early_stopped: number of fragments that ended early.
+        num_gradients: gradients that the driver has taken from workers.
+        num_gradients_accepted: how many of these were applied, alone or in a mean.
+        num_gradients_stale: gradients older than the optimizer's limit, dropped or scaled.
+        num_gradients_skipped: gradients that were not applied because they were not finite.
+        num_early_stopped: fragments that ended early.
     """
 
     def __init__(
@@ -183,13 +181,13 @@ class OptimizerStats:
             self.add_update_rows(record.updates, record.rows_applied)
 
     def add_lag(self, acted: int, now: int, computed: int | None = None, weight: int = 1) -> None:
-        """Counts the lag of a batch or gradient, just before the learner uses it.
+        """Counts the lag of a batch or gradient right before the learner uses it.
 
         Args:
             acted: version of the weights that chose the actions.
             now: version of the learner's weights.
-            computed: version of the weights with which the gradient was computed. None: `now`.
-            weight: number of environments in the batch that have this lag.
+            computed: version of the weights that computed the gradient. None: `now`.
+            weight: number of environments whose column of a batch has this lag.
         """
         TRACER.count("policy lag", now - acted)
         self.lag.add(acted, now, self.rollouts, weight)
@@ -197,8 +195,8 @@ class OptimizerStats:
         self.gradient_lag.add(computed, now, self.rollouts, weight)
 
     def _add_lag_of_worker(self, updates: int, rollouts: int) -> None:
-        """Counts the lag of a batch from which a worker itself has learned. The lag is given in
-        updates, and in batches of that worker."""
+        """Counts the lag of a batch that a worker has learned itself, in updates and in batches of
+        that worker."""
         TRACER.count("policy lag", updates)
         self.lag.in_updates.add(updates)
         self.lag.in_rollouts.add(rollouts)
@@ -206,12 +204,12 @@ class OptimizerStats:
         self.gradient_lag.in_rollouts.add(0)
 
     def add_gradients(self, parts: Sequence[Gradients], now: int, stale: bool) -> None:
-        """Counts gradients that arrived from workers, and their lags.
+        """Counts gradients that the driver has taken from workers, with their lags.
 
         Args:
-            parts: the gradients of the single workers, also if only their mean is applied.
-            now: version of the weights to which they are applied.
-            stale: True if they are older than the optimizer's limit.
+            parts: the gradients of single workers, even if only their mean is applied.
+            now: version of the weights before the gradients are applied.
+            stale: whether they are older than the optimizer's limit.
         """
         self.num_gradients += len(parts)
         self.num_gradients_stale += len(parts) * stale
@@ -219,19 +217,20 @@ class OptimizerStats:
             self.add_lag(part.acted, now, computed=part.version)
 
     def add_gradients_skipped(self) -> None:
-        """Counts a gradient that its worker found not to be finite."""
+        """Counts a gradient that a worker did not send because it was not finite."""
         self.num_gradients += 1
         self.num_gradients_skipped += 1
 
     def add_gradient_update(
         self, gradients: Gradients, num_parts: int, updates: int, stats: Mapping[str, float]
     ) -> None:
-        """Counts a gradient as applied or as skipped.
+        """Counts a gradient as applied or skipped.
 
         Args:
             gradients: the gradient of one worker, or the mean over several workers.
             num_parts: number of these workers.
-            updates: number of updates made with it. 0 if it was not finite and was skipped.
+            updates: number of updates made with the gradient. 0: it was skipped because it was not
+                finite.
             stats: statistics of the learner.
         """
         if updates:
@@ -245,13 +244,13 @@ class OptimizerStats:
     def add_training(
         self, env_steps: int, updates: int, stats: Mapping[str, float], rows: int | None = None
     ) -> None:
-        """Counts the updates and the environment steps of one piece of learning.
+        """Counts updates and the environment steps that they used.
 
         Args:
-            env_steps: number of environment steps that were used for the first time.
-            updates: number of updates.
-            stats: statistics of the learner, as means over rows.
-            rows: number of these rows. None: `env_steps`.
+            env_steps: environment steps that no earlier update has used.
+            updates: number of updates made with them.
+            stats: statistics of the learner, means over `rows` rows.
+            rows: that number of rows. None: `env_steps`.
         """
         self._end_startup()
         self.num_env_steps_trained += env_steps
@@ -259,15 +258,14 @@ class OptimizerStats:
         self.learner.add(stats, max(env_steps if rows is None else rows, 1))
 
     def add_update_rows(self, updates: int, rows: int) -> None:
-        """Counts updates and the rows of their gradients, in whatever process they were made. If
-        several learners make the same updates with the same summed gradients, each of them counts
-        all updates and rows."""
+        """Counts the rows behind the gradients of updates. If several learners make the same
+        updates with the same summed gradients, each learner counts all of these rows."""
         self._updates_of_rows += updates
         self._rows += rows
 
     def report(self, worker_indices: Iterable[int] = (0,)) -> dict[str, Any]:
-        """Returns the counters, and the rates, lags and times since the last call. The keys are the
-        same in every call. `docs/metrics.md` explains them.
+        """Counters, and rates, lags and times since the last call (`docs/metrics.md`). Every call
+        returns the same keys.
 
         Args:
             worker_indices: indices of the workers of the run. 0 is the local worker.

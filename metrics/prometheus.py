@@ -16,17 +16,18 @@ LAG_BOUNDARIES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric, and the result key from which its value is taken.
+    """One metric, and the key of the results that gives its value.
 
     Attributes:
-        kind: a `counter` takes the increase of the number. A `gauge` takes the number. A
+        kind: a `counter` adds the increase of the number, and a `gauge` shows the number. A
             `histogram` takes the counts of a list whose last bin is open, such as
             `policy_lag/histogram`.
-        name: name of the metric. Ray adds the prefix `ray_`, and `_total` for counters.
-        unit: of the value.
-        key: path in results. `*` stands for each value of `tag`.
-        text: what it is.
-        tag: besides `optimizer` and `trial`. Empty: none.
+        name: the name without the prefix `ray_`, and without the `_total` of counters. Ray adds
+            both.
+        unit: unit of the value.
+        key: path of the value in results. `*` stands for each value of `tag`.
+        text: description of the metric.
+        tag: a further tag besides `optimizer` and `trial`. Empty: none.
     """
 
     kind: str

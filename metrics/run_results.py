@@ -160,8 +160,8 @@ class RunResults:
 
 
 class History:
-    """Keeps of results what the rules read, as they arrive. Of long runs it keeps every second
-    result, then every fourth, and so on.
+    """Collects the numbers that the rules read, from results as they arrive. As a run gets longer,
+    it keeps only every second result, later every fourth, eighth and so forth.
 
     Attributes:
         num_results: results added so far.

@@ -366,14 +366,14 @@ class AsyncReplay(ReplayOptimizer):
     def _send_priorities(
         self, shard: WorkerHandle, indices: np.ndarray, errors: np.ndarray
     ) -> None:
-        """Sends the TD errors `[B]` of rows to the shard that they come from."""
+        """Sends the TD errors `[B]` of rows to the shard that drew the rows."""
         if self.config.prioritized_replay:
             self._priorities.append((float(errors.mean()), float(errors.max())))
             args = indices, errors, self.policy.version
             self.calls.send(shard, set_priorities, *args, tag=Task("updated"))
 
     def _note_idle(self, share: float) -> None:
-        """Notes the share of samplers that have nothing to do from now on."""
+        """Notes the share of samplers that are idle from this moment."""
         now_s = self.workers.clock()
         before, since_s = self._idle
         self._blocked_s["samplers"] += before * (now_s - since_s)

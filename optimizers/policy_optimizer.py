@@ -70,7 +70,8 @@ class PolicyOptimizer(ABC):
     name: ClassVar[str] = ""
     config: Any  # an instance of `config_class`. A subclass declares the exact type
     config_class: ClassVar[type[OptimizerConfig]] = OptimizerConfig
-    #: The type of batch that a policy must learn from. Compared with `Policy.learns_from`.
+    #: The type of batch that this strategy gives to policies. A policy needs the same
+    #: `learns_from`.
     learns_from: ClassVar[type] = SampleBatch
     #: Further types of batches, each with the option `(key, value)` that selects it.
     also_learns_from: ClassVar[Mapping[type, tuple[str, Any]]] = {}
@@ -275,7 +276,7 @@ class PolicyOptimizer(ABC):
         """The part of `get_state` that the driver has at this moment.
 
         Drains nothing and calls no worker, so it does not disturb training. The statistics of the
-        environments' wrappers are those that came with each worker's last reply.
+        environments' wrappers come from each worker's last reply.
         """
         return {
             **self.metrics.get_state(),

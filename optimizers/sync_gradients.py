@@ -39,8 +39,8 @@ class SyncGradients(PolicyOptimizer):
             num_workers=4,
         )
 
-    A worker that has just started takes part from the next update on. If a worker fails, the update
-    goes on without its gradient. As long as no worker fails, a run is reproducible bit for bit for
+    A worker that has just started takes part in the next update. If a worker fails, the update is
+    made without its gradient. As long as no worker fails, a run is reproducible bit for bit for
     one seed, config and number of workers.
     """
 

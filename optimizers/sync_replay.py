@@ -48,8 +48,8 @@ class SyncReplayConfig(ReplayOptions):
         save_replay_buffer: save the buffer in checkpoints. Without it, a restored run first fills
             the buffer to `learning_starts` again, and then goes on learning.
         replay_unit: `transition` draws single transitions. `sequence` draws sequences, for policies
-            with memory (`learns_from = Sequences`). A batch has `train_batch_size` rows, and the
-            rows of the burn-in do not count.
+            with memory, whose `learns_from` is `Sequences`. A batch has `train_batch_size` rows.
+            Rows of the burn-in do not count.
         sequence_length: steps of a sequence, including the burn-in. Sequences begin where fragments
             begin, so `rollout_fragment_length` must not be larger. None with transitions.
         burn_in: number of steps at the start of each sequence that only bring the memory up to date
@@ -121,8 +121,8 @@ class SyncReplayConfig(ReplayOptions):
 
 
 class SyncReplay(ReplayOptimizer):
-    """Gathers one fragment from each worker, inserts them into a buffer, and learns from batches
-    that it draws, as often as the training intensity asks for.
+    """Gathers one fragment from each worker, inserts them into a buffer, and learns from batches of
+    the buffer, as often as the training intensity requires.
 
         polopt.PolicyOptimizerTrainer(
             env="CartPole-v1",
@@ -279,8 +279,8 @@ class SyncReplay(ReplayOptimizer):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues with an empty buffer, which `buffer_files` fills if rows were saved. If not,
-        `learning_starts` rows are sampled before learning goes on. The training intensity stays the
-        same."""
+        `learning_starts` rows are sampled before learning continues. The training intensity stays
+        the same."""
         super().set_state(state)
         restore_samplers(self.workers, state.get("workers", {}))
         self._begin_buffer()

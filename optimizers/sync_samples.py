@@ -31,8 +31,8 @@ class SyncSamplesConfig(OptimizerConfig):
     """Options of `SyncSamples`.
 
     Attributes:
-        train_batch_size: environment steps of one batch, rounded up to whole fragments. Rows that
-            are lost to next-step resets are not made up for. None: one fragment of each worker.
+        train_batch_size: environment steps of one batch, rounded up to whole fragments. A batch is
+            smaller if next-step resets take some of its rows. None: one fragment of each worker.
         fraction_workers: once this share of the workers has sampled all its fragments, the others
             stop early, and their samples so far are used. With 1 the driver waits for all workers.
             Only then do results not depend on timing.

@@ -1,4 +1,4 @@
-"""`ActingPolicy`: what acts, whether it learns or not."""
+"""`ActingPolicy`: base class of everything that chooses actions, whether it learns or not."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class ActingPolicy(ABC):
         actions, extras = policy.compute_actions(policy.encoder.encode(observations))
         policy.set_weights(weights)
 
-    This is all that samplers, workers and a `Collector` use of a policy. `Policy` also learns.
-    `NonLearningPolicy` adapts a function or a module of the user. A subclass provides
-    `make_distribution`, `action_params` (or `act`), and weights and state.
+    Samplers, workers and a `Collector` use only these methods of a policy. `Policy` also learns.
+    `NonLearningPolicy` adapts the user's own function or module. A subclass provides
+    `make_distribution`, `action_params` (or `act`), and the methods for weights and state.
 
     Args:
         observation_space: observation space of one environment.
@@ -39,16 +39,17 @@ class ActingPolicy(ABC):
 
     Attributes:
         encoder: converts observations of the environment to arrays.
-        action_space: of one environment.
-        normalizer: normalises observations and rewards. None: the policy does not.
+        action_space: action space of one environment.
+        normalizer: normalises observations and rewards. None: they are used as they are.
         dist: the action distribution.
-        mask: where observations say which actions are allowed. None: they do not.
+        mask: the place of the action mask in observations. None: observations have no mask.
         version: number of updates applied to the weights. Written to each batch.
         env_steps: environment steps sampled so far by all workers. The argument of all schedules.
         shuffle: random numbers for the order of minibatches. Workers save and restore it.
         state_size: S, size of the memory of one environment, a vector. 0 without memory.
-        worker_index: index of the worker that samples with it, from 1. 0: none, or the driver.
-        num_workers: number of workers that sample, and each has its index.
+        worker_index: index of the worker that samples with this policy, from 1. 0: the driver, or
+            no worker.
+        num_workers: number of workers that sample.
 
     Raises:
         ConfigError: for spaces that are not supported.
@@ -79,8 +80,8 @@ class ActingPolicy(ABC):
 
     @property
     def samples_uniformly(self) -> bool:
-        """Whether exploring ignores the policy at present, as at the start of replay. Every allowed
-        action then has the same probability."""
+        """Whether sampled actions are uniformly random at the moment, as at the start of a run with
+        replay. Then every allowed action has the same probability."""
         return False
 
     @abstractmethod

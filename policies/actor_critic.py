@@ -23,7 +23,8 @@ class ActorCriticConfig(FragmentConfig):
         vf_loss_coeff: weight of the value loss, which is half the mean squared error, as in RLlib's
             A3C, IMPALA and APPO.
         entropy_coeff: weight of the entropy bonus. A number or a schedule like `lr`.
-        standardize_advantages: to mean 0 and standard deviation 1 over the whole batch.
+        standardize_advantages: scale advantages to mean 0 and standard deviation 1 over the whole
+            batch.
     """
 
     vf_loss_coeff: float = pydantic.Field(default=0.5, ge=0.0, le=1e6)
@@ -66,8 +67,8 @@ class ActorCriticPolicy(FragmentPolicy):
         return batch
 
     def state_values(self, batch: SampleBatch) -> tuple[np.ndarray, np.ndarray]:
-        """Values of a batch's observations and of their true next observations, `[T, N]` each. 0
-        after `terminated`."""
+        """The values `[T, N]` of a batch's observations, and the values `[T, N]` of their true next
+        observations. The latter are 0 after `terminated`."""
         batch = self.normalized(batch)
         if not self.state_size:
             return gae.state_values(batch, self.backend.value)

@@ -26,10 +26,10 @@ class EpsilonGreedyConfig(NormalizingConfig):
     """Options of policies with Q-values, in addition to the options of `NormalizingConfig`.
 
     Attributes:
-        epsilon: probability of a random action, a number or `[[environment steps, value], ...]`.
-        per_worker_epsilon: each environment of the workers has an epsilon of its own that does not
-            change, `0.4^(1 + 7 i / (n - 1))` for environment i of n (Horgan et al., 2018).
-            Without remote workers `epsilon` is used.
+        epsilon: probability of a random action. A number, or `[[environment steps, value], ...]`.
+        per_worker_epsilon: give each environment of the workers its own, constant epsilon. For
+            environment i of n it is `0.4^(1 + 7 i / (n - 1))` (Horgan et al., 2018). Without remote
+            workers `epsilon` is used.
     """
 
     epsilon: ScheduleValue = pydantic.Field(default=[(0, 1.0), (10_000, 0.05)])
@@ -37,8 +37,8 @@ class EpsilonGreedyConfig(NormalizingConfig):
 
 
 class EpsilonGreedyPolicy(Policy):
-    """Acts with the values of all actions, for Discrete actions: greedily, except for actions that
-    are random with probability epsilon. Actions that a mask does not allow are never chosen."""
+    """Chooses the Discrete action with the highest Q-value, or with probability epsilon a random
+    one. Never chooses an action that the mask does not allow."""
 
     config: Any  # see Policy
 
@@ -53,7 +53,7 @@ class EpsilonGreedyPolicy(Policy):
         return EpsilonGreedy(space, self.epsilons)
 
     def epsilons(self, envs: int) -> float | np.ndarray:
-        """Epsilon of N environments `[N]`, or of all of them."""
+        """The epsilon of each of this worker's environments `[N]`, or one number for all."""
         if self.config.per_worker_epsilon and self.worker_index:
             first, all_envs = (self.worker_index - 1) * envs, self.num_workers * envs
             place = np.arange(first, first + envs) / max(all_envs - 1, 1)

@@ -110,7 +110,7 @@ class Policy(ActingPolicy):
         """From now on scales actions as `acting` says, and observations where the family of the
         policy does. Changes the config, too.
 
-        Weights carry the `acting` of the policy that they come from.
+        Weights carry the `acting` of the policy that learned them.
         """
         if acting == self.acting:
             return
@@ -124,7 +124,7 @@ class Policy(ActingPolicy):
     def count_parameters(
         cls, observation_space: Space[Any], action_space: Space[Any], config: PolicyConfig
     ) -> int | None:
-        """The number of trained parameters: those of all segments except copies.
+        """The number of trained parameters. Segments that are copies do not count.
 
         Takes no memory for the parameters. None if making the segments needs real numbers, for
         example because a module prints its weights.

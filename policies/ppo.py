@@ -32,13 +32,14 @@ class PPOConfig(ActorCriticConfig):
         clip_param: the ratio of new to old probability is clipped to 1 - this and 1 + this.
         vf_loss_coeff: weight of the value loss, which is the mean squared error, as in RLlib's PPO
             and in Stable-Baselines3.
-        vf_clip_param: largest squared error in the value loss, as in RLlib, whose default is 10: a
-            value with a larger one is not changed by it. None: errors are not bounded.
+        vf_clip_param: largest squared error in the value loss. A value with a larger error gets no
+            gradient. None: errors are not bounded. (RLlib's default is 10.)
         vf_clip_range: largest change of a value since sampling that counts in the value loss
             (`clip_range_vf` of Stable-Baselines3). None: any change counts.
         kl_coeff: initial weight of the KL penalty. 0 disables it.
-        kl_target: target of the adapted weight: it is multiplied by 1.5 if the KL after learning
-            exceeds twice this, and halved if the KL is below half of this.
+        kl_target: the KL that the weight of the penalty is adapted to. If the KL after learning is
+            above twice this target, the weight is multiplied by 1.5. If it is below half of the
+            target, the weight is halved.
         kl_stop: learning from a batch stops after an epoch with a larger mean KL. None: never.
     """
 

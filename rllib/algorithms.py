@@ -120,8 +120,8 @@ class Algorithm(PolicyOptimizerTrainer):
             more: arguments of RLlib that change nothing here.
 
         Returns:
-            `env_runners`, as RLlib 2.60 returns it, and the names of RLlib 2.7: `evaluation`, with
-            `episode_reward_mean` and so on.
+            `env_runners`, as in RLlib 2.60. Also the keys of RLlib 2.7: `evaluation` with
+            `episode_reward_mean` and the like.
         """
         played = super().evaluate().episodes
         returns = [episode.episode_return for episode in played]

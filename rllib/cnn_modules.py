@@ -17,8 +17,8 @@ _SIDES = {"encoder": "policy", "actor_encoder": "policy", "critic_encoder": "val
 
 
 def cnns_of(module: Any) -> dict[str, nn.Sequential]:
-    """The convolutions of a module, by the trunk that they belong to: `policy`, and `value` if they
-    are not shared. Empty if it has none.
+    """The convolutions of a module by trunk. The keys are `policy`, and `value` if the trunks are
+    not shared. Empty if the module has no convolutions.
 
     Raises:
         ConfigError: an LSTM follows them.

@@ -40,8 +40,8 @@ _PLAIN: dict[str, Any] = {
 def load_rl_module(path: str | Path, policy: str = "ppo") -> Policy:
     """The policy of polopt with the network and the weights of an `RLModule` that RLlib saved.
 
-    RLlib's checkpoints are pickled: loading one runs whatever code its author put in. So load only
-    folders that you trust.
+    RLlib's checkpoints are pickled, so loading one runs any code that its author has put there.
+    Load only folders that you trust.
 
     Args:
         path: a checkpoint of an `RLModule`: of `module.save_to_path(path)`, or below a checkpoint

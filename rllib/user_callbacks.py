@@ -40,44 +40,48 @@ _OF_EPISODES = {"on_episode_step", "on_episode_end"}
 
 
 class RLlibCallback:
-    """Base class of callbacks in RLlib's form, with its arguments by name.
+    """Base class of callbacks in RLlib's form.
+
+        class MyCallback(RLlibCallback):
+            def on_episode_end(self, *, episode, metrics_logger, **arguments):
+                metrics_logger.log_value("my_length", len(episode))
 
     polopt calls `on_episode_step`, `on_episode_end` and `on_sample_end` in the process that
-    samples, and `on_train_result` in the driver. A class with another method is refused with what
-    to use instead.
+    samples, and `on_train_result` in the driver. It passes arguments by name. If a class has
+    another method of RLlib's, an error says what to use instead.
     """
 
     def on_episode_step(self, **arguments: Any) -> None:
         """Called after each step of each environment.
 
         Args:
-            arguments: as `on_episode_end`. `episode` is the episode so far.
+            arguments: the same as in `on_episode_end`. `episode` is the episode so far.
         """
 
     def on_sample_end(self, **arguments: Any) -> None:
         """Called with each fragment.
 
         Args:
-            arguments: those of the following that the method has: `samples`, a `SampleBatch`;
-                `metrics_logger`; `env_runner` or `worker`, the `RolloutWorker`.
+            arguments: `samples` (a `SampleBatch`), `metrics_logger`, and `env_runner` or `worker`
+                (the `RolloutWorker`). A method gets only the arguments that it has.
         """
 
     def on_episode_end(self, **arguments: Any) -> None:
         """Called when an episode has ended.
 
         Args:
-            arguments: those of the following that the method has: `episode`, a `FinishedEpisode`;
-                `metrics_logger`, a `MetricsLogger`; `env_runner` or `worker`, the `RolloutWorker`;
-                `env`, the vector of environments; `env_index`; `rl_module` or `policies`, the
-                policy, or a dict of it under "default_policy".
+            arguments: `episode` (a `FinishedEpisode`), `metrics_logger` (a `MetricsLogger`),
+                `env_runner` or `worker` (the `RolloutWorker`), `env` (the vector of environments),
+                `env_index`, `rl_module` (the policy) and `policies` (a dict with the policy under
+                "default_policy"). A method gets only the arguments that it has.
         """
 
     def on_train_result(self, **arguments: Any) -> None:
         """Called with each result, which it may change.
 
         Args:
-            arguments: those of the following that the method has: `algorithm`, or `trainer`;
-                `result`; `metrics_logger`, which is not used.
+            arguments: `algorithm` or `trainer`, `result`, and `metrics_logger` (it is not used). A
+                method gets only the arguments that it has.
         """
 
 
@@ -85,7 +89,7 @@ for _name in _NOT_CALLED:
     # `super().on_episode_start(...)` of a user's method finds something.
     setattr(RLlibCallback, _name, lambda self, **arguments: None)
 
-#: Its name until RLlib 2.40.
+#: The name of `RLlibCallback` until RLlib 2.40.
 DefaultCallbacks = RLlibCallback
 
 

@@ -111,8 +111,8 @@ class TuneStates:
         return [state for path in paths if (state := self._state(path)) is not None]
 
     def staged(self, names: Collection[str]) -> dict[Path, TuneState]:
-        """The newest state of each experiment in Ray's temporary directory, by the directory that
-        Tune copies its results to.
+        """The newest state of each experiment in Ray's temporary directory. The key is the
+        directory into which Tune copies the experiment's results.
 
         While a run goes on, Tune's loggers write there, and Tune copies now and then.
 

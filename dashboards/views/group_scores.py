@@ -30,11 +30,12 @@ class Scored:
     Attributes:
         run: the run.
         x: steps or seconds, shape `[R]`.
-        y: returns, shape `[R]`. Normalised per task where several tasks are selected.
+        y: returns, shape `[R]`. They are normalised per task if several tasks are selected.
         raw: returns that are not normalised, shape `[R]`.
-        holds: whether the run has finished, so that its last return holds from then on.
-        evaluated: steps or seconds, and mean returns, of its evaluations, shape `[E]` each. On the
-            axis of steps where the weights were taken. Normalised as `y`.
+        holds: whether the run has finished. Then its last return also stands for all later steps.
+        evaluated: steps or seconds of the run's evaluations, and their mean returns, shape `[E]`
+            each. On the axis of steps, an evaluation is at the step of its weights. Returns are
+            normalised like `y`.
     """
 
     run: Run

@@ -240,7 +240,8 @@ class FlatParameters:
 
 
 def _places(segments: Mapping[str, Segment], names: Iterable[str], offset: int) -> dict[str, slice]:
-    """The places of segments in a flat vector, one after the other from `offset` on."""
+    """The places of segments in a flat vector. The first begins at `offset`, and the others
+    follow without gaps."""
     places = {}
     for name in names:
         end = offset + sum(p.numel() for p in segments[name].module.parameters())

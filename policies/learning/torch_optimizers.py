@@ -1,7 +1,7 @@
 """Adam and RMSprop of `torch.optim` over one flat tensor.
 
-Results are bit for bit those of `torch.optim.Adam` and `torch.optim.RMSprop`. Constructing these
-classes imports torch's compiler, which takes about 2 s and 800 modules per process. So RMSprop
+Results equal `torch.optim.Adam` and `torch.optim.RMSprop` bit for bit. Constructing these classes
+imports torch's compiler, which takes about 2 s and 800 modules per process. So RMSprop
 calls the function `torch.optim.rmsprop.rmsprop` instead. Adam calls the kernel behind
 `torch.optim.adam.adam(fused=True)`, because that function costs A3C's driver about 40 us more for
 each update (docs/performance.md). The kernel is the only private name of torch in this file.

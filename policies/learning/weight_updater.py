@@ -36,7 +36,7 @@ class WeightUpdater:
         self.configure(config)
 
     def configure(self, config: PolicyConfig) -> None:
-        """Uses the options of `config` from the next update on. `torch_optimizer` must stay the
+        """Makes the next update use the options of `config`. Only `torch_optimizer` must stay the
         same."""
         self._config = config
         self._lrs = {}

@@ -1,7 +1,8 @@
 """`Backend`: computes the outputs and the gradients of a policy's network.
 
-A policy calls it and does not depend on which one it is: this one, in torch, supports every network
-and loss. `fast_cpu.numpy_backend.NumpyBackend` is faster for small networks on the CPU.
+There are two backends, and a policy calls both in the same way. `Backend` computes in torch, and
+supports every network and loss. `fast_cpu.numpy_backend.NumpyBackend` computes in NumPy, and is
+faster for small networks on the CPU.
 """
 
 from __future__ import annotations
@@ -15,19 +16,23 @@ from torch import Tensor
 
 from polopt.policies.networks.network import Network
 
-#: Columns of a batch or a minibatch: arrays, or what `Backend.rows` makes of them.
+#: Columns of a batch or a minibatch by name: arrays, or the values that `Backend.rows` returns.
 Rows = Mapping[str, Any]
-#: `ActorCriticPolicy.loss`.
+#: The type of `NetworkPolicy.loss`.
 Loss = Callable[[Mapping[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]
 
 
 class Backend:
-    """Computes outputs and gradients of one network, in torch: supports every network and loss.
+    """Computes outputs and gradients of one network in torch. Supports every network and loss.
+
+        params = backend.action_params(obs)        # to act
+        rows = backend.rows(columns)               # once for each batch
+        stats = backend.backward(rows)             # adds to the `.grad` of all parameters
 
     Args:
         model: the network.
         device: device of the network.
-        loss: `ActorCriticPolicy.loss`.
+        loss: `NetworkPolicy.loss` of the policy.
     """
 
     def __init__(
@@ -69,19 +74,20 @@ class Backend:
         )
 
     def rows(self, columns: Rows) -> Rows:
-        """The columns of a batch as `backward` uses them: here, tensors on the network's device.
-        Called once for all minibatches, which are parts of what it returns."""
+        """The columns of a batch as `backward` takes them: as tensors on the network's device.
+        Called once for each batch. Minibatches are parts of the returned columns."""
         return {
             name: as_tensor(column, self._device) if isinstance(column, np.ndarray) else column
             for name, column in columns.items()
         }
 
     def backward(self, rows: Rows) -> dict[str, float]:
-        """Adds the gradient of the mean loss of `rows` to the `.grad` of all parameters. The
-        network is in training mode meanwhile, and else in evaluation mode.
+        """Adds the gradient of the mean loss of `rows` to the `.grad` of all parameters.
+
+        The network is in training mode during this call, and in evaluation mode at all other times.
 
         Args:
-            rows: `[B, ...]` columns, arrays or from `rows`. See `ActorCriticPolicy.loss`.
+            rows: columns `[B, ...]`, as arrays or from `rows`. See `NetworkPolicy.loss`.
 
         Returns:
             learner statistics of the loss, with `total_loss`.
@@ -99,13 +105,14 @@ class Backend:
 def aligned(array: np.ndarray) -> np.ndarray:
     """The array, or a copy of it that begins at a multiple of 16 bytes.
 
-    Matrix products on a CPU round differently where an array does not, as the rows of one step of a
-    fragment: the last bit of what the sampler and `predict` compute would differ.
+    Matrix products on a CPU round differently if an array begins elsewhere, as the rows of one step
+    of a fragment may. Then the outputs of the sampler and of `predict` would differ in the last
+    bit.
     """
     return array.copy() if array.ctypes.data % 16 else array
 
 
 def as_tensor(array: np.ndarray, device: torch.device | None = None) -> Tensor:
-    """A tensor of the array, of its memory where possible."""
+    """The array as a tensor. They share memory where possible."""
     # Arrays from Ray's object store are read-only, which torch does not support.
     return torch.as_tensor(array if array.flags.writeable else array.copy(), device=device)

@@ -26,8 +26,8 @@ class ImageEncoder(NamedTuple):
 
     Attributes:
         part: the image in encoded observations.
-        filters: of each convolution. See `ModelConfig`.
-        hiddens: widths of the linear layers after them.
+        filters: channels, kernel and stride of each convolution. See `ModelConfig`.
+        hiddens: widths of the linear layers after the convolutions.
         layer_norm: see `ModelConfig`.
     """
 
@@ -45,8 +45,8 @@ class ImageEncoder(NamedTuple):
 
     @property
     def channels_last(self) -> bool:
-        """Whether the image is `[H, W, C]`: its last dimension is the smallest, or all are equal.
-        Else it is `[C, H, W]`."""
+        """Whether the image is `[H, W, C]`. This is so if its last dimension is the smallest, or if
+        all are equal. Otherwise the image is `[C, H, W]`."""
         shape = self.part.space.shape
         assert shape is not None
         return shape[2] < min(shape[:2]) or len({*shape}) == 1
@@ -57,10 +57,10 @@ class ImageEncoder(NamedTuple):
         return image.permute(0, 3, 1, 2) if self.channels_last else image
 
     def make(self) -> tuple[nn.Sequential, int]:
-        """New layers, and their number of output features.
+        """Makes new layers. Returns them and their number of output features.
 
         Raises:
-            ConfigError: if a kernel is larger than its input.
+            ConfigError: a kernel is larger than its input.
         """
         shape = self.part.space.shape
         assert shape is not None
@@ -94,7 +94,7 @@ class ImageEncoder(NamedTuple):
 class CNNNetwork(ActorCriticNetwork):
     """Convolutions over images, with ReLU.
 
-    Images of bytes are scaled to [0, 1] here, so that they are stored and sent as bytes.
+    Images of bytes are scaled to [0, 1] only here, so they can be stored and sent as bytes.
 
     Args:
         encoder: the image and its layers.

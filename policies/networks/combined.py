@@ -15,8 +15,9 @@ from polopt.policies.networks.observations import Part, flattened
 
 
 class CombinedNetwork(ActorCriticNetwork):
-    """Images pass through convolutions of their own. Their features and all other parts of the
-    observation, flattened, are the input of an MLP (as `CombinedExtractor` of Stable-Baselines3).
+    """Each image of an observation passes through convolutions of its own. An MLP then gets the
+    features of all images, and the other parts of the observation, flattened. (This is like
+    `CombinedExtractor` of Stable-Baselines3.)
 
     Args:
         images: the parts with convolutions.
@@ -50,15 +51,15 @@ class CombinedNetwork(ActorCriticNetwork):
         self.parts = (*(encoder.part for encoder in images), *others)
 
     def prepare(self, obs: Tensor) -> list[Tensor]:
-        """The images, each `[B, C, H, W]`, and at the end the other parts `[B, D]`, if there are
-        any. Float32."""
+        """The images, each `[B, C, H, W]` float32. If there are other parts, they come last, as one
+        tensor `[B, D]` float32."""
         others = [flattened(part.scaled(obs)) for part in self.others]
         images = [encoder.image(obs) for encoder in self.images]
         return [*images, torch.cat(others, dim=1)] if others else images
 
 
 class _Trunk(nn.Module):
-    """Features of images and of other inputs, concatenated, through an MLP."""
+    """Concatenates the features of images with the other inputs, and passes them to an MLP."""
 
     def __init__(self, images: Sequence[nn.Sequential], joint: nn.Sequential) -> None:
         super().__init__()

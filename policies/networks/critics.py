@@ -1,4 +1,4 @@
-"""Networks of policies for continuous actions: an actor, and critics of observation and action."""
+"""Networks for continuous actions: an actor, and critics that get observation and action."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from polopt.policies.networks.observations import flattened
 
 
 class CriticModelConfig(ModelConfig):
-    """Options of the networks of actor and critics: as `ModelConfig`, with other defaults.
+    """Options of the networks of actor and critics: the options of `ModelConfig`, with other
+    defaults.
 
-    Actor and critics are networks of their own, and each has these options. `vf_share_layers`,
-    `free_log_std` and `squash_actions` have no effect.
+    The actor and each critic are separate networks, and all of them use these options.
+    `vf_share_layers`, `free_log_std` and `squash_actions` have no effect.
     """
 
     fcnet_hiddens: Widths = (256, 256)
@@ -28,12 +29,13 @@ class CriticModelConfig(ModelConfig):
 
 
 class Critics(nn.Module):
-    """Values of observations and actions from several networks, whose second output is the value.
+    """Computes Q-values of observations and actions with K networks.
 
-    A network gets the observation and the action as an observation of a `Tuple` space.
+    Each network gets the pair as an observation of a `Tuple` space. Its second output is the
+    Q-value.
 
     Args:
-        networks: K networks.
+        networks: the K networks.
     """
 
     def __init__(self, networks: list[Network]) -> None:
@@ -41,8 +43,8 @@ class Critics(nn.Module):
         self.networks = nn.ModuleList(networks)
 
     def forward(self, obs: Tensor, actions: Tensor, count: int | None = None) -> Tensor:
-        """Q-values `[K, B]` of encoded observations `[B, ...]` and actions `[B, A]`, of the first
-        `count` networks. None: of all."""
+        """Q-values `[K, B]` of encoded observations `[B, ...]` and actions `[B, A]`. With `count`,
+        only the first `count` networks compute them."""
         inputs = torch.cat([flattened(obs).float(), actions], dim=1)
         values = [network.value(inputs) for network in self.networks[:count]]  # type: ignore[operator]
         return torch.stack(values)
@@ -55,17 +57,17 @@ def make_actor(
     gaussian: bool,
     config: ModelConfig,
 ) -> Network:
-    """A new actor, whose first output are distribution parameters `[B, P]`.
+    """Makes an actor. Its first output is the distribution parameters `[B, P]`.
 
     Args:
-        observation_space: of one environment.
-        action_space: of one environment.
-        num_params: P.
-        gaussian: the second half of the parameters are log standard deviations.
+        observation_space: observation space of one environment.
+        action_space: action space of one environment.
+        num_params: P, number of distribution parameters for one observation.
+        gaussian: whether the second half of the parameters are log standard deviations.
         config: see `ModelConfig`.
 
     Raises:
-        ConfigError: as `make_network`, and for a network with memory.
+        ConfigError: the network has memory, or `make_network` refuses it.
     """
     network = make_network(
         observation_space, action_space, None, num_params, gaussian, _own(config)
@@ -76,7 +78,8 @@ def make_actor(
 def make_critics(
     observation_space: Space[Any], action_space: spaces.Box, count: int, config: ModelConfig
 ) -> Critics:
-    """New critics, each with weights of its own. Arguments and errors as `make_actor`."""
+    """Makes `count` critics with separate weights. Other arguments and errors as in
+    `make_actor`."""
     size = int(np.prod(action_space.shape))
     actions = spaces.Box(-1.0, 1.0, (size,), np.float32)
     space = spaces.Tuple((observation_space, actions))
@@ -88,10 +91,10 @@ def make_critics(
 
 
 def check_bounded(space: Space[Any], policy: str) -> None:
-    """Checks that actions of [-1, 1] can be mapped to the action space.
+    """Checks that actions in [-1, 1] can be mapped to the action space.
 
     Raises:
-        ConfigError: unless the space is a Box of floats with finite bounds.
+        ConfigError: the space is not a Box of floats with finite bounds.
     """
     is_box = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
     if not (is_box and np.isfinite(space.low).all() and np.isfinite(space.high).all()):  # type: ignore[attr-defined]
@@ -103,7 +106,8 @@ def check_bounded(space: Space[Any], policy: str) -> None:
 
 
 def _own(config: ModelConfig) -> ModelConfig:
-    """One trunk: the other head of each network is not used."""
+    """The options with one shared trunk. Each network uses only one head, so it needs only one
+    trunk."""
     return config.model_copy(update={"vf_share_layers": True, "free_log_std": False})
 
 

@@ -1,4 +1,4 @@
-"""`CustomNetwork`: a `torch.nn.Module` of the user's as the network of a policy."""
+"""`CustomNetwork`: uses the user's own `torch.nn.Module` as the network of a policy."""
 
 from __future__ import annotations
 
@@ -16,19 +16,23 @@ from polopt.common.config import ConfigError, shown
 from polopt.policies.networks.network import Network, States
 from polopt.policies.networks.observations import split
 
-#: Rows of the example batch. Batch normalisation over one row has no variance.
+#: Rows of the example batch. More than one, because batch normalisation needs a variance.
 _ROWS = 2
-#: Frames of the user's code that an error quotes.
+#: Number of stack frames of the user's code that an error quotes.
 _FRAMES = 3
 
 
 class CustomNetwork(Network):
-    """Passes encoded observations to a module in the structure of their space. See `split`.
+    """Passes observations to the user's module, in the structure of their space. See `split`.
 
-    The module is `module_class(observation_space, action_space, num_params, **options)`, and its
-    `forward(obs)` returns distribution parameters `[B, P]` and values `[B]`. A module with memory
-    has an attribute `state_size`, S. Its `forward(obs, state)` gets the memory `[B, S]`, and
-    returns the memory after the observations as well.
+        class MyNetwork(nn.Module):
+            def __init__(self, observation_space, action_space, num_params, **options): ...
+
+            def forward(self, obs):
+                return params, values                  # [B, num_params], [B]
+
+    A module with memory has an attribute `state_size`, S. Its `forward(obs, state)` also gets the
+    memory `[B, S]`, and returns the memory after these observations as the third output.
 
     Args:
         module: the module.
@@ -59,7 +63,7 @@ class CustomNetwork(Network):
         return torch.stack(all_params), torch.stack(all_values), states
 
     def __repr__(self) -> str:
-        """Names and shapes of parameters and buffers, which checkpoints compare: the rest of a
+        """Names and shapes of the parameters and buffers. Checkpoints compare them. The rest of the
         module may change."""
         state = self.module.state_dict().items()
         shapes = [f"{name} {list(t.shape)}" for name, t in state if isinstance(t, Tensor)]
@@ -73,18 +77,18 @@ def make_custom(
     action_space: Space[Any],
     num_params: int,
 ) -> CustomNetwork:
-    """A new module of the user's, after checks of its tensors and of its outputs.
+    """Makes the user's module, and checks its tensors and its outputs for an example batch.
 
     Args:
-        module_class: see `CustomNetwork`.
+        module_class: the user's class. See `CustomNetwork`.
         options: keyword arguments of its constructor.
-        observation_space: of one environment, without an action mask.
-        action_space: of one environment.
+        observation_space: observation space of one environment, without an action mask.
+        action_space: action space of one environment.
         num_params: P, number of distribution parameters for one observation.
 
     Raises:
-        ConfigError: it raises, or it does not fit these spaces. The message says why.
-        NotImplementedError: on torch's device `meta`, if it needs real numbers.
+        ConfigError: the module raises, or does not fit these spaces. The message says why.
+        NotImplementedError: on torch's device `meta`, if the module needs real numbers.
     """
     name = module_class.__name__
     on_meta = torch.empty(0).device.type == "meta"
@@ -113,7 +117,7 @@ def make_custom(
 
 
 def _example(space: Space[Any]) -> Tensor:
-    """A batch of encoded observations: zeros."""
+    """A batch of encoded observations, all zeros."""
     if isinstance(space, spaces.Box):
         return torch.from_numpy(np.zeros((_ROWS, *space.shape), space.dtype))
     return torch.zeros(_ROWS, int(spaces.utils.flatdim(space)))
@@ -181,7 +185,7 @@ def _check_outputs(outputs: Any, name: str, num_params: int, state_size: int) ->
 
 
 def _described(value: Any) -> str:
-    """`value` in an error: a tensor by type and shape, without its numbers."""
+    """How an error shows `value`. A tensor is shown by type and shape, without its numbers."""
     if isinstance(value, Tensor):
         return f"{value.dtype} {list(value.shape)}"
     if isinstance(value, tuple | list):

@@ -37,7 +37,7 @@ def mlp(
     widths: Sequence[int], activation: type[nn.Module], layer_norm: bool = False
 ) -> nn.Sequential:
     """Linear layers between consecutive widths, each followed by the activation. With
-    `layer_norm`, layer normalisation comes between the two."""
+    `layer_norm`, each activation has a layer normalisation before it."""
     layers: list[nn.Module] = []
     for size_in, size_out in itertools.pairwise(widths):
         layers.append(linear(size_in, size_out, gain=2.0**0.5))

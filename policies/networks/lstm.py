@@ -1,4 +1,4 @@
-"""`LSTM`: long short-term memory (Hochreiter and Schmidhuber, 1997) that episodes reset."""
+"""`LSTM`: long short-term memory (Hochreiter and Schmidhuber, 1997), reset at each new episode."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class LSTM(nn.Module):
         Args:
             inputs: `[T, B, D]`.
             state: `[B, 2 C]` before the first step.
-            starts: `[T, B]` bool: the state is 0 before this step, whatever it was. None: nowhere.
+            starts: `[T, B]` bool. True sets the state to 0 before this step. None: no step does.
 
         Returns:
-            outputs `[T, B, C]`. And the state `[B, 2 C]` by step: after the last step, and after
-            each one before a step at which any sequence starts.
+            outputs `[T, B, C]`, and states `[B, 2 C]` by step. There is a state after the last
+            step, and after each step that is followed by a start of any sequence.
         """
         size = state.shape[1] // 2
         hidden, cells = state[None, :, :size].contiguous(), state[None, :, size:].contiguous()
@@ -60,8 +60,8 @@ class LSTM(nn.Module):
 
 
 def _stretches(starts: Tensor | None, steps: int) -> list[tuple[int, int]]:
-    """The stretches of time within which no state is reset: one call for each of them costs less
-    than one for each step."""
+    """The stretches of time without a reset. One call of the LSTM for each stretch costs less than
+    one call for each step."""
     begins = [] if starts is None else starts.any(dim=1).nonzero()[:, 0].tolist()
     bounds = sorted({0, steps, *begins})
     return list(itertools.pairwise(bounds))

@@ -33,19 +33,19 @@ def make_network(
     gaussian: bool,
     config: ModelConfig,
 ) -> Network:
-    """The network of encoded observations of a space.
+    """Makes the network for the encoded observations of a space.
 
     Args:
-        observation_space: of one environment.
-        action_space: of one environment.
-        mask: of `find_action_mask`.
+        observation_space: observation space of one environment.
+        action_space: action space of one environment.
+        mask: the action mask, from `find_action_mask`.
         num_params: P, number of distribution parameters for one observation.
-        gaussian: the second half of the parameters are log standard deviations.
+        gaussian: whether the second half of the parameters are log standard deviations.
         config: see `ModelConfig`.
 
     Raises:
-        ConfigError: for convolutions over observations that are not images, over images that are
-            too small, or a module of the user's that does not fit the spaces.
+        ConfigError: convolutions are asked for, but observations are not images, or the images are
+            too small. Or the user's own module does not fit the spaces.
     """
     space = observation_space if mask is None else mask.rest
     if config.custom is None:
@@ -76,7 +76,7 @@ def _built_in(space: Space[Any], num_params: int, gaussian: bool, config: ModelC
 
 
 def _image_encoder(part: Part, config: ModelConfig) -> ImageEncoder | None:
-    """The convolutions over a part. None if it has none."""
+    """The convolutions over a part of an observation. None if the part has no convolutions."""
     shape = part.space.shape or ()
     if not isinstance(part.space, spaces.Box) or len(shape) != 3:
         return None

@@ -12,20 +12,20 @@ from polopt.policies.networks.network import Network, States
 
 
 class MaskedNetwork(Network):
-    """A network whose logits are masked by the observation.
+    """A network whose logits are masked by the action mask in the observation.
 
-    All that acts and learns calls this network, so that acting, log-probability, entropy, KL and
-    exported models have the same mask. Masked logits have no gradient.
+    Acting, log-probabilities, entropy, KL and exported models all use this network, so all of them
+    have the same mask. Masked logits have no gradient.
 
     Args:
-        network: of observations without the mask.
+        network: the network to mask.
         mask: where the mask is.
-        seen: the network is of whole observations.
+        seen: whether `network` gets whole observations. False: it gets them without the mask.
 
     Attributes:
-        network: see above.
+        network: the network to mask.
         place: where the mask is in an encoded observation.
-        seen: see above.
+        seen: whether `network` gets whole observations.
     """
 
     def __init__(self, network: Network, mask: ActionMask, seen: bool = False) -> None:

@@ -16,9 +16,9 @@ class MLPNetwork(ActorCriticNetwork):
     Args:
         obs_size: D, size of one flattened observation.
         num_params: P, number of distribution parameters for one observation.
-        gaussian: the second half of the parameters are log standard deviations.
+        gaussian: whether the second half of the parameters are log standard deviations.
         config: see `ModelConfig`.
-        image: the image of bytes that the observations are. None: they are not scaled.
+        image: how to scale observations that are an image of bytes. None: do not scale them.
     """
 
     policy_trunk: nn.Sequential

@@ -20,13 +20,14 @@ _ALLOWED_WIDTHS = "a list of the widths of layers, such as [64, 64], at most 100
 _Padding = Annotated[int, pydantic.Field(ge=0, le=16_384)]
 #: Names of `polopt.policies.networks.layers.ACTIVATIONS`.
 Activation = Literal["tanh", "relu", "elu", "gelu", "leaky_relu", "silu"]
-#: Channels, kernel size and stride of one convolution, and its padding if it is not 0.
+#: Channels, kernel size and stride of one convolution, and the padding unless it is 0.
 ConvFilter = tuple[_Width, _Width, _Width] | tuple[_Width, _Width, _Width, _Padding]
 
 
 def _network_class(value: Any) -> type[nn.Module] | None:
-    """The class that the value of `custom` names. A class that is not registered gets no name: a
-    notebook may define several of one name, and a checkpoint must not find another one."""
+    """The class that the value of `custom` names. A class itself is also allowed, and does not get
+    registered: a notebook may define several classes of the same name, and a checkpoint must not
+    find the wrong one."""
     names = NETWORKS.names()
     allowed = "a subclass of torch.nn.Module, 'module:Class' of one, or a name given to "
     allowed += "polopt.register_network" + (f": {', '.join(names)}" if names else "")
@@ -58,7 +59,7 @@ class ModelConfig(Config):
 
     Attributes:
         fcnet_hiddens: widths of the hidden layers.
-        fcnet_activation: their activation. See `ACTIVATIONS`.
+        fcnet_activation: activation of the hidden layers. See `ACTIVATIONS`.
         conv_filters: `(channels, kernel, stride)` or `(channels, kernel, stride, padding)` of each
             convolution, with ReLU, over an image `[C, H, W]` or `[H, W, C]`. Each image of a Dict
             or Tuple has convolutions of its own. None, for images of uint8 and bool: the
@@ -67,23 +68,24 @@ class ModelConfig(Config):
             Empty: no convolutions.
         post_fcnet_hiddens: widths of the layers after the convolutions, with ReLU. None: 512, and
             128 for images below 36 x 36 without `conv_filters`.
-        layer_norm: layer normalisation (Ba et al., 2016) before each activation. Of convolutions,
-            over channels and positions.
-        use_lstm: policy and value have memory: an LSTM between hidden layers and heads. What it
-            reads in one update is a fragment, `rollout_fragment_length` steps.
-        lstm_cell_size: number of its cells.
-        vf_share_layers: policy and value share the hidden layers. None: True for convolutions,
-            which are most of the cost, False otherwise.
-        free_log_std: for Box actions: the log standard deviation is a parameter that does not
-            depend on the observation.
-        initial_log_std: initial log standard deviation (the bias, if it depends on the observation)
-            of the policy's action, before it is mapped to the bounds.
-        squash_actions: squash Box actions into the box with tanh, instead of mapping [-1, 1] to its
-            bounds and clipping (`normalize_actions`, `clip_actions` of `PolicyConfig`).
+        layer_norm: layer normalisation (Ba et al., 2016) before each activation. After a
+            convolution it is over channels and positions.
+        use_lstm: give policy and value a memory: an LSTM between hidden layers and heads. In one
+            update it reads one fragment, which is `rollout_fragment_length` steps.
+        lstm_cell_size: number of cells of the LSTM.
+        vf_share_layers: policy and value share the hidden layers. None: True with convolutions,
+            which take most of the time, and False otherwise.
+        free_log_std: for Box actions, the log standard deviation is a parameter of its own. It does
+            not depend on the observation.
+        initial_log_std: initial log standard deviation of the policy's action, before the action is
+            mapped to the bounds. If it depends on the observation, this is the initial bias.
+        squash_actions: squash Box actions into the box with tanh. This replaces the mapping from
+            [-1, 1] to the bounds and the clipping (`normalize_actions`, `clip_actions` of
+            `PolicyConfig`).
         custom: a `torch.nn.Module` class that replaces the network, its registered name, or
-            `module:Class`. See `CustomNetwork`. The options above have no effect on it, but for
-            `squash_actions`.
-        custom_options: keyword arguments of its constructor.
+            `module:Class`. See `CustomNetwork`. Of the options above, only `squash_actions` has an
+            effect on it.
+        custom_options: keyword arguments of the constructor of `custom`.
     """
 
     fcnet_hiddens: Widths = pydantic.Field(default=(64, 64), description=_ALLOWED_WIDTHS)
@@ -111,7 +113,7 @@ class ModelConfig(Config):
     }
 
     def named(self) -> dict[str, Any]:
-        """The options by key, for JSON: a custom network by its name."""
+        """The options by key, for JSON. A custom network is given by its name."""
         options = self.to_dict()
         if self.custom is not None:
             options["custom"] = NETWORKS.name_of(self.custom) or self.custom.__name__

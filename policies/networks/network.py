@@ -1,4 +1,4 @@
-"""`Network`: what a policy calls. `ActorCriticNetwork`: trunks, memory and heads."""
+"""`Network`: the interface of networks. `ActorCriticNetwork`: trunks, memory and heads."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from polopt.policies.networks.lstm import LSTM
 from polopt.policies.networks.model_config import ModelConfig
 from polopt.policies.networks.observations import Part
 
-#: Memory `[B, S]` by step: after the last step, and at least after each step before a start.
+#: The memory `[B, S]` after a step, by step. Has at least the last step, and each step after which
+#: a sequence starts anew.
 States = dict[int, Tensor]
 
 
 class Network(nn.Module, ABC):
-    """Computes distribution parameters and values of encoded observations.
+    """Computes distribution parameters and values from encoded observations.
+
+        params, values = network(obs)                            # without memory
+        params, values, states = network.unroll(obs, state)      # with memory
 
     Attributes:
         state_size: S, size of the memory of one environment. 0 without memory. With memory, only
@@ -33,24 +37,24 @@ class Network(nn.Module, ABC):
         """Distribution parameters `[B, P]` and values `[B]` of observations `[B, ...]`."""
 
     def action_params(self, obs: Tensor) -> Tensor:
-        """Distribution parameters `[B, P]` only, for acting."""
+        """Only the distribution parameters `[B, P]`, for acting."""
         params: Tensor = self(obs)[0]
         return params
 
     def value(self, obs: Tensor) -> Tensor:
-        """Values `[B]` only."""
+        """Only the values `[B]`."""
         values: Tensor = self(obs)[1]
         return values
 
     def unroll(
         self, obs: Tensor, state: Tensor, starts: Tensor | None = None
     ) -> tuple[Tensor, Tensor, States]:
-        """Outputs for B sequences of T steps, of a network with memory.
+        """The outputs of a network with memory, for B sequences of T steps.
 
         Args:
             obs: `[T, B, ...]`.
             state: memory `[B, S]` before the first step.
-            starts: `[T, B]` bool: the memory is 0 before this step. None: nowhere.
+            starts: `[T, B]` bool. True sets the memory to 0 before this step. None: no step does.
 
         Returns:
             distribution parameters `[T, B, P]`, values `[T, B]`, and the memory after steps.
@@ -61,18 +65,18 @@ class Network(nn.Module, ABC):
 class ActorCriticNetwork(Network):
     """Trunks, memory and linear heads for policy and value, orthogonally initialised.
 
-    Gains follow Engstrom et al. (2020): sqrt(2) for hidden layers, 0.01 for the policy head,
-    1 for the value head. A subclass provides the trunk and `prepare`.
+    The gains of the initialisation follow Engstrom et al. (2020): sqrt(2) for hidden layers, 0.01
+    for the policy head, and 1 for the value head. A subclass provides the trunk and `prepare`.
 
     Args:
         make_trunk: returns a new trunk and its number of output features.
         num_params: P, number of distribution parameters for one observation.
-        gaussian: the second half of the parameters are log standard deviations.
-        shared: policy and value share one trunk.
+        gaussian: whether the second half of the parameters are log standard deviations.
+        shared: whether policy and value share one trunk.
         config: options of memory and heads. See `ModelConfig`.
 
     Attributes:
-        parts: of the observation, that `prepare` scales.
+        parts: the parts of the observation that `prepare` scales.
     """
 
     parts: tuple[Part, ...] = ()
@@ -108,7 +112,7 @@ class ActorCriticNetwork(Network):
 
     @abstractmethod
     def prepare(self, obs: Tensor) -> Any:
-        """Input of the trunks for encoded observations `[B, ...]`."""
+        """Makes the input of the trunks from encoded observations `[B, ...]`."""
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         inputs = self.prepare(obs)

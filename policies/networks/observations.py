@@ -16,14 +16,15 @@ class Part:
     """One Box, Discrete, MultiDiscrete or MultiBinary of an observation space.
 
     Args:
-        space: that space.
-        place: where it is in an encoded observation `[D]`. None: it is the whole observation space,
-            and a Box, which is not flattened.
+        space: the space of this part.
+        place: where the part is in an encoded observation `[D]`. None: the part is the whole
+            observation space, a Box that is not flattened.
 
     Attributes:
         space, place: the arguments.
-        scale: factor with which networks multiply it, one number or one for each element of a Box,
-            `[*shape]` float32. 1 except for images of bytes. See `scale_bytes`.
+        scale: factor with which networks multiply this part. It is one number, or for a Box one
+            number for each element, `[*shape]` float32. 1 except for images of bytes. See
+            `scale_bytes`.
     """
 
     scale: float | Tensor
@@ -34,11 +35,11 @@ class Part:
         self.scale_bytes(by_high=True)
 
     def scale_bytes(self, by_high: bool) -> None:
-        """Chooses what an image of bytes is divided by.
+        """Chooses the divisor of an image of bytes.
 
         Args:
-            by_high: the bounds `high` of its space, which become 1 (an element whose bound is 0 is
-                always 0). False: 255, as in older versions.
+            by_high: divide by the bounds `high` of the image's space, so that they become 1. (An
+                element with the bound 0 stays 0.) False: divide by 255, like older versions.
         """
         self.scale = 1.0
         if not self.is_bytes:
@@ -67,8 +68,8 @@ class Part:
         return self.is_image and self.space.dtype == np.uint8
 
     def scaled(self, obs: Tensor) -> Tensor:
-        """This part of encoded observations `[B, ...]`, scaled: a Box as `[B, *shape]`, others
-        `[B, d]`. Float32."""
+        """This part of encoded observations `[B, ...]`, scaled. A Box has the shape `[B, *shape]`,
+        other spaces have `[B, d]`. Float32."""
         part = obs if self.place is None else obs[:, self.place]
         if isinstance(self.space, spaces.Box):
             part = part.reshape(part.shape[0], *self.space.shape)
@@ -90,13 +91,13 @@ def parts_of(space: Space[Any]) -> list[Part]:
 
 
 def split(space: Space[Any], obs: Tensor) -> Any:
-    """Encoded observations `[B, ...]` in the structure of their space: a dict for a Dict, a tuple
-    for a Tuple.
+    """Encoded observations `[B, ...]` in the structure of their space. A Dict becomes a dict, and a
+    Tuple becomes a tuple.
 
     Returns:
         tensors: `[B, *shape]` for a Box and a MultiBinary, one-hot vectors `[B, n]` for a Discrete,
-        and concatenated ones for a MultiDiscrete. float32, except Boxes of uint8 and of bool, which
-        keep their dtype.
+        and concatenated one-hot vectors for a MultiDiscrete. All are float32, except that Boxes of
+        uint8 and bool keep their dtype.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         named = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
@@ -112,12 +113,12 @@ def split(space: Space[Any], obs: Tensor) -> Any:
 
 
 def flattened(obs: Tensor) -> Tensor:
-    """`[B, D]` of `[B, ...]`."""
-    # -1 does not work for zero rows. `len(obs)` would be a constant of an exported graph.
+    """The observations `[B, ...]`, flattened to `[B, D]`."""
+    # `reshape` with -1 fails for zero rows. `len(obs)` would be a constant in an exported graph.
     return obs.reshape(obs.shape[0], math.prod(obs.shape[1:]))
 
 
-#: The dtypes of a Box that networks get as they are.
+#: Networks get a Box with one of these dtypes unchanged.
 _KEPT: dict[Any, torch.dtype] = {np.dtype(np.uint8): torch.uint8, np.dtype(np.bool_): torch.bool}
 
 

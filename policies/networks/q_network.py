@@ -1,4 +1,4 @@
-"""`QNetwork`: the values of all actions, from a network with two heads."""
+"""`QNetwork`: computes the Q-values of all actions, with a network that has two heads."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class QModelConfig(ModelConfig):
 class QNetwork(Network):
     """Q-values `[B, n]` of n actions.
 
-    A dueling network (Wang et al., 2016) adds the second output of its network, the state value
-    `[B]`, to the first one, the advantages `[B, n]`: `Q(s, a) = V(s) + A(s, a) - mean_a A(s, a)`.
-    Else the first output is Q, and the second one is not used.
+    A dueling network (Wang et al., 2016) computes advantages A `[B, n]` as its first output, and
+    the state value V `[B]` as its second: `Q(s, a) = V(s) + A(s, a) - mean_a A(s, a)`. Without
+    dueling, the first output is Q, and the second one is not used.
 
     Args:
-        network: of observations, with outputs `[B, n]` and `[B]`.
-        dueling: see above.
+        network: the network, with outputs `[B, n]` and `[B]`.
+        dueling: whether the outputs are A and V.
     """
 
     def __init__(self, network: Network, dueling: bool) -> None:
@@ -64,19 +64,19 @@ def make_q_network(
     dueling: bool,
     config: ModelConfig,
 ) -> QNetwork | MaskedNetwork:
-    """A new Q-network of encoded observations. An action that a mask does not allow has the value
-    `MASKED_LOGIT`, which is below the value of any other action.
+    """Makes a Q-network for encoded observations. An action that the mask does not allow has the
+    value `MASKED_LOGIT`, which is below the value of any allowed action.
 
     Args:
-        observation_space: of one environment.
-        action_space: of one environment.
-        mask: of `find_action_mask`.
-        num_actions: n.
+        observation_space: observation space of one environment.
+        action_space: action space of one environment.
+        mask: the action mask, from `find_action_mask`.
+        num_actions: n, the number of actions.
         dueling: see `QNetwork`.
         config: see `ModelConfig`.
 
     Raises:
-        ConfigError: as `make_network`, and for a network with memory.
+        ConfigError: the network has memory, or `make_network` refuses it.
     """
     space = observation_space if mask is None else mask.rest
     network = make_network(space, action_space, None, num_actions, False, config)
