@@ -173,3 +173,12 @@ def test_who_was_blocked_and_for_how_long() -> None:
     report = limiter.report()
     assert report["learner_blocked_s"] == 0.0
     assert report["samplers_blocked_s"] == 4.0
+
+
+def test_error_buffer_is_the_largest_credit() -> None:
+    limiter = RateLimiter(1, min_size=10, error_buffer=64)
+    assert limiter.can_insert(74)  # the first 10 rows give no credit
+    assert not limiter.can_insert(75)
+    limiter.inserted(14)
+    assert limiter.can_insert(60)
+    assert not limiter.can_insert(61)

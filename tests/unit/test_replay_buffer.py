@@ -357,6 +357,25 @@ def test_workers_progress_at_their_own_speed() -> None:
     np.testing.assert_array_equal(rows.next_obs - rows.obs, 3.0)
 
 
+def test_other_rows_in_the_places_of_a_waiting_stream_stay_as_they_are() -> None:
+    """The ring overwrites the last rows of worker 1 before its next fragment arrives."""
+    for capacity in range(8, 16):
+        buffer, ring = ReplayBuffer(capacity, GAMMA, 3), []
+        for first, worker in ((0, 1), (0, 2), (4, 2), (4, 1)):
+            batch = fragment(first, envs=1, worker_index=worker, place=(worker, first))
+            batch.all_obs += 100 * worker
+            buffer.add(batch)
+            ring += batch.obs[:, 0, 0].tolist()
+        expected = {*range(100, 105), *range(200, 205)} & set(ring[-capacity:])
+        rows = drawn(buffer, 300)
+        assert places(rows) == expected
+        assert buffer.num_drawable == len(expected)
+        np.testing.assert_array_equal(rows.next_obs - rows.obs, 3.0)
+        step = rows.obs[:, 0] % 100
+        returns = step + GAMMA * (step + 1) + GAMMA**2 * (step + 2)
+        np.testing.assert_allclose(rows.rewards, returns, rtol=1e-5)
+
+
 def test_sampler_names_its_fragments() -> None:
     env = sync_clocks([50, 60], "truncated", "same_step")
     sampler = make_sampler(env, make_policy("a2c", env), 4)
