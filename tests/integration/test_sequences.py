@@ -158,3 +158,20 @@ def test_learning_waits_for_windows_that_are_complete() -> None:
     optimizer = make_optimizer(SyncReplay, workers, train_batch_size=8, **options)
     # The first row is complete after 20 steps. A fragment of 8 rows pays for 8 updates.
     assert [optimizer.step().updates for _ in range(8)] == [0, 0, 0, 0, 0, 7, 8, 8]
+
+
+def test_rows_earn_no_credit_before_one_can_be_drawn() -> None:
+    """An n-step window that is longer than `learning_starts`: the first draw waits for it."""
+    trainer = polopt.PolicyOptimizerTrainer(
+        env="CartPole-v1",
+        optimizer={"name": "sync_replay", "learning_starts": 1, "train_batch_size": 4},
+        policy={"name": "dqn", "n_step": 8},
+        num_workers=0,
+        num_envs_per_worker=1,
+        rollout_fragment_length=2,
+        min_sample_timesteps_per_iteration=2,
+        seed=0,
+    )
+    trained = [trainer.train()["num_env_steps_trained_lifetime"] for _ in range(12)]
+    trainer.stop()
+    assert trained[0] == 0 < trained[-1]
