@@ -282,7 +282,6 @@ RLLIB_FIXED = (
         | {"torch_ddp_kwargs": {}, "num_multi_gpu_tower_stacks": 1, "num_gpu_loader_threads": ()}
         | {"learner_queue_size": (), "learner_queue_timeout": ()}
         | {"max_requests_in_flight_per_aggregator_worker": ()}
-        | {"timeout_s_aggregator_manager": (), "timeout_s_sampler_manager": ()}
         | {"simple_optimizer": (True, False), "sample_async": False},
         _IN_DRIVER,
     ),
@@ -528,7 +527,16 @@ RLLIB_FIXED = (
         "ranks sum their gradients over sockets or gloo: `optimizer/allreduce_backend`",
     ),
     Fixed(
-        {"optimization_config": (), "replay_mode": "independent"},
+        {"timeout_s_aggregator_manager": (), "timeout_s_sampler_manager": ()}
+        | {"timeout_s_replay_manager": ()},
+        "a call takes at most `worker_timeout_s` seconds without progress",
+    ),
+    Fixed(
+        {"optimization_config": ()},
+        "learning rates of SAC are `actor_lr`, `critic_lr` and `alpha_lr`",
+    ),
+    Fixed(
+        {"replay_mode": "independent"},
         "an option of RLlib's DQN or SAC that no policy of polopt has",
     ),
     Fixed(

@@ -41,7 +41,9 @@ class PQNConfig(EpsilonGreedyConfig, FragmentConfig):
 
 
 class PQNPolicy(EpsilonGreedyPolicy, FragmentPolicy):
-    """Q(lambda) on fragments: the loss is the mean of `(Q(s, a) - target)^2 / 2`, with
+    """Q(lambda) on fragments, without a replay buffer.
+
+    The loss is the mean of `(Q(s, a) - target)^2 / 2`, with
 
         target_t = r_t + gamma ((1 - lambda) max_a Q(s_{t+1}, a) + lambda target_{t+1})
 

@@ -10,6 +10,8 @@ from ray.tune import tune
 
 from polopt.common.config import ConfigError, nearest
 from polopt.common.other_libraries import RLLIB_FIXED, fixed, instead_of_algorithm
+from polopt.rllib.exploration_config import as_exploration
+from polopt.rllib.replay_buffer_config import as_replay_buffer
 from polopt.rllib.translation import checked, defaults, key_of, resolved
 from polopt.rllib.user_callbacks import as_polopt_callbacks
 from polopt.trainers.experiment import Experiment
@@ -97,6 +99,10 @@ class AlgorithmConfig:
             self._check_not_frozen(name)
             if key_of(name, self._preset) == "callbacks":
                 value = as_polopt_callbacks(value)
+            if name == "exploration_config" and isinstance(value, Mapping) and value:
+                before = self[name]  # RLlib adds to the config of the same exploration
+                if value.get("type", before.get("type")) == before.get("type"):
+                    value = {**before, **value}
             found |= checked(name, value, self._preset, where)
         if "env_config" in found:  # RLlib adds to what was given before
             found["env_config"] = {**self._given.get("env_config", {}), **found["env_config"]}
@@ -321,9 +327,15 @@ class AlgorithmConfig:
             if isinstance(value, dict) and not self._is_frozen:
                 self._given[key] = value  # `config.env_config["size"] = 3` has to count
             return value
+        if key == "replay_buffer_config" and "buffer_size" in known:
+            return _Live(as_replay_buffer({**known, **self._given}), self, name)
+        if key == "exploration_config" and "epsilon" in known:
+            value = as_exploration(self["epsilon"], self["per_worker_epsilon"])
+            return _Live(value, self, name)
         row = fixed(key, RLLIB_FIXED)
         if row is not None and row.allowed(key):
-            return row.allowed(key)[0]
+            value = copy.deepcopy(row.allowed(key)[0])
+            return _Live(value, self, name) if isinstance(value, dict) else value
         raise KeyError(f"{type(self).__name__} has no option {name!r}{nearest(name, known)}")
 
     def __contains__(self, name: str) -> bool:
@@ -358,6 +370,26 @@ class AlgorithmConfig:
     def items(self) -> ItemsView[str, Any]:
         """The items of `to_dict`."""
         return self.to_dict().items()
+
+
+class _Live(dict[str, Any]):
+    """A dict of RLlib that was read from a builder. A change of the dict is set in the builder."""
+
+    def __init__(self, values: Mapping[str, Any], config: AlgorithmConfig, name: str) -> None:
+        super().__init__(values)
+        self._config, self._name = config, name
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.update({key: value})
+
+    def update(self, *args: Any, **others: Any) -> None:
+        """As `dict.update`. Raises ConfigError for what polopt does not have."""
+        changes = dict(*args, **others)
+        self._config[self._name] = changes
+        super().update(changes)
+
+    def __reduce__(self) -> Any:  # a copy is a plain dict
+        return dict, (dict(self),)
 
 
 def _method(function: Any) -> Any:

@@ -39,12 +39,31 @@ _FIXED: dict[str, tuple[tuple[Any, ...] | None, str]] = {
     "underlying_buffer_config": ((None,), "the keys of the buffer beside it"),
     "worker_side_prioritization": ((False,), "ApexDQN, whose samplers compute priorities"),
     "num_shards": ((1,), "num_replay_shards of ApexDQN"),
+    "num_replay_buffer_shards": ((1,), "num_replay_shards of ApexDQN"),
+    "replay_buffer_shards_colocated_with_driver": (None, ""),
+    "no_local_replay_buffer": (None, ""),
     "_enable_replay_buffer_api": (None, ""),
     "metrics_num_episodes_for_smoothing": (None, ""),
 }
 
 
-def of_replay_buffer(config: Any, where: str) -> dict[str, Any]:
+#: What Ape-X does always, and what it has under another name.
+_FIXED_APEX = {"worker_side_prioritization": ((True,), "DQN, whose driver computes priorities")}
+_RENAMED_APEX = {"num_replay_buffer_shards": "num_replay_shards", "num_shards": "num_replay_shards"}
+
+
+def as_replay_buffer(options: Mapping[str, Any]) -> dict[str, Any]:
+    """RLlib's dict of the options of an optimizer with a replay buffer."""
+    config = {"capacity": options["buffer_size"], "learning_starts": options["learning_starts"]}
+    if options["prioritized_replay"]:
+        config["type"] = "PrioritizedReplayBuffer"
+        for key in ("prioritized_replay_alpha", "prioritized_replay_beta"):
+            config[key] = options[key]
+        config["prioritized_replay_eps"] = options["prioritized_replay_eps"]
+    return config
+
+
+def of_replay_buffer(config: Any, where: str, is_apex: bool = False) -> dict[str, Any]:
     """The options that a `replay_buffer_config` means.
 
     `type` says whether rows are drawn by priority. Without it, an option of priorities does. RLlib
@@ -53,6 +72,7 @@ def of_replay_buffer(config: Any, where: str) -> dict[str, Any]:
     Args:
         config: RLlib's dict. None: nothing is given.
         where: method that the user called, for messages.
+        is_apex: whether the buffer is in shards, whose samplers compute priorities.
 
     Raises:
         ConfigError: a key, or its value, that polopt does not have. Says what to use instead.
@@ -62,13 +82,15 @@ def of_replay_buffer(config: Any, where: str) -> dict[str, Any]:
     if not isinstance(config, Mapping):
         raise ConfigError(f"{where}: replay_buffer_config={shown(config)}. Allowed: a dict")
     options: dict[str, Any] = {}
+    renamed = {**_RENAMED, **_RENAMED_APEX} if is_apex else _RENAMED
+    fixed = {**_FIXED, **_FIXED_APEX} if is_apex else _FIXED
     for key, value in config.items():
         if key == "type":
             options["prioritized_replay"] = _is_prioritized(value, where)
-        elif key in _RENAMED:
-            options[_RENAMED[key]] = value
-        elif key in _FIXED:
-            accepted, instead = _FIXED[key]
+        elif key in renamed:
+            options[renamed[key]] = value
+        elif key in fixed:
+            accepted, instead = fixed[key]
             if accepted is not None and value not in accepted:
                 only = " or ".join(map(repr, accepted)) or "leave it out"
                 raise ConfigError(
@@ -76,7 +98,7 @@ def of_replay_buffer(config: Any, where: str) -> dict[str, Any]:
                     f"{only}. Instead: {instead}"
                 )
         else:
-            names = ["type", *_RENAMED, *_FIXED]
+            names = ["type", *renamed, *fixed]
             raise ConfigError(
                 f"{where}: replay_buffer_config: unknown key {key!r}{nearest(str(key), names)}"
             )

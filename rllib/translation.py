@@ -12,6 +12,7 @@ from typing import Any
 
 from polopt.common.config import ConfigError, nearest, shown, without_fixed
 from polopt.common.other_libraries import RLLIB, RLLIB_FIXED, RLLIB_IGNORED, fixed, instead_of
+from polopt.rllib.exploration_config import of_exploration
 from polopt.rllib.replay_buffer_config import of_replay_buffer
 from polopt.trainers.experiment import Experiment, aliases_for
 from polopt.trainers.trainer import PolicyOptimizerTrainer
@@ -29,6 +30,7 @@ _SAME = {
     "is_atari": "_is_atari",
     "learner_class": "_learner_class",
     "learner_connector": "_learner_connector",
+    "max_requests_in_flight_per_sampler_worker": "max_requests_in_flight_per_env_runner",
     "mini_batch_size_per_learner": "sgd_minibatch_size",
     "model_config": "model",
     "model_config_dict": "model",
@@ -41,6 +43,12 @@ _SAME = {
     "sample_timeout_s": "worker_timeout_s",
     "synchronize_filter": "synchronize_filters",
     "train_batch_size_per_learner": "train_batch_size",
+}
+#: SAC's learning rates in RLlib 2.7, and here.
+_OPTIMIZATION = {
+    "actor_learning_rate": "actor_lr",
+    "critic_learning_rate": "critic_lr",
+    "entropy_learning_rate": "alpha_lr",
 }
 #: Options that mean something only together with others. `resolved` handles them.
 _TOGETHER = (
@@ -104,7 +112,11 @@ def checked(
     """
     key = key_of(name, preset)
     if key == "replay_buffer_config" and "buffer_size" in defaults(preset):
-        return of_replay_buffer(value, where)
+        return of_replay_buffer(value, where, "num_replay_shards" in defaults(preset))
+    if key == "exploration_config" and "epsilon" in defaults(preset):
+        return of_exploration(value, where)
+    if key == "optimization_config" and "actor_lr" in defaults(preset):
+        return _of_optimization(value, where)
     if key in defaults(preset) or key in _TOGETHER:
         return {key: value}
     row = fixed(key, RLLIB_FIXED)
@@ -131,6 +143,18 @@ def checked(
     raise TypeError(f"{where} got an unexpected keyword argument {name!r}{nearest(name, names)}")
 
 
+def _of_optimization(config: Any, where: str) -> dict[str, Any]:
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"{where}: optimization_config={shown(config)}. Allowed: a dict")
+    for key in config:
+        if key not in _OPTIMIZATION:
+            raise ConfigError(
+                f"{where}: optimization_config: unknown key {key!r}"
+                f"{nearest(str(key), _OPTIMIZATION)}. Allowed: {', '.join(_OPTIMIZATION)}"
+            )
+    return {_OPTIMIZATION[key]: value for key, value in config.items()}
+
+
 def _is_accepted(value: Any, allowed: tuple[Any, ...]) -> bool:
     return any(type(value) is type(same) and value == same for same in allowed)
 
@@ -142,8 +166,10 @@ def resolved(
 
     - `lr_schedule` and `entropy_coeff_schedule` replace the number, as on RLlib's old API stack.
     - `use_kl_loss=False` is `kl_coeff=0`. True is `kl_coeff`, or RLlib's default of it.
+    - `lr=None` of SAC is the default of the preset, for rates that have no option of their own.
     - `rollout_fragment_length="auto"` is what gives one fragment of each environment for
       `train_batch_size`. So is leaving it out, if the preset's fragments would exceed the batch.
+      With a replay buffer, both are the fragments of the preset.
     - In DD-PPO, `train_batch_size` is the batch of one worker, one fragment of its environments.
 
     Raises:
@@ -177,6 +203,13 @@ def resolved(
             f"{where}: optimizer={shown(torch_options)}. For the torch optimizer: torch_optimizer, "
             "adam_epsilon, rmsprop_alpha and rmsprop_epsilon"
         )
+    if isinstance(options.get("n_step"), list | tuple):
+        raise ConfigError(
+            f"{where}: n_step={shown(options['n_step'])}. RLlib draws a number of steps for each "
+            "row. Allowed: one whole number"
+        )
+    if "actor_lr" in known and options.get("lr", 0.0) is None:
+        del options["lr"]  # RLlib demands it where `actor_lr` and the others are given
     if options.get("vf_clip_param") == math.inf:
         options["vf_clip_param"] = None
     if options.get("evaluation_interval") == 0:
@@ -236,6 +269,8 @@ def _resolve_batch(options: dict[str, Any], known: Mapping[str, Any], where: str
     fragment = options.get("rollout_fragment_length")
     if fragment == "auto":
         fragment = options.pop("rollout_fragment_length", None)
+    if "buffer_size" in known:
+        return  # an update has train_batch_size rows of the replay buffer
     batch = options.get("train_batch_size")
     if "train_batch_size" not in known and batch is not None:
         del options["train_batch_size"]

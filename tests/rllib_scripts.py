@@ -193,6 +193,145 @@ results = tune.run("PPO", config=config, stop={"training_iteration": 2})
     seed=1,
 )
 
+_script(
+    "2.7 dqn",
+    """
+from polopt.rllib import DQNConfig
+
+config = DQNConfig()
+print(config.replay_buffer_config)
+replay_config = config.replay_buffer_config
+replay_config.update(
+    {
+        "capacity": 60000,
+        "prioritized_replay_alpha": 0.5,
+        "prioritized_replay_beta": 0.5,
+        "prioritized_replay_eps": 3e-6,
+    }
+)
+config.training(replay_buffer_config=replay_config, lr_schedule=[[1, 1e-3], [500, 5e-3]])
+config.exploration(exploration_config={"final_epsilon": 0.01, "epsilon_timesteps": 5000})
+config.resources(num_gpus=0).rollouts(num_rollout_workers=1).environment("CartPole-v1")
+algo = config.build()
+print(algo.train()["episode_reward_mean"])
+algo.stop()
+""",
+    lr=[[1, 1e-3], [500, 5e-3]],
+    buffer_size=60000,
+    learning_starts=1000,
+    prioritized_replay=True,
+    prioritized_replay_alpha=0.5,
+    prioritized_replay_beta=0.5,
+    final_prioritized_replay_beta=0.5,
+    prioritized_replay_eps=3e-6,
+    per_worker_epsilon=False,
+    epsilon=[[0, 1.0], [5000, 0.01]],
+    num_gpus=0,
+    num_workers=1,
+    env="CartPole-v1",
+)
+_script(
+    "2.7 apex",
+    """
+from ray import air, tune
+from polopt.rllib import ApexDQNConfig
+
+config = ApexDQNConfig()
+replay_config = config.replay_buffer_config.copy()
+replay_config.update(
+    {
+        "type": "MultiAgentPrioritizedReplayBuffer",
+        "capacity": 100000,
+        "prioritized_replay_alpha": 0.45,
+        "no_local_replay_buffer": True,
+        "num_replay_buffer_shards": 1,
+        "replay_buffer_shards_colocated_with_driver": True,
+        "worker_side_prioritization": True,
+    }
+)
+config = config.training(
+    replay_buffer_config=replay_config, num_steps_sampled_before_learning_starts=2000,
+    train_batch_size=32, n_step=3, training_intensity=4, target_network_update_freq=1000,
+    max_requests_in_flight_per_sampler_worker=2, timeout_s_sampler_manager=0.0,
+)
+config = config.exploration(exploration_config={"type": "PerWorkerEpsilonGreedy"})
+config = config.reporting(min_time_s_per_iteration=1, min_sample_timesteps_per_iteration=1000)
+config = config.resources(num_gpus=0).rollouts(num_rollout_workers=2, num_envs_per_worker=8)
+config = config.environment("CartPole-v1")
+tune.Tuner(
+    "ApexDQN",
+    run_config=air.RunConfig(stop={"episode_reward_mean": 150, "timesteps_total": 250000}),
+    param_space=config.to_dict(),
+).fit()
+""",
+    buffer_size=100000,
+    learning_starts=2000,
+    prioritized_replay=True,
+    prioritized_replay_alpha=0.45,
+    prioritized_replay_beta=0.4,
+    final_prioritized_replay_beta=0.4,
+    prioritized_replay_eps=1e-6,
+    num_replay_shards=1,
+    train_batch_size=32,
+    n_step=3,
+    training_intensity=4,
+    target_network_update_freq=1000,
+    max_requests_in_flight_per_worker=2,
+    per_worker_epsilon=True,
+    epsilon=[[0, 1.0], [10000, 0.05]],
+    min_time_s_per_iteration=1,
+    min_sample_timesteps_per_iteration=1000,
+    num_gpus=0,
+    num_workers=2,
+    num_envs_per_worker=8,
+    env="CartPole-v1",
+)
+_script(
+    "2.7 sac",
+    """
+from polopt.rllib import DefaultCallbacks, SACConfig
+
+
+class Returns(DefaultCallbacks):
+    def on_episode_end(self, *, episode, **kwargs):
+        episode.custom_metrics["return"] = episode.total_reward
+
+
+config = (
+    SACConfig()
+    .environment("Pendulum-v1")
+    .training(
+        gamma=0.9, train_batch_size=32, tau=0.005, target_entropy="auto", n_step=1,
+        optimization_config={
+            "actor_learning_rate": 3e-4, "critic_learning_rate": 5e-4,
+            "entropy_learning_rate": 1e-4,
+        },
+        replay_buffer_config={"type": "MultiAgentReplayBuffer", "capacity": 10000},
+        num_steps_sampled_before_learning_starts=256,
+    )
+    .rollouts(num_rollout_workers=0, rollout_fragment_length=1)
+    .callbacks(Returns)
+)
+algo = config.build()
+print(algo.train()["episode_reward_mean"])
+algo.stop()
+""",
+    env="Pendulum-v1",
+    gamma=0.9,
+    train_batch_size=32,
+    tau=0.005,
+    target_entropy="auto",
+    n_step=1,
+    actor_lr=3e-4,
+    critic_lr=5e-4,
+    alpha_lr=1e-4,
+    prioritized_replay=False,
+    buffer_size=10000,
+    learning_starts=256,
+    num_workers=0,
+    rollout_fragment_length=1,
+)
+
 # ---- RLlib 2.37 -------------------------------------------------------------------------------
 
 _script(
@@ -361,6 +500,55 @@ tune.Tuner(
     kl_coeff=1.0,
 )
 
+_script(
+    "2.37 dqn",
+    """
+import gymnasium as gym
+from ray import tune
+from ray.tune.registry import register_env
+from polopt.rllib import DQNConfig
+
+register_env("short", lambda config: gym.make("CartPole-v1", **config))
+config = (
+    DQNConfig()
+    .environment("short", env_config={"max_episode_steps": 100})
+    .env_runners(num_env_runners=1, num_envs_per_env_runner=4)
+    .training(
+        lr=tune.grid_search([0.0005, 0.001]), train_batch_size_per_learner=32,
+        replay_buffer_config={
+            "type": "PrioritizedEpisodeReplayBuffer", "capacity": 50000, "alpha": 0.6, "beta": 0.4,
+        },
+        n_step=3, double_q=True, dueling=True, num_atoms=1,
+        epsilon=[(0, 1.0), (10000, 0.02)], target_network_update_freq=500,
+    )
+    .evaluation(
+        evaluation_interval=1, evaluation_num_env_runners=0, evaluation_duration=3,
+        evaluation_parallel_to_training=False,
+    )
+)
+tune.Tuner("DQN", param_space=config).fit()
+""",
+    env="short",
+    env_config={"max_episode_steps": 100},
+    num_workers=1,
+    num_envs_per_worker=4,
+    lr={"grid_search": [0.0005, 0.001]},
+    train_batch_size=32,
+    prioritized_replay=True,
+    buffer_size=50000,
+    prioritized_replay_alpha=0.6,
+    prioritized_replay_beta=0.4,
+    final_prioritized_replay_beta=0.4,
+    n_step=3,
+    double_q=True,
+    dueling=True,
+    epsilon=[(0, 1.0), (10000, 0.02)],
+    target_network_update_freq=500,
+    evaluation_interval=1,
+    evaluation_num_workers=0,
+    evaluation_duration=3,
+)
+
 # ---- RLlib 2.60 -------------------------------------------------------------------------------
 
 _script(
@@ -509,6 +697,64 @@ algo.stop()
     evaluation_duration=5,
 )
 
+_script(
+    "2.60 sac",
+    """
+from polopt.rllib import DefaultModelConfig, RLlibCallback, SACConfig
+
+
+class Lengths(RLlibCallback):
+    def on_episode_end(self, *, episode, metrics_logger, **kwargs):
+        metrics_logger.log_value("length", len(episode), window=10)
+
+
+config = (
+    SACConfig()
+    .environment("Pendulum-v1")
+    .env_runners(num_env_runners=0, num_envs_per_env_runner=1, rollout_fragment_length="auto")
+    .learners(num_learners=0)
+    .training(
+        initial_alpha=1.001, actor_lr=2e-4, critic_lr=8e-4, alpha_lr=9e-4, lr=None,
+        target_entropy="auto", n_step=3, tau=0.005, train_batch_size_per_learner=64,
+        target_network_update_freq=1, num_steps_sampled_before_learning_starts=500,
+        replay_buffer_config={
+            "type": "PrioritizedEpisodeReplayBuffer", "capacity": 100000, "alpha": 1.0, "beta": 0.0,
+        },
+    )
+    .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[32], fcnet_activation="relu"))
+    .reporting(min_sample_timesteps_per_iteration=600)
+    .evaluation(evaluation_interval=1, evaluation_duration=2)
+    .callbacks(Lengths)
+)
+algo = config.build_algo()
+result = algo.train()
+print(result["env_runners"]["episode_return_mean"])
+algo.stop()
+""",
+    env="Pendulum-v1",
+    num_workers=0,
+    num_envs_per_worker=1,
+    initial_alpha=1.001,
+    actor_lr=2e-4,
+    critic_lr=8e-4,
+    alpha_lr=9e-4,
+    target_entropy="auto",
+    n_step=3,
+    tau=0.005,
+    train_batch_size=64,
+    target_network_update_freq=1,
+    learning_starts=500,
+    prioritized_replay=True,
+    buffer_size=100000,
+    prioritized_replay_alpha=1.0,
+    prioritized_replay_beta=0.0,
+    final_prioritized_replay_beta=0.0,
+    model={"fcnet_hiddens": [32], "fcnet_activation": "relu"},
+    min_sample_timesteps_per_iteration=600,
+    evaluation_interval=1,
+    evaluation_duration=2,
+)
+
 #: What a script asks for that polopt does not have, and what the error says to change.
 REFUSED = {
     "PPOConfig().multi_agent(policies={'a', 'b'}, policy_mapping_fn=print)": "trains one policy",
@@ -532,6 +778,16 @@ REFUSED = {
     "SACConfig().training(replay_buffer_config={'batch_size_B': 8})": "Instead: train_batch_size",
     "SACConfig().training(replay_buffer_config={'capcity': 8})": "did you mean 'capacity'",
     "SACConfig().training(replay_buffer_config=8)": "replay_buffer_config=8. Allowed: a dict",
+    "ApexDQNConfig().training(replay_buffer_config={'worker_side_prioritization': False})": (
+        "Instead: DQN, whose driver computes priorities"
+    ),
+    "DQNConfig().exploration(exploration_config={'type': 'SoftQ'})": (
+        "key 'type': got 'SoftQ'. Allowed: EpsilonGreedy, PerWorkerEpsilonGreedy"
+    ),
+    "DQNConfig().exploration(exploration_config={'initial_epsilo': 1})": "mean 'initial_epsilon'",
+    "PPOConfig().exploration_config.update(type='Random')": "Allowed: {} or {'type': 'Stochastic",
+    "SACConfig().training(n_step=(2, 5)).to_dict()": "Allowed: one whole number",
+    "SACConfig().training(optimization_config={'actor_lr': 1})": "Allowed: actor_learning_rate, ",
     "PPOConfig().training(replay_buffer_config={'capacity': 8})": "For 'replay_buffer_config' of",
     "A2CConfig().training(use_kl_loss=True).to_dict()": "has no KL loss",
     "PPOConfig().training(optimizer={'eps': 1}).to_dict()": "torch_optimizer, adam_epsilon",

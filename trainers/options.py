@@ -161,8 +161,9 @@ def nested_config(annotation: Any) -> type[Config] | None:
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of a meaning."""
-    return re.split(r"(?<=[.;:])\s", text, maxsplit=1)[0].rstrip(".;:")
+    """The first sentence of a meaning. A mark between backticks does not end it."""
+    match = re.match(r"(?:`[^`]*`|.)*?[.;:](?=\s|$)", text)
+    return (match[0] if match else text).rstrip(".;:")
 
 
 def shown_default(value: Any) -> str:

@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, get_type_hints
 
 from polopt.common.config import ConfigError
 from polopt.trainers.options import Option, first_sentence, options_of, shown_default
@@ -54,10 +54,12 @@ class PresetSignature:
             inspect.Parameter("config", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None),
             inspect.Parameter("log_dir", keyword, default=None),
         ]
-        for option in _options(owner):
+        options = _options(owner)
+        types = _plain_types({option.key: option.annotation for option in options})
+        for option in options:
+            annotation = empty if option.annotation is Any else types[option.key]
             for name in option.names:
                 if name.isidentifier():
-                    annotation = empty if option.annotation is Any else option.annotation
                     parameters.append(
                         inspect.Parameter(
                             name, keyword, default=option.default, annotation=annotation
@@ -65,6 +67,15 @@ class PresetSignature:
                     )
         parameters.append(inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD))
         return inspect.Signature(parameters)
+
+
+def _plain_types(annotations: dict[str, Any]) -> dict[str, Any]:
+    """The types without the metadata of `Annotated`, which a reader of a signature cannot use."""
+
+    def holder() -> None: ...
+
+    holder.__annotations__ = annotations
+    return get_type_hints(holder)
 
 
 def _options(preset: type[Any]) -> list[Option]:

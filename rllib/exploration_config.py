@@ -1,0 +1,65 @@
+"""Between RLlib's `exploration_config`, a dict of its old API stack, and the option `epsilon`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from polopt.common.config import ConfigError, nearest, shown
+
+#: RLlib's explorations that act at random with probability epsilon, and `per_worker_epsilon`.
+_PER_WORKER = {"EpsilonGreedy": False, "PerWorkerEpsilonGreedy": True}
+#: Their numbers with RLlib's defaults.
+_NUMBERS = {
+    "initial_epsilon": 1.0,
+    "final_epsilon": 0.05,
+    "epsilon_timesteps": 100_000,
+    "warmup_timesteps": 0,
+}
+
+
+def of_exploration(config: Any, where: str) -> dict[str, Any]:
+    """The options that an `exploration_config` of DQN or Ape-X means.
+
+    Args:
+        config: RLlib's dict. None or an empty dict: nothing is given.
+        where: method that the user called, for messages.
+
+    Raises:
+        ConfigError: another exploration, or a key that epsilon-greedy exploration does not have.
+    """
+    if config is None or config == {}:
+        return {}
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"{where}: exploration_config={shown(config)}. Allowed: a dict")
+    names = ["type", *_NUMBERS]
+    for key in config:
+        if key not in names:
+            raise ConfigError(
+                f"{where}: exploration_config: unknown key {key!r}{nearest(str(key), names)}. "
+                f"Allowed: {', '.join(names)}. Other schedules: epsilon=[[steps, value], ...]"
+            )
+    kind = config.get("type", "EpsilonGreedy")
+    name = getattr(kind, "__name__", str(kind)).rpartition(".")[2]
+    if name not in _PER_WORKER:
+        raise ConfigError(
+            f"{where}: exploration_config: key 'type': got {shown(kind)}. Allowed: "
+            f"{', '.join(_PER_WORKER)}{nearest(name, _PER_WORKER)}"
+        )
+    options: dict[str, Any] = {"per_worker_epsilon": _PER_WORKER[name]} if "type" in config else {}
+    if any(key in config for key in _NUMBERS):
+        first, last, steps, warmup = (config.get(key, value) for key, value in _NUMBERS.items())
+        options["epsilon"] = [[0, first], [warmup, first]][: 2 if warmup else 1]
+        options["epsilon"] += [[warmup + steps, last]]
+    return options
+
+
+def as_exploration(epsilon: Any, per_worker: bool) -> dict[str, Any]:
+    """RLlib's dict of an `epsilon`, with the first and the last value of a schedule."""
+    points = epsilon if isinstance(epsilon, list | tuple) else [(0, epsilon)]
+    return {
+        "type": "PerWorkerEpsilonGreedy" if per_worker else "EpsilonGreedy",
+        "initial_epsilon": points[0][1],
+        "final_epsilon": points[-1][1],
+        "epsilon_timesteps": points[-1][0],
+    }
