@@ -15,7 +15,7 @@ import numpy as np
 
 from polopt.metrics.run_results import Array, RunResults
 
-#: For each optimizer whose workers wait for the slowest one: the change after which they do not.
+#: Optimizers whose workers wait for the slowest one, each with the change that ends this wait.
 _WITHOUT_SLOW = {
     "sync_samples": "fraction_workers below 1, or async_samples",
     "sync_gradients": "async_gradients",
@@ -88,7 +88,7 @@ def _env_faults(run: RunResults) -> Found:
         return None
     return (
         f"{count:,.0f} environment {_plural('fault', count)}" + _reason(run, "last_env_fault"),
-        "mend the environment; each fault ends an episode that is lost",
+        "mend the environment; each fault ends an episode, which is lost",
         count,
     )
 
@@ -103,7 +103,7 @@ def _worker_failures(run: RunResults) -> Found:
     return (
         f"{restarts:,.0f} {_plural('worker', restarts)} restarted{gone}"
         + _reason(run, "last_failure"),
-        "see the Faults tab for the tracebacks; a worker that is killed may lack memory"
+        "see the Faults tab for the tracebacks; a worker that was killed may have run out of memory"
         + _in_a_rerun(run),
         restarts + given_up,
     )
@@ -144,8 +144,8 @@ def _no_reward(run: RunResults) -> Found:
 
 @_rule(
     "deterministic",
-    "the entropy of a policy over discrete actions is below 0.015, or 2 percent of its highest, "
-    "for the last fifth of the steps, without a higher return since",
+    "for the last fifth of the steps, the entropy of a policy over discrete actions is below 0.015 "
+    "or below 2 percent of its highest value, and the return has not become higher since",
 )
 def _deterministic(run: RunResults) -> Found:
     entropy, steps = run.column("entropy"), run.column("steps")
@@ -257,7 +257,8 @@ def _return_fell(run: RunResults) -> Found:
 @_rule(
     "no-learning",
     "100,000 steps changed the mean return by less than a tenth of the spread of the last 100 "
-    "episodes, and it was never lower by more than a fifth of the spread in three results in a row",
+    "episodes, and no three results in a row have a median that is lower than the last returns by "
+    "more than a fifth of the spread",
     unless=(
         *("no-reward", "deterministic", "value-loss", "clipped-actions", "update-size"),
         "return-fell",
@@ -273,8 +274,8 @@ def _no_learning(run: RunResults) -> Found:
     high = run.last("return_max")
     if low == high == 0.0 or not abs(last - first) < 0.1 * (high - low):
         return None
-    # A run that learned quickly at first was lower before, so it did learn. Looks at medians of
-    # three results, because a mean over few episodes varies.
+    # A run that learned only at the beginning did learn: it had lower returns before. This compares
+    # medians of three results, because a mean over few episodes varies.
     medians = np.median(np.lib.stride_tricks.sliding_window_view(returns, 3), axis=1)
     if last - medians.min() > 0.2 * (high - low):
         return None
@@ -344,8 +345,8 @@ def _slow_worker(run: RunResults) -> Found:
 
 @_rule(
     "machine-busy",
-    "all cores are busy, and more processes want to run than the machine has cores and than this "
-    "run has processes",
+    "all cores are busy, and the number of processes that want to run exceeds both the number of "
+    "cores and the number of this run's processes",
 )
 def _machine_busy(run: RunResults) -> Found:
     cpus, load = run.last("num_cpus"), run.mean("load_1m")
@@ -355,8 +356,8 @@ def _machine_busy(run: RunResults) -> Found:
     if run.mean("cpu_share") < 0.9:
         return None
     return (
-        f"The cores are busy with other work: {load:.0f} processes want {cpus:.0f} cores, of which "
-        f"at most {own} are this run's",
+        f"The cores are busy with other work: {load:.0f} processes want {cpus:.0f} cores, and of "
+        f"these processes at most {own} are this run's",
         "end the other work, or measure again; shares and rates are not those of a quiet machine",
         load / cpus,
     )
@@ -376,8 +377,8 @@ def _too_many_workers(run: RunResults) -> Found:
 
 @_rule(
     "weights-dominate",
-    "the driver sends weights in more than 30 percent of its time, 100 KB or more with each "
-    "request",
+    "the driver spends more than 30 percent of its time on sending weights, at least 100 KB for "
+    "each update",
 )
 def _weights_dominate(run: RunResults) -> Found:
     phase = "dispatch" if run.has("driver_dispatch") else "broadcast"
@@ -397,8 +398,8 @@ def _weights_dominate(run: RunResults) -> Found:
 
 @_rule(
     "driver-busy",
-    "the driver of an optimizer that applies gradients waits in less than 15 percent of its "
-    "time while workers are idle for more than 20",
+    "the driver of an optimizer that applies gradients waits for less than 15 percent of its "
+    "time, but workers are idle for more than 20 percent of theirs",
     unless=("weights-dominate",),
 )
 def _driver_busy(run: RunResults) -> Found:
@@ -429,7 +430,8 @@ def _stale(run: RunResults) -> Found:
 
 @_rule(
     "learner-waits",
-    "the learner of a replay buffer waits for rows of busy workers in more than half of its time",
+    "the learner of a replay buffer waits for rows in more than half of its time, although workers "
+    "are busy",
 )
 def _learner_waits(run: RunResults) -> Found:
     waits = run.rise_per_s("learner_blocked_s")

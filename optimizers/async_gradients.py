@@ -1,7 +1,7 @@
 """AsyncGradients: gradients of remote workers, applied centrally as they arrive (A3C).
 
-After Mnih et al., 2016, and RLlib 0.8's AsyncGradientsOptimizer. Here calls stay pending between
-two steps.
+After Mnih et al., 2016, and RLlib 0.8's AsyncGradientsOptimizer. Unlike in RLlib, calls stay
+pending between two steps.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class AsyncGradientsConfig(GradientsConfig):
     Attributes:
         max_requests_in_flight_per_worker: number of gradients that each worker is asked for at
             once. With 2, a worker begins its next gradient before the driver has applied the last
-            one. It never waits, but its weights are one update older.
-        max_policy_lag: a gradient is stale if its weights are more updates old than this. None: no
-            gradient counts as stale.
+            one. It does not wait for the driver, but its weights are older.
+        max_policy_lag: a gradient is stale if more updates than this were made since its weights.
+            None: no gradient counts as stale.
         stale_gradients: what the driver does with stale gradients. `drop` ignores them. `scale`
             multiplies the learning rate of their update by (max_policy_lag + 1) / (lag + 1), after
             Zhang et al., 2016.
@@ -111,7 +111,7 @@ class AsyncGradients(PolicyOptimizer):
     needs_gradients = True
     phases: ClassVar[tuple[str, ...]] = ("wait", "apply", "dispatch")
     tab: ClassVar[Tab] = Tab(
-        "1 - wait is how busy the driver is. Near 100 percent busy, more workers do not help: "
+        "Wait: the driver waits for gradients. Near 0, it is busy and more workers do not help: "
         "gradients queue and get stale.",
         (plots.GRADIENT_LAG, plots.GRADIENT_COUNTS, plots.GRADIENT_RATE, plots.STALE_SHARE),
         (plots.GRADIENTS_METRIC,),

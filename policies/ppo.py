@@ -16,7 +16,7 @@ from polopt.policies.actor_critic import ActorCriticConfig, ActorCriticPolicy
 
 #: Upper bound of the adapted coefficient, which otherwise grows as long as the KL is too large.
 MAX_KL_COEFF = 1e6
-#: RLlib turns its bound off by infinity.
+#: In RLlib, infinity means that there is no bound.
 _Bound = Annotated[
     float | None, pydantic.BeforeValidator(lambda bound: None if bound == math.inf else bound)
 ]
@@ -29,13 +29,13 @@ class PPOConfig(ActorCriticConfig):
     weight of the KL penalty stays `kl_coeff`, and every epoch is completed.
 
     Attributes:
-        clip_param: the ratio of new to old probability is clipped to 1 - this and 1 + this.
+        clip_param: the ratio of new to old probability is clipped at 1 - this and at 1 + this.
         vf_loss_coeff: weight of the value loss, which is the mean squared error, as in RLlib's PPO
             and in Stable-Baselines3.
         vf_clip_param: largest squared error in the value loss. A value with a larger error gets no
             gradient. None: errors are not bounded. (RLlib's default is 10.)
-        vf_clip_range: largest change of a value since sampling that counts in the value loss
-            (`clip_range_vf` of Stable-Baselines3). None: any change counts.
+        vf_clip_range: the value loss clips the change of a value since sampling to this size
+            (`clip_range_vf` of Stable-Baselines3). None: changes are not clipped.
         kl_coeff: initial weight of the KL penalty. 0 disables it.
         kl_target: the KL that the weight of the penalty is adapted to. If the KL after learning is
             above twice this target, the weight is multiplied by 1.5. If it is below half of the
@@ -61,7 +61,7 @@ class PPOConfig(ActorCriticConfig):
         present = super().of_checkpoint(options)
         if "vf_clip_range" not in options:
             present["vf_clip_range"] = present.pop("vf_clip_param", None)
-            coeff = present.get("vf_loss_coeff")  # of half the mean squared error
+            coeff = present.get("vf_loss_coeff")  # weight of half the mean squared error
             if isinstance(coeff, int | float):
                 present["vf_loss_coeff"] = 0.5 * coeff
         return present
@@ -113,7 +113,7 @@ class PPOPolicy(ActorCriticPolicy):
         errors = (values - rows["value_targets"]).square()
         most, limit = self.config.vf_clip_param, self.config.vf_clip_range
         if limit is not None:
-            # The larger of the two errors, so that clipping can only reduce the change.
+            # The larger of the two errors counts, so clipping can only make an update smaller.
             near = rows["values"] + (values - rows["values"]).clamp(-limit, limit)
             errors = torch.maximum(errors, (near - rows["value_targets"]).square())
         return (errors if most is None else errors.clamp(max=most)).mean()

@@ -27,14 +27,14 @@ from polopt.replay.row_store import (
 from polopt.replay.sum_tree import SumTree
 
 #: Bits of the column `flags`.
-VALID = 1  # the row is a transition: it does not reset, did not raise, and holds no successor
+VALID = 1  # the row is a transition: it does not only reset, did not raise, and is no successor
 TERMINATED = 2
 TRUNCATED = 4
 CUT = 8  # the episode or the stream ends here, so no window goes on to the next row
 DRAWABLE = 16  # everything that the window of the row needs is stored
 SUCCESSOR = 32  # the row only holds the next observation of another row
-#: Places are drawn again in up to so many rounds, until all are drawable. After that, all drawable
-#: places are listed.
+#: Places that are not drawable are drawn again, in at most this many rounds. After that, the rest
+#: is drawn from a list of all drawable places.
 _MOST_ROUNDS = 20
 
 
@@ -161,10 +161,10 @@ class ReplayBuffer:
         self._directory = None if directory is None else Path(directory)
         self._capacity_key = capacity_key
         self._rng = np.random.default_rng(seed)
-        # A row is complete once so many further steps are stored: its window may need them.
+        # A row is complete once this many further steps are stored: its window may need them.
         self._span = (sequence_length or 1) if unit == "sequence" else n_step
         self._store: RowStore | None = None
-        # Few rows begin a sequence. The tree finds them, where drawing at random would rarely hit.
+        # Few rows begin a sequence. Random places would rarely hit one, but the tree finds them.
         self._tree = SumTree(capacity) if alpha is not None or unit == "sequence" else None
         self._tails: dict[int, _Tail] = {}
         self._states: dict[int, np.ndarray] = {}  # by serial number of a first row, [S]
@@ -198,8 +198,8 @@ class ReplayBuffer:
 
     @property
     def total_weight(self) -> float:
-        """The sum of the priorities to the power of alpha. If rows are drawn uniformly, it is the
-        number of drawable rows."""
+        """The sum of all priorities, each to the power of alpha. If rows are drawn uniformly, it is
+        the number of drawable rows."""
         if self._tree is None or self.alpha is None:
             return float(self._num_drawable)
         return self._tree.total
@@ -281,8 +281,8 @@ class ReplayBuffer:
         given = self._given_priorities(priorities, steps, envs)
         valid = batch["valid"]
         terminated, truncated = batch["terminated"] & valid, batch["truncated"]
-        # Rows whose successor is stored. For transitions, the successor of a row that terminates is
-        # left out, because nothing is bootstrapped from it.
+        # Rows that have a successor. For transitions, the successor of a row that terminates is not
+        # stored, because nothing is bootstrapped from it.
         own = np.zeros((steps, envs), dtype=bool)
         own.reshape(-1)[batch.successor_index] = True
         wanted = valid if self.unit == "sequence" else valid & ~terminated
@@ -308,7 +308,7 @@ class ReplayBuffer:
         extra = start + steps * envs
         serials = start + np.arange(steps * envs).reshape(steps, envs)
         extras = extra + np.arange(len(own_rows))
-        # For each row, the row one step later. If the row has a successor, that leads there.
+        # For each row, the row one step later. A row with a successor leads there through it.
         step_after = serials + envs
         nodes = serials.copy()
         nodes.reshape(-1)[own_rows] = extras
@@ -865,9 +865,9 @@ class ReplayBuffer:
         Returns:
             `num_rows`, `capacity`, `fill` (share of `capacity` that is used), `nbytes` of the full
             buffer, `rows_added`, `num_gaps`, and `row_age` (`AgeHistogram`). The age of a drawn row
-            is the number of rows that arrived after it. With priorities also `priority`
-            (`{mean, max}` of the priorities that were set), `max_priority` (the largest one ever),
-            `beta`, and `num_stale_priorities` (how many came for rows that had been overwritten).
+            is the number of rows that arrived after it. With priorities, there are also
+            `priority` (`{mean, max}` of the priorities that were set), `max_priority` (the largest
+            one ever), `beta`, and `num_stale_priorities` (how many were for overwritten rows).
         """
         stats: dict[str, Any] = {
             "num_rows": self._num_valid,

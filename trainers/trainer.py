@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("polopt")
 
-#: A long iteration looks for the stop file once in this time.
+#: During a long iteration, seconds between two checks for the stop file.
 _STOP_CHECK_S = 0.25
 #: Paths of options whose values may be code.
 _CODE = ("env", "evaluation_config.env", "callbacks")
@@ -93,7 +93,7 @@ def _checked(request: Callable[..., tune.PlacementGroupFactory]) -> Any:
 
 
 class PolicyOptimizerTrainer(tune.Trainable):
-    """Trains the policy that the config names with the optimizer that the config names.
+    """Trains a policy with a policy optimizer. The config names both.
 
         tune.Tuner(
             PolicyOptimizerTrainer,
@@ -113,8 +113,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
     Options may be given as a dict, as keyword arguments, or as both.
 
     A checkpoint holds the weights, the state of the torch optimizer, the schedules, counters and
-    random generators. It can be restored under another optimizer. `get_state` of each optimizer
-    documents which parts of a resumed run are the same bit for bit.
+    random generators. It can be restored under another optimizer. See `SyncSamples.worker_states`
+    for the case in which a resumed run continues bit for bit.
 
     The class attribute `preset` holds options that differ from the defaults of the config classes.
 
@@ -157,12 +157,12 @@ class PolicyOptimizerTrainer(tune.Trainable):
     _log_handler: logging.Handler | None = None
     _trace: StepTrace
     _record: RunRecord
-    #: The name of the checkpoint that is restored, if it will be moved there.
+    #: The path to which Tune will move the checkpoint that is restored. None: it stays.
     _restored_as: Path | None = None
     #: Identifiers of the runs from which this run was restored. The last one is its own identifier.
     _runs: list[str]
     _has_warned = False
-    #: Iterations and seconds before `restore`, unless Tune counts on by itself.
+    #: Iterations and seconds before `restore` that Tune's own counters do not include.
     _earlier_iterations = 0
     _earlier_s = 0.0
 
@@ -256,8 +256,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             config: flat dict. See `Experiment.parse`.
             run: set by the command line.
         """
-        # Tune first writes checkpoints into Python's temporary directory. Python looks for a usable
-        # one only once. If the disk is full by then, its error does not mention the disk.
+        # Tune first writes checkpoints into Python's temporary directory, which Python chooses at
+        # the first use. It is chosen now: on a full disk, the error would not mention the disk.
         tempfile.gettempdir()
         warn_of_untested_versions()
         self._exporter = PrometheusExporter()
@@ -365,8 +365,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         # `Trainable.train` keeps the keys that a result already has.
         result["training_iteration"] = self.iteration + 1
         result["timesteps_total"] = metrics.num_env_steps_sampled
-        # `tune.Result.from_path` finds the metrics of a checkpoint by this name: the checkpoint was
-        # saved after the last row that has it.
+        # `tune.Result.from_path` finds the metrics of a checkpoint by this name. They are in the
+        # last row that has the name, because the checkpoint was saved after that row.
         checkpoint = next_checkpoint(self)
         if checkpoint is None and self._files is not None:
             checkpoint = following(self.logdir)
@@ -492,9 +492,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """Saves a checkpoint. Under Tune, in the trial's directory.
 
         Args:
-            checkpoint_dir: directory of the checkpoint. None: the next `checkpoint_000000` in
-                `logdir`. Under Tune, the checkpoint is first written here and then copied, and None
-                is a temporary directory.
+            checkpoint_dir: directory of the checkpoint. None: a new `checkpoint_*` directory in
+                `logdir`. Under Tune, the checkpoint is first written to `checkpoint_dir` (None: a
+                temporary directory), and then copied.
 
         Returns:
             a `SavedCheckpoint`. Under Tune, the return value of Tune's own method.
@@ -510,7 +510,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         target = next_checkpoint(self) or checkpoint_dir
         try:
             saved = super().save(checkpoint_dir)
-        except OSError as error:  # from a copy, it has no path
+        except OSError as error:  # without a path if copying failed
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise CheckpointError(
                 f"checkpoint {error.filename or target} cannot be written: {reason}"
@@ -578,13 +578,13 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self._has_warned = True
             logger.warning(
                 "checkpoints of this run do not hold %s, because a value of such a type cannot be "
-                "saved; `polopt evaluate` and `polopt.load` refuse without what they need of it",
+                "saved; `polopt evaluate` and `polopt.load` fail if they need it and do not get it",
                 described(named),
             )
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Restores a checkpoint of any trainer whose policy has the same network. If the checkpoint
-        is damaged, restores the one before it of the same run, with a warning that names both.
+        is damaged, restores an older one of the same run, with a warning that names both.
 
         Args:
             checkpoint: directory of the checkpoint.
@@ -595,7 +595,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """
         self._check_runs("restore")
         found, state = read_or_fall_back(checkpoint)
-        # Tune moves a new checkpoint from where it was written.
+        # Tune will move a checkpoint that was just written, so its final path is noted.
         self._record.mark("restore", str(self._restored_as or found))
         policy, own = self.get_policy(), self._runs[-1]
         problem = misfit(state, policy)
@@ -716,7 +716,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         return True
 
     def _rebuild(self) -> None:
-        """Makes everything that the config describes anew, but for processes that can be reused."""
+        """Makes anew all that the config describes, except processes that can be reused."""
         device = self.experiment.learner_device()
         self.optimizer.stop()
         self._stop_evaluation()

@@ -38,7 +38,7 @@ class VectorSampler:
     Gymnasium:
 
     - *next-step*: the row after an end only resets the environment, and is marked not `valid`. It
-      starts from the last observation of the episode, so that observation is stored as well.
+      starts from the last observation of the episode, and in this way stores it as well.
     - *same-step*: the last observation is taken from `infos["final_obs"]` and stored as the
       successor of the row that ended.
     - *disabled*: the sampler itself resets the environments whose episodes ended. The last
@@ -135,8 +135,8 @@ class VectorSampler:
             explore: how actions are chosen. True is `random`, False is `mode`.
             steps: T, instead of `fragment_length`.
             uniform: ignore the policy, and draw actions uniformly from the action space, or from
-                the actions that a mask allows. `action_dist_inputs` are then 0. For categories,
-                they are the parameters of the uniform distribution.
+                the actions that a mask allows. `action_dist_inputs` are then 0. With a mask,
+                they are the parameters of the uniform distribution over allowed actions.
 
         Returns:
             `[T, N]`, with the columns that `SampleBatch` lists as made by sampling.
@@ -197,7 +197,7 @@ class VectorSampler:
         observations in the form in which the environment returned them."""
         rewards, terminated, truncated = rows.rewards, rows.terminated, rows.truncated
         # `np.seterr` of a user's program is meant for the environments alone. It is undone only if
-        # it asks for exceptions, because that takes as long as a step of a small environment.
+        # it asks for exceptions, because undoing it takes as long as a step of a small environment.
         choose_here = _quietly(self._choose) if self._strict else self._choose
         actions = choose_here(t, rows, choose)
         ended: Any = ()
@@ -242,7 +242,7 @@ class VectorSampler:
         return self.policy.dist.to_env(actions)
 
     def _begins(self, t: int, rows: FragmentColumns) -> np.ndarray:
-        """`[N]` bool. True if row `t`, which is above 0, begins an episode. `gae.episode_starts`
+        """`[N]` bool. True if row `t` begins an episode. `t` is 1 or larger. `gae.episode_starts`
         computes the same for a batch."""
         if not self._next_step:
             begins = rows.terminated[t - 1] | rows.truncated[t - 1]
@@ -266,8 +266,8 @@ class VectorSampler:
             infos: infos of the step.
 
         Returns:
-            the K last observations of these episodes, and the observations of all environments, in
-            which these K have begun their next episodes.
+            the K last observations of these episodes, and the observations of all environments. For
+            these K, they are the first ones of their next episodes.
         """
         if self._mode == AutoresetMode.SAME_STEP:
             encode_one = self.policy.encoder.encode_one
@@ -314,8 +314,8 @@ class VectorSampler:
         if INFO_KEY in infos:
             found: dict[str, Any] = infos[INFO_KEY][n].info
             return found
-        # An environment's own vector implementation returns arrays [N, ...] by name. Under "_" and
-        # the same name, it returns [N] bool: which environments have a value.
+        # An environment's own vector implementation returns arrays [N, ...] by name. For an array
+        # "x", it may also return "_x", [N] bool: which environments have a value.
         kept = {}
         for key, values in infos.items():
             if not isinstance(key, str) or key.startswith("_"):

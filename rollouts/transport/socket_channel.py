@@ -1,8 +1,8 @@
 """`SocketTransport`: calls within a node over Unix sockets, all others through Ray.
 
 An actor call costs both sides about a millisecond of processor time. For a small network that is as
-much as its gradient. Ray still starts, places, watches and stops the process: it answers within one
-long actor call (`serve`), whose end tells why a connection ended.
+much as its gradient. Ray still starts, places, watches and stops the process. The process
+answers inside one long actor call (`serve`). When `serve` ends, Ray tells why the connection ended.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from polopt.rollouts.transport.sockets import (
 from polopt.rollouts.transport.wakeup import Wakeup
 
 logger = logging.getLogger("polopt")
-#: Limit for a process to complete a message that it has begun to send. It has the whole message in
-#: memory. Meanwhile this process waits.
+#: Longest wait for the rest of a message that a process has begun to send. The sender has the whole
+#: message in memory, so the rest comes soon.
 MESSAGE_TIMEOUT_S = 10.0
-#: Limit of a wait for calls through Ray, whose end is not always told (see `wait`).
+#: Longest wait for calls through Ray, which does not tell the end of every call (see `wait`).
 RECHECK_S = 1.0
 #: Longest wait that every selector accepts.
 MAX_WAIT_S = 1e6
 #: After a connection has ended, limit for Ray to tell why. It reports the death of a process on the
 #: same node at once.
 REASON_TIMEOUT_S = 5.0
-#: What each message takes of the send buffer besides its own bytes, at most.
+#: Bytes of the send buffer that a message takes at most, besides its own bytes.
 _MESSAGE_OVERHEAD = 2048
 
 
@@ -114,9 +114,9 @@ def _decoded(message: bytes) -> Any:
 class SocketChannel(Channel):
     """Calls of one process: over a connection where there is one, else through Ray.
 
-    Through Ray go: calls until the process has connected. Calls with references, or whose value is
-    to stay where it is made. And a call that does not fit into what the kernel buffers, because
-    sending must never wait for a process that is busy.
+    These calls go through Ray: all calls before the process has connected, calls with references,
+    calls whose value stays in the process that makes it, and calls that do not fit into the
+    kernel's buffer, because sending must never wait for a busy process.
 
     Args:
         through_ray: the channel of its actor.
@@ -194,8 +194,8 @@ class SocketChannel(Channel):
     # ---- the connection -------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Has the process connect, unless it has done so, or does so already, or cannot. Does not
-        wait."""
+        """Has the process connect, unless it has connected, is connecting, or cannot connect. Does
+        not wait."""
         if self._connection is None and self._connecting is None and not self.refused:
             self._endpoint = self._transport.endpoint_for(self)
             self._connecting = self._watch(self.through_ray.actor.connect.remote(self._endpoint))
@@ -216,7 +216,7 @@ class SocketChannel(Channel):
         self._room = buffer_bytes(connection)
 
     def receive(self) -> None:
-        """Takes one message of the process, which has arrived."""
+        """Takes one message that has arrived from the process."""
         assert self._connection is not None
         try:
             message = self._connection.recv_bytes()
@@ -266,8 +266,8 @@ class SocketChannel(Channel):
 
 
 class SocketTransport(Transport):
-    """Connections to the processes of this node, and one wait for them and for calls through Ray.
-    Belongs to one thread.
+    """Holds the connections to processes of this node. `wait` waits for answers over them and
+    through Ray at the same time. Belongs to one thread.
 
     Args:
         through_ray: starts the processes, and carries the other calls.
@@ -309,7 +309,7 @@ class SocketTransport(Transport):
     # ---- connections ----------------------------------------------------------------------------
 
     def _admit(self, connection: Connection, token: bytes) -> None:
-        """Takes a peer that has authenticated, in another thread."""
+        """Takes a peer that has authenticated. The listener calls this in another thread."""
         self._admitted.append((connection, token))
         self.wakeup.wake()
 
@@ -389,7 +389,8 @@ class SocketTransport(Transport):
         return [*arrived, *(through_ray[ref] for ref in refs)]
 
     def poll(self, timeout_s: float) -> None:
-        """Takes what has arrived, one message of each process. Waits for the first.
+        """Takes what has arrived, at most one message of each process. If nothing has arrived,
+        waits until something does, for at most `timeout_s`.
 
         Raises:
             TransportError: see `note_unreachable`.
@@ -432,7 +433,7 @@ class SocketTransport(Transport):
 
     def kill(self, channel: Channel) -> None:
         assert isinstance(channel, SocketChannel)
-        # The end of the process ends its connection, in the thread that polls.
+        # Once the process has ended, the thread that polls ends its connection.
         self.through_ray.kill(channel.through_ray)
 
     def stop(self, channels: Sequence[Channel], timeout_s: float) -> None:

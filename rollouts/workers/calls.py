@@ -34,8 +34,8 @@ class _Weights:
         return "WEIGHTS"
 
 
-#: Stands for the policy's weights among the arguments of a call. It is replaced when the call is
-#: sent to a worker that is up: by the weights of that moment, or None if the worker has them.
+#: Stands for the policy's weights among the arguments of a call. When the call is sent to a worker,
+#: it is replaced by the weights of that moment, or by None if the worker already has them.
 WEIGHTS: Any = _Weights()
 
 
@@ -52,8 +52,8 @@ class Reply(NamedTuple):
     """The reply to one call: the value, or why the call has failed.
 
     Attributes:
-        worker: the worker that was called. After a failure its process is no longer used, and
-            another one is starting. After a failure of kind `reference`, the same worker continues.
+        worker: the worker that was called. After a failure of kind `reference`, it continues. After
+            any other failure, its process is no longer used, and another one is starting.
         value: return value of the function, or a reference to it. None after a failure.
         tag: the tag given to `send`.
         counts: the steps, episodes, times and faults that the worker counted during the call.
@@ -91,8 +91,8 @@ class Calls:
         workers: the processes that are called. `include` adds another group.
         owner: name of the strategy or other owner, for error messages.
         count: called with each reply that is taken or has failed, to add its counts.
-        weights: provides the value of `WEIGHTS`, as `for_call(worker)`, and its `version`. By
-            default the `weights` of the group. A `WorkerSet` has them, other groups do not.
+        weights: an object with `for_call(worker)`, which returns the value of `WEIGHTS`, and with
+            their `version`. None: `workers.weights`. A `WorkerSet` has them, other groups do not.
         per_worker: the largest number of calls that a worker has at once. Further calls wait here.
         after_failure: see `AfterFailure`.
         check: see `Supervisor`.
@@ -101,7 +101,8 @@ class Calls:
     Attributes:
         per_worker: the largest number of calls that a worker has at once. May be changed while
             nothing is pending.
-        load: the number of calls that were pending when a call ended, including that call.
+        load: mean and maximum of the number of calls that were under way when a call ended. That
+            call is included.
         interrupted: if True, every wait raises `CallsInterrupted`.
     """
 
@@ -129,7 +130,7 @@ class Calls:
         self._ended: deque[Pending] = deque()
         self._kept: deque[Reply] = deque()
         self._lost: list[tuple[str, Work]] = []  # of removed workers, to be reassigned in a group
-        self._changes = self._dropped = self._num_changes()  # up to which they were followed
+        self._changes = self._dropped = self._num_changes()  # of the groups, handled so far
         self.load = LoadMeter()
         self.interrupted = False
 
@@ -189,14 +190,14 @@ class Calls:
         timeout_s: float | None = None,
         by_reference: bool = False,
     ) -> None:
-        """Has a worker run `fn(worker, *args)`. The call is sent once the worker is up and has
+        """Makes a worker run `fn(worker, *args)`. The call is sent once the worker is up and has
         fewer than `per_worker` calls.
 
         Args:
             worker: a remote worker, or `WorkerSet.here`.
             fn: see `fill`.
             args: arguments. `WEIGHTS` stands for the policy's weights. A reference stands for its
-                object. The value of a reply to a call with `by_reference` is such a reference.
+                object. A call with `by_reference` gives a reply whose value is a reference.
             tag: any value. The reply carries it.
             timeout_s: seconds that the call may take without progress. None: `worker_timeout_s`.
             by_reference: leave the value in the worker's process. The reply has a reference to
@@ -257,11 +258,11 @@ class Calls:
             count: add the counts of the reply now. False: the caller does so with `Calls.count`.
 
         Raises:
-            CallsLostError: every pending call has failed, and none is sent again. Either the rule
-                is `drop`, or an argument of the call is lost.
+            CallsLostError: every pending call has failed, and none is sent again. Either
+                `after_failure` is `drop`, or an argument of the call is lost.
             RuntimeError: nothing is pending, so the wait would never end.
-            FunctionError, NonFiniteError, EnvironmentAPIError, CallbackError: a call failed in a
-                way in which it would fail in any worker.
+            FunctionError, NonFiniteError, EnvironmentAPIError, CallbackError: a call failed,
+                and would fail in the same way in any worker.
             WorkersFailedError: workers keep failing.
             CallsInterrupted: `interrupt` was called.
         """
@@ -287,7 +288,7 @@ class Calls:
     ) -> list[Reply]:
         """Waits until nothing is pending, and returns and counts all replies.
 
-        Replies are in order of the index of the worker that their work was first sent to, so
+        Replies are sorted by the index of the worker to which their work was first sent. So
         results do not depend on the order of arrival.
 
         Args:
@@ -378,8 +379,8 @@ class Calls:
         self._supervisor.check_s = math.inf
 
     def count(self, replies: Sequence[Reply]) -> None:
-        """Adds the counts of these replies, in this order: to the faults of the workers, and to the
-        owner's counters. Each reply must be counted once."""
+        """Adds the counts of each of these replies, in turn, to the faults of the workers and to
+        the owner's counters. Each reply must be counted once."""
         for reply in replies:
             self._groups[reply.worker.who].faults.add(reply.worker.index, reply.counts)
             if self._count is not None:
@@ -440,9 +441,9 @@ class Calls:
 
     def interrupt(self) -> None:
         """Makes the thread that waits raise `CallsInterrupted`. Pending calls end after their
-        current step. Their replies are kept, and waiting continues once `interrupted` is reset."""
+        current step. Their replies can be taken once `interrupted` is False again."""
         self.interrupted = True
-        for call in self.pending():  # also calls that are to end early with more steps
+        for call in self.pending():  # also those already asked to end, but after more steps
             call.stopped = True
             call.worker.channel.stop_early(call.number, 1)
 
@@ -467,8 +468,8 @@ class Calls:
             self._kept.append(reply)
 
     def _next_within(self, duration_s: float) -> Reply | None:
-        """The reply of the next call to end, not counted. None if no call ends within `duration_s`
-        seconds, or if nothing is pending."""
+        """The reply of the next call that ends. The caller counts it unless the call has failed.
+        None if no call ends within `duration_s` seconds, or if nothing is pending."""
         workers, supervisor = self._workers, self._supervisor
         until_s, looked = workers.clock() + duration_s, False
         while True:
@@ -549,8 +550,7 @@ class Calls:
     # ---- arrival --------------------------------------------------------------------------------
 
     def _arrive(self, call: Pending) -> Reply:
-        """Makes the reply of a call that has ended, the oldest of its worker. Every reply is made
-        here."""
+        """Makes the reply of a call that has ended. This must be the oldest call of its worker."""
         worker, work = call.worker, call.work
         try:
             answer = self._supervisor.judge(call)
@@ -576,7 +576,7 @@ class Calls:
     def _end(self, call: Pending) -> None:
         """Removes the oldest call of a worker from the pending ones, and puts this worker behind
         all others. A transport that does not know the order of arrival looks at calls in the order
-        of the workers here, so every worker gets its turn."""
+        of `_queues`, so every worker gets its turn."""
         queue = self._queues[call.worker]
         queue.popleft()
         if not queue:

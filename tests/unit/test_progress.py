@@ -143,7 +143,7 @@ def test_end_of_a_run_says_what_is_wrong(
     say_findings(diagnose(progress.history.results()))
     assert capsys.readouterr().out == (
         "diagnosis   7 environment faults: ValueError: boom\n"
-        "            -> mend the environment; each fault ends an episode that is lost\n"
+        "            -> mend the environment; each fault ends an episode, which is lost\n"
     )
 
 

@@ -26,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 _Checkpoint = Annotated[
-    Path, typer.Argument(help="A checkpoint, or a directory of which the newest is used.")
+    Path, typer.Argument(help="A checkpoint, or a directory whose newest checkpoint is used.")
 ]
 _POLICY_OPTION = typer.Option(
     metavar="CLASS",
@@ -39,10 +39,10 @@ _NETWORK_OPTION = typer.Option(
 )
 #: Read by Ray when it is imported.
 _RAY_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # and the notice about it
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a FutureWarning for each actor
+    "RAY_USAGE_STATS_ENABLED": "0",  # this also turns off the notice about it
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # avoids a FutureWarning for each actor
     "RAY_AIR_NEW_OUTPUT": "0",
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths in `env_config` mean the current directory
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # paths in `env_config` are relative to the current directory
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
 }
 
@@ -61,7 +61,7 @@ def options(
             "--version",
             help="Show the version and exit.",
             callback=_show_version,
-            is_eager=True,  # without a command
+            is_eager=True,  # it also works without a command
         ),
     ] = False,
 ) -> None:
@@ -97,14 +97,17 @@ def train(
     ] = 20,
     restore: Annotated[
         Path | None,
-        typer.Option(metavar="CHECKPOINT", help="Start from it, or from the newest below it."),
+        typer.Option(
+            metavar="CHECKPOINT",
+            help="Start from this checkpoint, or from the newest one below this directory.",
+        ),
     ] = None,
     seeds: Annotated[
         int | None,
         typer.Option(
             min=1,
             metavar="N",
-            help="Train each trial with N seeds: 0, 1, ..., or from seed=... on.",
+            help="Train each trial with N seeds: 0, 1, ..., or, with seed=K, K, K+1, ...",
         ),
     ] = None,
     num_samples: Annotated[
@@ -138,7 +141,7 @@ def train(
                     planned = plan.plan(
                         *_experiment(experiment, changes, restore), restore, num_samples, seeds
                     )
-                signals.install()  # a Python file may have called `ray.init`
+                signals.install()  # again: `ray.init` in a Python file may replace handlers
                 error = tune_run.run(planned, results_dir, signals, checkpoint_every, verbose)
             except Stopped:
                 say("stopped before the first result; nothing was saved")
@@ -179,7 +182,7 @@ def evaluate(
         typer.Option(
             metavar="ENV",
             help="Environment instead of the checkpoint's: an id, module:id, module:callable, or "
-            "FILE.py:callable. No module is imported that is not named here.",
+            "FILE.py:callable. Only a module that is named here is imported.",
         ),
     ] = None,
     seed: Annotated[
@@ -215,7 +218,7 @@ def evaluate(
 @app.command()
 def export(
     checkpoint: _Checkpoint,
-    output: Annotated[Path, typer.Argument(metavar="FILE.onnx", help="Is written.")],
+    output: Annotated[Path, typer.Argument(metavar="FILE.onnx", help="File to write.")],
     policy: Annotated[str | None, _POLICY_OPTION] = None,
     network: Annotated[str | None, _NETWORK_OPTION] = None,
 ) -> None:

@@ -46,7 +46,7 @@ def rerun(
         typer.Option(
             metavar="ENV",
             help="Environment instead of the record's: an id, module:id, module:callable, or "
-            "FILE.py:callable. No module is imported that is not named here.",
+            "FILE.py:callable. Only a module that is named here is imported.",
         ),
     ] = None,
     policy: Annotated[
