@@ -16,7 +16,7 @@ from polopt.policies.actor_critic import ActorCriticConfig, ActorCriticPolicy
 
 #: Upper bound of the adapted coefficient, which otherwise grows as long as the KL is too large.
 MAX_KL_COEFF = 1e6
-#: In RLlib, infinity means that there is no bound.
+#: In RLlib, infinity means no bound.
 _Bound = Annotated[
     float | None, pydantic.BeforeValidator(lambda bound: None if bound == math.inf else bound)
 ]

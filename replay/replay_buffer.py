@@ -27,7 +27,7 @@ from polopt.replay.row_store import (
 from polopt.replay.sum_tree import SumTree
 
 #: Bits of the column `flags`.
-VALID = 1  # the row is a transition: it does not only reset, did not raise, and is no successor
+VALID = 1  # a transition: the row is a step of the environment that did not raise
 TERMINATED = 2
 TRUNCATED = 4
 CUT = 8  # the episode or the stream ends here, so no window goes on to the next row

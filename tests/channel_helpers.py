@@ -24,7 +24,7 @@ class Notebook(CallRunner):
     Args:
         first: the first note.
         control: see `CallRunner`.
-        clock: likewise.
+        clock: of the channel.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ def claim_fault(path: Path = FAULT_FILE) -> bool:
 
 
 class PacedCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole whose steps take a configured time, as those of a simulator do.
+    """CartPole whose steps take a configured time, like the steps of a simulator.
 
     Args:
         config: `step_s`. `slow`: index of the worker whose steps take ten times as long.

@@ -17,7 +17,7 @@ class Totals(NamedTuple):
     """What environments did, or what an optimizer counts of them.
 
     Attributes:
-        steps: that returned. Those of discarded fragments included.
+        steps: that returned, also in discarded fragments.
         faults: steps that raised.
         nans: rewards that are not a number, each in another fragment.
     """
@@ -70,7 +70,7 @@ def made_in(folder: Path) -> Totals:
 
 
 def counted_by(optimizer: PolicyOptimizer) -> Totals:
-    """What an optimizer has counted, and will count of the replies that it keeps."""
+    """The counts of an optimizer, and of the replies that it keeps and will count."""
     kept = [reply.counts for reply in optimizer.calls.kept]
     metrics, faults = optimizer.metrics, optimizer.workers.faults
     return Totals(

@@ -84,7 +84,7 @@ def opened(address: str) -> Iterator[Browser]:
 
 
 def open_page(counter: Counter) -> tuple[float, float, float, int]:
-    """Seconds to the first plot, megabytes, those of them that are files, and requests."""
+    """Seconds to the first plot, megabytes, megabytes of files, and requests."""
     with opened(counter.address) as browser:
         before = counter.received
         begun = time.perf_counter()

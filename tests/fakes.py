@@ -58,7 +58,7 @@ class FakeTransport(SimulatedTransport):
 
     Attributes:
         cluster: resources of the cluster. All are free.
-        unplaced: names of the processes for which there are no resources.
+        unplaced: names of the processes that find no resources.
         lacking: how many processes the cluster has no resources for. None: all of them.
     """
 
@@ -82,7 +82,7 @@ class FakeTransport(SimulatedTransport):
 
 
 class FakeChannel(SimulatedChannel):
-    """`SimulatedChannel` that remembers its calls, and fails those that the test names.
+    """`SimulatedChannel` that remembers its calls, and fails the calls that the test names.
 
     Attributes:
         calls: `(name, arguments)` of all calls so far.

@@ -1,4 +1,4 @@
-"""Processes that are no rollout workers: shards that hold rows, as those of a replay buffer do."""
+"""Processes besides rollout workers: shards that hold rows, like the shards of a replay buffer."""
 
 from __future__ import annotations
 

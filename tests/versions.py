@@ -1,4 +1,4 @@
-"""Runs the tests with other versions than those of constraints.txt, or with the installed wheel.
+"""Runs the tests with other versions than constraints.txt has, or with the installed wheel.
 
     python tests/versions.py oldest .venv-oldest tests/unit
     python tests/versions.py newest .venv-newest tests/unit

@@ -82,7 +82,7 @@ def allowed_logits(logits: Tensor, mask: np.ndarray, kind: str) -> list[Tensor]:
 
 
 def check_closed_forms(kind: str) -> None:
-    """Entropy, KL and log-probability are those of the distribution over allowed actions."""
+    """Entropy, KL and log-probability belong to the distribution over allowed actions."""
     policy, other = spread(masked_policy(kind)), masked_policy(kind)
     obs, masks = masked_rows(kind)
     batch = torch.as_tensor(obs)

@@ -337,7 +337,7 @@ def test_first_frames_are_random(env: Any) -> None:
 
 @pytest.mark.parametrize("mode", AUTORESET)
 def test_longest_trajectory(mode: str) -> None:
-    """Reward 1 at every step, truncated every four steps: values are those of endless episodes."""
+    """Reward 1 at every step, truncated every four steps: values are as of endless episodes."""
     gamma = 0.9
     policy = make_policy("a2c", Clock(100), gamma=gamma, model={"fcnet_hiddens": []})
     with torch.no_grad():

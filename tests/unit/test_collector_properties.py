@@ -50,7 +50,7 @@ def either_collects_or_says_why(options: dict[str, Any]) -> bool:
             check_message(str(error))
             return False
         with collector:
-            # What is no SampleBatch is the fault of a postproc, which may be any callable.
+            # A postproc may be any callable. Another type than SampleBatch is its own fault.
             if config.postproc is None:
                 batch = next(collector, None)
                 if isinstance(batch, list):

@@ -140,7 +140,7 @@ def total_loss(policy: Any, rows: Any, targets: np.ndarray, noise: np.ndarray) -
 @every_name
 @every_backend
 def test_gradients_are_those_of_the_losses(name: str, fast: bool) -> None:
-    """By finite differences of the losses in NumPy. The gradient of each segment is that of its own
+    """By finite differences of the losses in NumPy. The gradient of each segment belongs to its own
     loss: the critics have none of the actor's, and the temperature none of either."""
     policy = shaken(replay_policy(name, fast_cpu=fast, **OPTIONS[name]))
     policy.version = 1  # the next update of TD3 is one of its actor

@@ -439,7 +439,7 @@ def test_long_names_of_rows_are_broken_into_lines(results: Path) -> None:
 
 
 def test_rate_of_the_start_up_is_not_in_the_throughput(results: Path) -> None:
-    """Its steps are those of a longer time than its seconds of training."""
+    """Its steps took longer than its seconds of training."""
     write_trial(results, "async_gradients", 0, 10, startup_s=45.0)
     selection = select(results)
     rates = selection.runs[0].trial.values("optimizer/env_steps_per_s")

@@ -432,7 +432,7 @@ def test_every_rule_has_a_run_with_its_fault() -> None:
     assert {rule.key for rule in RULES} == {fault[0] for fault in FAULTS}
 
 
-#: What is near a fault and is none.
+#: Values that are near a fault, and still good.
 ODD: list[tuple[str, Callable[[], Rows], dict[str, Any]]] = [
     ("a solved task: low entropy and rising returns", samples, {
         "learners/default_policy/entropy": lambda i: 0.69 if i < 5 else 0.005}),

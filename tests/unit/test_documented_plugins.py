@@ -348,7 +348,7 @@ def test_rewards_that_stay_nan_end_the_run(name: str, tmp_path: Path) -> None:
 
 
 class OwnCheck(polopt.PolicyOptimizer):
-    """A strategy whose `check` does not call that of the base class."""
+    """A strategy whose `check` does not call the base class."""
 
     name = "own_check"
 

@@ -82,7 +82,7 @@ def test_crash_invalidates_one_row(mode: str, fragment: int) -> None:
     np.testing.assert_array_equal(~valid, np.arange(len(valid)) % period == CRASH_AT)
     lost = sum(batch.faults.env_faults for batch in batches)
     assert lost == np.count_nonzero(~valid)
-    # Its episodes are discarded. Those of the other clock are complete.
+    # Its episodes are discarded. The episodes of the other clock are complete.
     lengths = np.concatenate([batch.episodes.lengths for batch in batches])
     assert set(lengths.tolist()) == {7}
     rewards = np.concatenate([crashed(batch, "rewards") for batch in batches])

@@ -74,7 +74,7 @@ def test_no_more_episodes_are_used_than_asked_for(mode: str) -> None:
 
 
 class BadNumbers(gymnasium.Env[np.ndarray, int]):
-    """Episodes of 4 steps. The first one has a reward that is no number."""
+    """Episodes of 4 steps. The first one has a reward of NaN."""
 
     def __init__(self) -> None:
         self.observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)

@@ -66,7 +66,7 @@ def assert_close(one: np.ndarray | Tensor, other: np.ndarray | Tensor) -> None:
 
 
 def assert_same_gradient(fast: Policy, slow: Policy) -> None:
-    """Gradients and statistics are equal, for weights that differ from those that acted."""
+    """Gradients and statistics are equal, for weights that differ from the weights that acted."""
     rows = slow.training_rows(slow.prepare_batch(make_batch(slow, steps=16)))
     moved(fast)
     moved(slow)

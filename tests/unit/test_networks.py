@@ -209,7 +209,7 @@ def test_bytes_are_divided_by_the_upper_bound(options: dict[str, Any]) -> None:
 
 
 def test_each_image_of_a_dict_has_its_own_convolutions() -> None:
-    """The features equal those of the images' networks alone, and of the vectors."""
+    """The features equal the features of the images' networks alone, and of the vectors."""
     space = spaces.Dict(
         [
             ("large", spaces.Box(0, 255, (3, 40, 36), np.uint8)),

@@ -26,7 +26,7 @@ every_off_policy = pytest.mark.parametrize("name", OFF_POLICY)
 
 
 def stale_batch(policy: Policy, seed: int = 0) -> SampleBatch:
-    """A batch of other weights than those that learn from it."""
+    """A batch of other weights than the weights that learn from it."""
     batch = make_batch(policy, steps=10, envs=4, seed=seed)
     moved(policy)
     return batch

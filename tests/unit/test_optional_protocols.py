@@ -317,7 +317,7 @@ def test_gymnasiums_wrappers_are_frozen_in_evaluation() -> None:
 
 def test_unwrapped_and_step_counters_of_ones_own() -> None:
     class Simulator(Stateless):
-        """`unwrapped` is no environment, and a wrapper has a counter of its own."""
+        """`unwrapped` is something else, and a wrapper has a counter of its own."""
 
         unwrapped = property(lambda self: SimpleNamespace())  # type: ignore[assignment]
         get_checkpoint_state = lambda self: self.time  # noqa: E731

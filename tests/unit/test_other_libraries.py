@@ -70,7 +70,7 @@ total_timesteps learning_rate num_envs num_steps anneal_lr gamma gae_lambda num_
 update_epochs norm_adv clip_coef clip_vloss ent_coef vf_coef max_grad_norm target_kl
 batch_size minibatch_size num_iterations
 """
-# Of RLlib's releases before 2.0, besides those of today.
+# Of RLlib's releases before 2.0, besides today's.
 OLD_RLLIB = """
 num_workers num_envs_per_worker sample_batch_size horizon soft_horizon no_done_at_end batch_mode
 sample_async observation_filter synchronize_filters compress_observations multiagent monitor

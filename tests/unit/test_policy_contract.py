@@ -186,7 +186,7 @@ def halves_of(batch: SampleBatch) -> list[SampleBatch]:
 
 
 def test_policy_with_gradients_learns_alone_and_together() -> None:
-    """The update of several learners is that of one that has the rows of all."""
+    """Several learners make the same update as one that has the rows of all."""
     alone, learners = make_reinforce(), [make_reinforce(), make_reinforce()]
     batch = random_batch(alone, 8, 3, np.random.default_rng(1))
     stats = alone.learn_on_batch(batch)
@@ -245,7 +245,7 @@ LEARNS = {
     "check_gradients",
     "learn_on_batch", "apply_gradients", "apply_flat", "on_update", "set_option", "check_network",
 }  # fmt: skip
-#: What a policy has besides that acts with a network of polopt. Nothing of it is about values.
+#: Further members of a policy that acts with a network of polopt. None of them is about values.
 NETWORK = {
     "loss", "make_network", "masked", "make_backend", "normalized", "dist_inputs", "log_prob",
 }  # fmt: skip

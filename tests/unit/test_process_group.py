@@ -1,4 +1,4 @@
-"""`Calls` and `ProcessGroup` with processes that are no rollout workers, on the virtual clock."""
+"""`Calls` and `ProcessGroup` with processes other than rollout workers, on the virtual clock."""
 
 from __future__ import annotations
 

@@ -286,7 +286,7 @@ def test_alerts_fire_for_runs_with_the_fault_only(tmp_path: Path) -> None:
             for alert in ALERTS
             for is_it in [alert.uid == uid]
         ]
-        # A worker that is replaced in time is none that is lost.
+        # A worker that is replaced in time does not count as lost.
         asked.append({"eval_time": "10m", "alertname": "polopt-workers-lost", "exp_alerts": []})
         tests.append({"interval": "1m", "input_series": series, "alert_rule_test": asked})
     content = {"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": tests}

@@ -101,7 +101,7 @@ def test_earlier_save_stays_as_it_is(tmp_path: Path, kind: str) -> None:
 
 
 def written_between(one: Path, other: Path) -> int:
-    """Files of `other` that are not those of `one`."""
+    """Files of `other` that `one` does not share."""
     known = {path.stat().st_ino for path in one.glob("rows-*")}
     return sum(path.stat().st_ino not in known for path in other.glob("rows-*"))
 

@@ -292,7 +292,7 @@ def test_runs_follow_restores_and_end_with_a_new_config(saved: Path, tmp_path: P
 
 
 def test_restore_of_a_missing_path_changes_nothing(tmp_path: Path) -> None:
-    """As a user names models: the seed at the end is no order."""
+    """As a user names models: the seed at the end does not order them."""
     trained = PolicyOptimizerTrainer(SMALL)
     trained.save(str(tmp_path / "models" / "seed1"))
     trained.stop()

@@ -215,7 +215,7 @@ def test_what_polopt_has_not_says_what_to_change(code: str) -> None:
 # ---- options ----------------------------------------------------------------------------------
 
 
-#: They have all arguments of the other builders: DDPPO those of PPO, ApexDQN those of DQN.
+#: They have all arguments of the other builders: DDPPO has PPO's, ApexDQN has DQN's.
 ALL_ARGUMENTS = [rllib.A3CConfig, rllib.DDPPOConfig, rllib.ApexDQNConfig, rllib.SACConfig]
 
 

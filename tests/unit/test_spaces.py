@@ -1,4 +1,4 @@
-"""Encoded observations equal those that Gymnasium flattens."""
+"""Encoded observations equal what Gymnasium flattens."""
 
 from __future__ import annotations
 
