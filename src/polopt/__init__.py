@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.early_stop import Stragglers as Stragglers
     from polopt.rollouts.workers.errors import FunctionError as FunctionError
     from polopt.rollouts.workers.errors import NonFiniteError as NonFiniteError
+    from polopt.rollouts.workers.errors import RerunDifference as RerunDifference
     from polopt.rollouts.workers.errors import WorkersFailedError as WorkersFailedError
     from polopt.rollouts.workers.rollout_worker import RolloutWorker as RolloutWorker
     from polopt.rollouts.workers.worker_handle import WorkerHandle as WorkerHandle

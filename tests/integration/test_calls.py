@@ -209,7 +209,7 @@ def test_no_answer_within_the_limit_is_a_hang(fake: FakeTransport, make: Any) ->
     assert reply.failure.kind == "hang"
     assert "test_calls.echo failed in worker 1" in reply.failure.message
     assert "no answer and no progress for 10.0 s (worker_timeout_s=10, " in reply.failure.message
-    assert "a fragment has 5 steps of 2 environments" in reply.failure.message
+    assert "A fragment has 5 steps of 2 environments" in reply.failure.message
     assert fake.clock.now_s == 1000.0 + TIMEOUT_S
     assert [call.work.tag for call in calls.pending() if call.worker is other] == ["later"]
 

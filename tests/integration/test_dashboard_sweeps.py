@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 import pytest
 from ray import tune
+from ray.tune.registry import register_env
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 
 import polopt
@@ -30,8 +31,10 @@ class Toy(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def trials_of(tmp_path: Path, space: dict[str, Any], scheduler: Any) -> list[Trial]:
+    # By a name: two pickles of a class of a test may differ, and the page shows their hash.
+    register_env("toy_of_sweeps", Toy)
     config = {
-        "env": Toy,
+        "env": "toy_of_sweeps",
         "num_workers": 0,
         "num_cpus_for_driver": 1,
         "rollout_fragment_length": 32,

@@ -17,10 +17,19 @@ from polopt.trainers.presets import PRESETS
 PAGE = "docs/migration.md"
 BLOCKS = blocks_of(PAGE)
 #: Names in the tables' second column, besides keys of configs.
-OTHERS = {"explore", "on_episode_end", "on_train_result", "postprocess", "predict", "state"}
+OTHERS = {
+    "explore",
+    "on_episode_step",
+    "on_episode_end",
+    "on_sample_end",
+    "on_train_result",
+    "postprocess",
+    "predict",
+    "state",
+}
 OTHERS |= {"action_mask", "best_checkpoint", "cuda", "cpu", "stop"}
 OTHERS |= {*POLICIES.names(), *OPTIMIZERS.names()}
-OTHERS |= {"none", "sync", "async"}  # values
+OTHERS |= {"none", "sync", "async", "sequence"}  # values
 
 
 @pytest.mark.timeout(600)
