@@ -97,9 +97,9 @@ def test_restored_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
         whole.step()
         killed.step()
     state = killed.get_state()
-    files, _ = killed.write_files(tmp_path / "replay")
+    files, _ = killed.buffer_files.write(tmp_path / "replay")
     restored.set_state(state)
-    restored.read_files(tmp_path / "replay", files)
+    restored.buffer_files.read(tmp_path / "replay", files)
     for optimizer in (whole, restored):
         optimizer.buffer._rng.bit_generator.state = state["replay"]["buffer"]["rng"]
     rows = [optimizer._draw() for optimizer in (whole, restored)]

@@ -105,4 +105,4 @@ def test_step_that_hangs_costs_its_worker(make: Any, transport: str, tmp_path: P
     found = re.search(r"no answer and no progress for (\d+\.\d) s \(worker_timeout_s=3, ", message)
     assert found is not None, message
     assert LIMIT_S <= float(found[1]) < LIMIT_S + 10.0
-    assert message.endswith("a fragment has 20 steps of 1 environment)")
+    assert message.endswith("A fragment has 20 steps of 1 environment)")
