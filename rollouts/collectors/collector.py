@@ -53,12 +53,15 @@ class Collector:
     Args:
         create_env_fn: makes an environment (or is a Gymnasium id, see `resolve_env`). A list has
             one for each collector.
-        policy: a polopt Policy, which is used directly. The name or class of one, or
-            `(name or class, options)`. A `torch.nn.Module` from observations `[N, ...]` to action
-            parameters `[N, P]`, or `(module, {"outputs": "actions"})` to actions. A
-            `TensorDictModule` to the key `action`. A callable from observations to actions `[N,
-            ...]`. Or None, for random actions. Where polopt makes the policy, it is
-            `collector.policy`.
+        policy: one of these. Where polopt makes the policy, it is `collector.policy`.
+
+            - a polopt Policy, which is used directly
+            - the name or class of one, or `(name or class, options)`
+            - a `torch.nn.Module` from observations `[N, ...]` to action parameters `[N, P]`, or
+              `(module, {"outputs": "actions"})` from observations to actions
+            - a `TensorDictModule` that writes the key `action`
+            - a callable from observations to actions `[N, ...]`
+            - None, for random actions
         options: see `CollectorConfig`.
 
     Raises:

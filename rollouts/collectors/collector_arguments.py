@@ -79,6 +79,10 @@ class CollectorArguments:
             device=config.policy_device,
             postproc=config.postproc,
         )
+        if config.record_to is not None and config.record_to.expanduser().exists():
+            raise ConfigError(
+                f"key 'record_to': got {str(config.record_to)!r}, which exists. Allowed: a new file"
+            )
         if config.rerun_of is not None:
             recorded = read_log(config.rerun_of.expanduser())[1]
             self.worker_config = dataclasses.replace(self.worker_config, arrivals=recorded)

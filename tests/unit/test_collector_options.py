@@ -572,6 +572,12 @@ def test_what_a_record_needs(key: str, tmp_path: Path) -> None:
         local_collector(num_collectors=1, record_to=path, rerun_of=path)
 
 
+def test_a_record_is_a_new_file(tmp_path: Path) -> None:
+    """Refused before any actor starts."""
+    with pytest.raises(ConfigError, match=r"'record_to': got .*, which exists\. Allowed: a new"):
+        local_collector(num_collectors=1, record_to=tmp_path)
+
+
 def test_a_record_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         local_collector(num_collectors=1, rerun_of=tmp_path / "run.jsonl.gz")
