@@ -31,6 +31,7 @@ from polopt.common.action_mask import MASKED_LOGIT
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.distributions.make_distribution import make_distribution
+from polopt.policies.fast_cpu.numpy_backend import numpy_network
 from polopt.policies.fast_cpu.numpy_masked import NumpyMasked
 from polopt.policies.networks import masked
 from polopt.policies.non_learning import (
@@ -204,6 +205,26 @@ def test_wrong_mask_in_numpy_is_detected(
     monkeypatch.setattr(NumpyMasked, method, wrong)
     with threadpoolctl.threadpool_limits(1, user_api="blas"), pytest.raises(AssertionError):
         check_numpy("discrete", "ppo, KL penalty")
+
+
+@every_kind
+def test_masked_outputs_in_numpy_have_no_gradient(kind: str) -> None:
+    """Also for a loss of a plugin, whose gradient with respect to them is not 0."""
+    policy = masked_policy(kind)
+    obs, _ = masked_rows(kind)
+    network = policy.model
+    params = list(network.parameters())
+    outputs = network.action_params(torch.from_numpy(np.asarray(obs, np.float32)))
+    expected = torch.autograd.grad(outputs.sum(), params, allow_unused=True)
+    for one in params:
+        one.grad = torch.zeros_like(one)
+    own = numpy_network(network)
+    assert isinstance(own, NumpyMasked)
+    *_, done = own.forward(np.asarray(obs, np.float32))
+    own.backward(done, np.ones(tuple(outputs.shape), np.float32), None)
+    for one, right in zip(params, expected, strict=True):
+        wanted = 0.0 if right is None else right.numpy()
+        np.testing.assert_allclose(one.grad.numpy(), wanted, rtol=1e-4, atol=1e-5)
 
 
 @every_kind
