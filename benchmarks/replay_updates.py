@@ -48,11 +48,13 @@ CASES = {
 
 
 def polopt_update(case: Case) -> Update:
-    """An update of polopt, with a buffer that has rows. Q-networks are not dueling, as the peer's
-    are not."""
+    """An update of polopt, with a buffer that has rows. The peer's DQN has neither dueling networks
+    nor double Q-learning, so they are off here, too."""
     import polopt
 
-    options: dict[str, Any] = {"dueling": False} if case.algorithm == "DQN" else {}
+    options: dict[str, Any] = {}
+    if case.algorithm == "DQN":
+        options = {"dueling": False, "double_q": False}
     trainer = getattr(polopt, case.algorithm)(
         env=case.env,
         num_workers=0,
