@@ -1,6 +1,7 @@
 """AsyncReplay's samplers and learner at the same time, beside each of them alone.
 
     python benchmarks/async_replay.py [--seconds 10] [--workers 4] [--shards 2] [--step-ms 5]
+                                      [--prefetch 16]
 
 The environment is CartPole-v1. Each step takes `--step-ms`, like the step of a simulator, so few
 cores suffice for the samplers. DQN learns from prioritised batches of 512 rows. There are four
@@ -77,6 +78,7 @@ def rates(args: argparse.Namespace, workers: int, **options: Any) -> Rates:
             "buffer_size": 100_000,
             "learning_starts": 2000,
             "training_intensity": 1e6,
+            "prefetch_batches": args.prefetch,
             "error_buffer": _NO_BOUND,
             "model": {"fcnet_hiddens": [256, 256]},
             "seed": 0,
@@ -112,6 +114,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--step-ms", type=float, default=5.0)
+    parser.add_argument("--prefetch", type=int, default=16, help="as RLlib's learner queue")
     args = parser.parse_args()
     no_learner = {"learning_starts": 90_000}
     one, _, _ = rates(args, 1, **no_learner)

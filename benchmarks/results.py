@@ -107,17 +107,19 @@ EVALUATION_EPISODES = 100
 MUJOCO_SAC_STEPS = 100_000
 #: Examples that have not been measured with five seeds, and are therefore no tuned examples.
 UNTUNED: dict[str, dict[str, Any]] = {
-    # CleanRL's settings of PQN. Acrobot needs a long exploration: a random policy hardly reaches
-    # the goal, and rows are learned from only once.
+    # Acrobot-v1 reaches its goal rarely at first, and PQN learns from each row only once. With a
+    # lambda of 0.95 a success reaches more of the steps before it. CleanRL's settings (4 x 128
+    # steps, lambda 0.65, epsilon over 250,000 steps) returned -194 with seed 0.
     "acrobot_pqn": {
         "run": "PQN",
         "config": {
             "env": "Acrobot-v1",
             "num_workers": 0,
-            "num_envs_per_worker": 4,
-            "rollout_fragment_length": 128,
-            "lr": [[0, 2.5e-4], [500_000, 0.0]],
-            "epsilon": [[0, 1.0], [250_000, 0.05]],
+            "num_envs_per_worker": 16,
+            "rollout_fragment_length": 32,
+            "lambda": 0.95,
+            "lr": [[0, 1e-3], [500_000, 0.0]],
+            "epsilon": [[0, 1.0], [100_000, 0.05]],
             "model": {"fcnet_hiddens": [120, 84]},
             "min_sample_timesteps_per_iteration": 4096,
         },

@@ -11,7 +11,7 @@ affect speed are the same as in each peer's script:
   episodes, whose resets cost time, are as short in every run.
 - `ppo`: 2,048 rows per batch, 4 epochs of minibatches of 256.
 - `dqn`: 8 environments per worker, 8 steps, a batch of 32 rows for 4 environment steps, sampled
-  while the driver learns. The network is not dueling.
+  while the driver learns. As in the peer, there is no dueling network and no double Q-learning.
 - `ddppo`: RLlib 0.8.5's defaults: 5 environments per worker, 100 steps, 10 epochs of minibatches of
   50 rows on each worker.
 - `*-pendulum`, `*-halfcheetah`: the same on Pendulum-v1 and HalfCheetah-v5.
@@ -86,6 +86,7 @@ DQN: dict[str, Any] = {
     "train_batch_size": 32,
     "training_intensity": 8.0,
     "dueling": False,
+    "double_q": False,
 }
 DDPPO: dict[str, Any] = {
     "rollout_fragment_length": 100,
