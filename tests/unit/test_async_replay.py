@@ -278,6 +278,40 @@ def test_priorities_flow_back_to_the_shard_they_came_from() -> None:
             assert shard.target.priority_versions[index % buffer.capacity] == version
 
 
+def test_importance_weights_have_the_exponent_of_the_moment_of_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The exponent grows from 0.4 to 0.8 within the first 300 environment steps of the whole run.
+    It is computed here from the weights and the priorities of each batch."""
+    found: list[float] = []
+
+    sample_of_buffer = ReplayBuffer.sample
+
+    def watched_sample(buffer: Any, batch_size: int) -> Any:
+        rows = sample_of_buffer(buffer, batch_size)
+        leaves = buffer._tree.leaves[rows.indices % buffer.capacity]
+        ratios, weights = np.log(leaves / leaves.min()), -np.log(rows.weights)
+        if ratios.max() > 0.1:
+            found.append(float(weights[ratios.argmax()] / ratios.max()))
+        return rows
+
+    monkeypatch.setattr(ReplayBuffer, "sample", watched_sample)
+    optimizer = make(
+        prioritized_replay_beta=0.4,
+        final_prioritized_replay_beta=0.8,
+        prioritized_replay_beta_annealing_timesteps=300,
+    )
+    counts = {0}
+    while optimizer.metrics.num_env_steps_sampled < 600:
+        optimizer.step()
+        counts.add(optimizer.metrics.num_env_steps_sampled)
+    allowed = np.array([0.4 + 0.4 * min(1.0, count / 300) for count in counts])
+    assert all(np.abs(allowed - beta).min() < 1e-4 for beta in found)
+    assert found[0] < 0.7
+    assert found[-1] == pytest.approx(0.8, abs=1e-4)
+    assert len({round(beta, 3) for beta in found}) > 5
+
+
 def test_lag_of_priorities_is_that_of_their_weights() -> None:
     optimizer = make()
     while optimizer.metrics.num_updates < 60:
