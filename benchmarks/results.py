@@ -295,6 +295,7 @@ TASKS: dict[str, Task] = {
         (
             Cell("SAC", "halfcheetah_sac"),
             Cell("Stable-Baselines3 SAC, RL Zoo's settings", "sb3:result-sac-halfcheetah"),
+            Cell("sb3-contrib CrossQ, critics of width 256", "sb3:result-crossq-halfcheetah"),
         ),
         episodes=EVALUATION_EPISODES,
     ),
