@@ -92,6 +92,18 @@ CASES = (
         (Opponent("sb3", ("dqn-16", "dqn-8", "dqn-1"), 3.0),),
     ),
     Case(
+        "apex",
+        "AsyncReplay, Ape-X, four samplers of 5 ms environments, beside the learner",
+        "apex",
+        (Opponent("rllib085", ("apex",), None),),
+    ),
+    Case(
+        "apex-learned",
+        "AsyncReplay, Ape-X, rows learned from per second, beside these samplers",
+        "apex-learned",
+        (Opponent("rllib085", ("apex-learned",), None),),
+    ),
+    Case(
         "ddppo",
         "DecentralizedAllReduce, DD-PPO's defaults, 2 x 5 x 100",
         "ddppo",

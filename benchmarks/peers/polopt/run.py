@@ -12,6 +12,9 @@ affect speed are the same as in each peer's script:
 - `ppo`: 2,048 rows per batch, 4 epochs of minibatches of 256.
 - `dqn`: 8 environments per worker, 8 steps, a batch of 32 rows for 4 environment steps, sampled
   while the driver learns. As in the peer, there is no dueling network and no double Q-learning.
+- `apex`, `apex-learned`: four samplers whose environments take 5 ms a step, two replay shards, and
+  a learner of batches of 512 rows that is as fast as it can be. The rate of environment steps, and
+  the rate of rows that the driver learned from.
 - `ddppo`: RLlib 0.8.5's defaults: 5 environments per worker, 100 steps, 10 epochs of minibatches of
   50 rows on each worker.
 - `*-pendulum`, `*-halfcheetah`: the same on Pendulum-v1 and HalfCheetah-v5.
@@ -88,6 +91,22 @@ DQN: dict[str, Any] = {
     "dueling": False,
     "double_q": False,
 }
+APEX: dict[str, Any] = {
+    "env": lambda context: Paced(),
+    "num_workers": 4,
+    "num_envs_per_worker": 1,
+    "rollout_fragment_length": 50,
+    "num_replay_shards": 2,
+    "train_batch_size": 512,
+    "buffer_size": 100_000,
+    "learning_starts": 2000,
+    "training_intensity": 1e6,
+    "error_buffer": 10**12,
+    "prefetch_batches": 16,
+    "n_step": 3,
+    "dueling": False,
+    "model": {"fcnet_hiddens": [256, 256]},
+}
 DDPPO: dict[str, Any] = {
     "rollout_fragment_length": 100,
     "num_sgd_iter": 10,
@@ -119,6 +138,8 @@ TRAINING: dict[str, tuple[str, dict[str, Any]]] = {
     "a2c": ("A2C", CARTPOLE),
     "ppo": ("SyncPPO", {**CARTPOLE, **PPO}),
     "dqn": ("DQN", {**CARTPOLE, **DQN}),
+    "apex": ("ApexDQN", APEX),
+    "apex-learned": ("ApexDQN", APEX),
     "ddppo": ("DDPPO", {**CARTPOLE, "num_envs_per_worker": 5, **DDPPO}),
     "a3c-pendulum": ("A3C", PENDULUM),
     "ppo-pendulum": ("SyncPPO", {**PENDULUM, **PPO}),
@@ -163,7 +184,7 @@ for name in ("a3c", "async-samples", "ddppo"):
 def start_ray() -> None:
     """Starts Ray on this machine."""
     ray.init(
-        num_cpus=4,
+        num_cpus=8,
         include_dashboard=False,
         address="local",
         log_to_driver=False,
@@ -172,15 +193,31 @@ def start_ray() -> None:
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
-    """Environment steps per second in training."""
+    """Environment steps per second in training. For `apex-learned`, rows learned from."""
     preset, config = TRAINING[args.case]
     start_ray()
     trainer = getattr(polopt, preset)(config={"num_workers": 2, **config, "seed": args.seed})
     clock = measuring.RateClock(args.seconds, args.turns)
-    while not clock.tick(trainer.train()["num_env_steps_sampled_lifetime"]):
-        pass
+    learned = args.case == "apex-learned"
+    over = False
+    while not over:
+        result = trainer.train()
+        learned_rows = trainer.optimizer.metrics.num_updates * config.get("train_batch_size", 0)
+        over = clock.tick(learned_rows if learned else result["num_env_steps_sampled_lifetime"])
     trainer.stop()
     return clock.result()
+
+
+class Paced(gymnasium.Wrapper):
+    """CartPole-v1 whose steps take at least 5 ms."""
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+
+    def step(self, action: Any) -> Any:
+        """Sleeps, then steps."""
+        time.sleep(0.005)
+        return super().step(action)
 
 
 def sample(args: argparse.Namespace) -> dict[str, Any]:

@@ -9,6 +9,9 @@ shared. Its torch policies, one thread per process. No logging, one result per s
   default) and steps per fragment (10 is its default, 20 as polopt). The fastest counts.
 - `ddppo`: DD-PPO with its defaults (5 environments per worker, 100 steps, 10 epochs of minibatches
   of 50 rows on each worker), on the CPU.
+- `apex`, `apex-learned`: Ape-X with four workers, whose environments take 5 ms a step, and two
+  replay shards. A double, not dueling Q-network of 256x256 units, batches of 512 rows, 3-step
+  returns. The rate of environment steps, and the rate of rows that the learner learned from.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +28,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 import measuring  # first: it starts the clock of start-up
 
 # isort: split
+import gym
+import numpy as np
 import ray
 import torch
 from ray.rllib.agents.a3c import A3CTrainer
+from ray.rllib.agents.dqn import ApexTrainer
 from ray.rllib.agents.ppo import DDPPOTrainer
+from ray.tune.registry import register_env
 
 COMMON: dict[str, Any] = {
     "num_workers": 2,
@@ -37,10 +45,59 @@ COMMON: dict[str, Any] = {
     "log_level": "ERROR",
     "model": {"fcnet_hiddens": [64, 64], "fcnet_activation": "tanh", "vf_share_layers": False},
 }
+APEX: dict[str, Any] = {
+    **COMMON,
+    "num_workers": 4,
+    "rollout_fragment_length": 50,
+    "train_batch_size": 512,
+    "buffer_size": 100000,
+    "learning_starts": 2000,
+    "timesteps_per_iteration": 0,
+    "n_step": 3,
+    "double_q": True,
+    "dueling": False,
+    "hiddens": [],
+    "model": {"fcnet_hiddens": [256, 256], "fcnet_activation": "relu"},
+    "optimizer": {"num_replay_buffer_shards": 2, "debug": False, "max_weight_sync_delay": 400},
+}
+
+
+def aligned(array: Any, from_numpy: Any = torch.from_numpy) -> Any:
+    """A tensor of an array. Ape-X's batches are at addresses that end torch 1.5.1 with SIGSEGV."""
+    return from_numpy(array if array.ctypes.data % 64 == 0 else copy_of(array))
+
+
+def copy_of(array: Any) -> Any:
+    """A copy at an address that is a multiple of 64 bytes."""
+    memory = np.empty(array.nbytes + 64, np.uint8)
+    first = -memory.ctypes.data % 64
+    found = memory[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
+    found[...] = array
+    return found
+
+
+class Paced(gym.Wrapper):
+    """CartPole-v1 whose steps take at least 5 ms."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+
+    def step(self, action: Any) -> Any:
+        """Sleeps, then steps."""
+        time.sleep(0.005)
+        return self.env.step(action)
+
+    def reset(self) -> Any:
+        """Resets."""
+        return self.env.reset()
 
 
 def make(case: str, seed: int) -> Any:
     """The trainer of a case."""
+    if case.startswith("apex"):
+        torch.from_numpy = aligned
+        register_env("paced", lambda config: Paced(config))
+        return ApexTrainer(env="paced", config={**APEX, "seed": seed})
     if case == "ddppo":
         config = {**COMMON, "num_gpus_per_worker": 0, "seed": seed}
         return DDPPOTrainer(env="CartPole-v1", config=config)
@@ -50,9 +107,9 @@ def make(case: str, seed: int) -> Any:
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
-    """Environment steps per second in training."""
+    """Environment steps per second in training. For `apex-learned`, rows learned from."""
     ray.init(
-        num_cpus=4,
+        num_cpus=8,
         include_webui=False,
         object_store_memory=300 * 1024**2,
         redis_max_memory=100 * 1024**2,
@@ -61,14 +118,17 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     )
     trainer = make(args.case, args.seed)
     clock = measuring.RateClock(args.seconds)
-    while not clock.tick(trainer.train()["timesteps_total"]):
-        pass
+    over = False
+    while not over:
+        result = trainer.train()
+        learned = args.case == "apex-learned"
+        over = clock.tick(result["info"]["num_steps_trained" if learned else "num_steps_sampled"])
     trainer.stop()
     ray.shutdown()
     return clock.result()
 
 
-RATES = ("a3c-8x20", "a3c-8x10", "a3c-1x20", "a3c-1x10", "ddppo")
+RATES = ("a3c-8x20", "a3c-8x10", "a3c-1x20", "a3c-1x10", "ddppo", "apex", "apex-learned")
 CASES = dict.fromkeys(RATES, train)
 
 if __name__ == "__main__":
