@@ -2,13 +2,15 @@
 
     python3.7 benchmarks/peers/rllib085/run.py CASE [--seconds 5] [--seed 0]
 
-Two rollout workers in processes of their own. MLPs of 64x64 tanh units for policy and value, not
-shared. Its torch policies, one thread per process. No logging, one result per second.
+All cases have two rollout workers in their own processes, and separate MLPs of 64x64 tanh units for
+policy and value. RLlib uses its torch policies with one thread per process. Logging is off, and
+there is one result per second.
 
-- `a3c-8x20`, `a3c-8x10`, `a3c-1x20`, `a3c-1x10`: environments per worker (8 as polopt, 1 is its
-  default) and steps per fragment (10 is its default, 20 as polopt). The fastest counts.
-- `ddppo`: DD-PPO with its defaults (5 environments per worker, 100 steps, 10 epochs of minibatches
-  of 50 rows on each worker), on the CPU.
+- `a3c-8x20`, `a3c-8x10`, `a3c-1x20`, `a3c-1x10`: the first number is the number of environments per
+  worker (8 as in polopt, 1 is RLlib's default). The second number is the number of steps per
+  fragment (20 as in polopt, 10 is RLlib's default). The fastest case counts.
+- `ddppo`: DD-PPO with RLlib's defaults (5 environments per worker, 100 steps, 10 epochs of
+  minibatches of 50 rows on each worker), on the CPU.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ COMMON: dict[str, Any] = {
 
 
 def make(case: str, seed: int) -> Any:
-    """The trainer of a case."""
+    """Makes the trainer of a case."""
     if case == "ddppo":
         config = {**COMMON, "num_gpus_per_worker": 0, "seed": seed}
         return DDPPOTrainer(env="CartPole-v1", config=config)
@@ -50,7 +52,7 @@ def make(case: str, seed: int) -> Any:
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
-    """Environment steps per second in training."""
+    """Measures the environment steps per second in training."""
     ray.init(
         num_cpus=4,
         include_webui=False,
