@@ -1,6 +1,6 @@
 """Measures the return of policies that learn from each batch L batches after it was sampled.
 
-    python benchmarks/imposed_lag.py                          # all cells; takes hours; resumes
+    python benchmarks/imposed_lag.py                          # all cells that are missing (hours)
     python benchmarks/imposed_lag.py --only ppo --lags 0 16   # some cells
     python benchmarks/imposed_lag.py --page                   # only writes page and figure
 

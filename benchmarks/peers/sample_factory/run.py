@@ -4,8 +4,8 @@
 
 All cases have two rollout workers, one policy worker and one learner, each in an asynchronous
 process. Each rollout worker has two groups of environments. One group steps while the policy acts
-for the other group. There is no recurrence, no V-trace and no normalisation, there is one epoch,
-and no files are written while the clock runs. Batch and rollout have Sample Factory's default sizes
+for the other group. The cases use one epoch and do not use recurrence, V-trace or normalisation.
+Sample Factory does not write files while the clock runs. Batch and rollout have Sample Factory's default sizes
 (1,024 rows, 32 steps), which are faster than the sizes of polopt's fragments. Environments step in
 their own processes, so only steps from which the learner learned are counted.
 
@@ -74,7 +74,7 @@ class Ticks(AlgoObserver):
     def __init__(self, seconds: float, task: str) -> None:
         self._clock: measuring.RateClock | measuring.GoalClock | None = None
         self._seconds = seconds
-        self._task = task  # task to solve; empty if the rate is measured
+        self._task = task  # task to solve, or empty if the rate is measured
         self.result: dict[str, Any] = {}
 
     def on_start(self, runner: Any) -> None:

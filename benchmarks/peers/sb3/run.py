@@ -13,7 +13,7 @@ checker is off.
 - `dqn-*`: a batch of 32 rows for 4 environment steps, as in the DQN paper, and 64x64 relu units.
 - `ppo-*`: 2,048 rows per batch, 4 epochs of minibatches of 256. There are also cases for
   HalfCheetah-v5, and for MinAtar's Breakout with the CNN of MinAtar's paper.
-- `result-*`: returns at a budget, see `benchmarks/results.py`. The hyper-parameters are those of RL
+- `result-*`: returns at a budget, see `benchmarks/results.py`. The hyper-parameters come from RL
   Baselines3 Zoo for HalfCheetah-v4 and CartPoleNoVel-v1, with schedules over the budget. RL
   Baselines3 Zoo does not have MinAtar's Breakout. PPO on Breakout has the Zoo's hyper-parameters
   for Atari and the CNN of MinAtar's paper. DQN on Breakout has the settings of `breakout_dqn` in

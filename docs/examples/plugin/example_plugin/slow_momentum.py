@@ -52,7 +52,7 @@ class SlowMomentum(polopt.PolicyOptimizer):
             self.calls.fill(learn_alone, self.workers.up(), self.config.local_rounds)
             weights = [reply.value for reply in self.calls.all()]
         with self.timers["average"]:
-            if weights:  # empty if every worker has failed; replacements are starting
+            if weights:  # empty if every worker has failed
                 self._average(start, weights)
         return self.metrics.counts_since(before)
 
