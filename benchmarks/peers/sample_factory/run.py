@@ -5,9 +5,9 @@
 All cases have two rollout workers, one policy worker and one learner, each in an asynchronous
 process. Each rollout worker has two groups of environments. One group steps while the policy acts
 for the other group. The cases use one epoch and do not use recurrence, V-trace or normalisation.
-Sample Factory does not write files while the clock runs. Batch and rollout have Sample Factory's default sizes
-(1,024 rows, 32 steps), which are faster than the sizes of polopt's fragments. Environments step in
-their own processes, so only steps from which the learner learned are counted.
+Sample Factory does not write files while the clock runs. Batch and rollout have Sample Factory's
+default sizes (1,024 rows, 32 steps), which are faster than the sizes of polopt's fragments.
+Environments step in their own processes, so only steps from which the learner learned are counted.
 
 - `appo-8`, `appo-10`: CartPole-v1. The number is the number of environments per worker. Policy and
   value have MLPs of 64x64 tanh units. Gymnasium's checker is off. The faster case counts.
