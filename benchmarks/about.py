@@ -11,8 +11,8 @@ from typing import Any
 
 
 def about() -> dict[str, Any]:
-    """Commit, versions and hardware. `-dirty` is added to a commit if other files than documents
-    and results, which measuring itself writes, differ from it."""
+    """Returns commit, versions and hardware. The commit ends in `-dirty` if files differ from it.
+    Changes of documents and results do not count, because measurements write them."""
     commit = _git("describe", "--always").stdout.strip()
     changed = _git("status", "--porcelain", "-uno", "--", ":/", ":!/docs", ":!/benchmarks/results")
     names = ("ray", "torch", "gymnasium", "numpy")
@@ -37,7 +37,7 @@ def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def cpu_model() -> str:
-    """Model name from /proc/cpuinfo. Elsewhere what `platform` reports."""
+    """Returns the model name from /proc/cpuinfo, or on other systems what `platform` reports."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -1,16 +1,19 @@
-"""AsyncReplay's samplers and learner at the same time, beside each of them alone.
+"""Compares AsyncReplay's samplers and learner at the same time with each of them alone.
 
     python benchmarks/async_replay.py [--seconds 10] [--workers 4] [--shards 2] [--step-ms 5]
                                       [--prefetch 16]
 
 The environment is CartPole-v1. Each step takes `--step-ms`, like the step of a simulator, so few
-cores suffice for the samplers. DQN learns from prioritised batches of 512 rows. There are four
-runs, each with its own session of Ray: one sampler without a learner, `--workers` samplers without
-a learner, the learner while samplers wait, and all at the same time, without a bound on the
-training intensity. Prints Markdown: sampling beside `--workers` times one sampler, and learning
-beside the learner alone. The goal of both shares is 90 percent. It needs as many cores as samplers
-and learner use alone: these are printed, too, as processor seconds per second of all their
-processes.
+cores suffice for the samplers. DQN learns from prioritised batches of 512 rows. The script makes
+four runs, each with its own session of Ray: one sampler without a learner, `--workers` samplers
+without a learner, the learner while samplers wait, and samplers and learner at the same time,
+without a bound on the training intensity.
+
+It prints Markdown with two shares: the rate of sampling divided by `--workers` times the rate of
+one sampler, and the rate of learning divided by the rate of the learner alone. The goal of both
+shares is 90 percent. To reach this goal, the machine needs as many cores as samplers and learner
+use when they run alone. The script prints this number, too, as processor seconds per second of all
+their processes.
 """
 
 from __future__ import annotations
@@ -31,25 +34,25 @@ import measuring
 import ray
 from about import about
 
-#: Rows by which learning may be behind, where nobody waits for the other.
+#: Rows by which learning may be behind, if samplers and learner should not wait for each other.
 _NO_BOUND = 10**12
 
 
 class Paced(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole-v1 whose steps take at least `step_s` of the config."""
+    """CartPole-v1 in which each step takes at least the seconds `step_s` of the config."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))
         self._step_s = config["step_s"]
 
     def step(self, action: Any) -> Any:
-        """Sleeps, then steps."""
+        """Sleeps and then makes a step."""
         time.sleep(self._step_s)
         return super().step(action)
 
 
 class Rates(NamedTuple):
-    """What one run did in a second.
+    """The work of one run per second.
 
     Attributes:
         sampled: environment steps.
@@ -63,7 +66,7 @@ class Rates(NamedTuple):
 
 
 def rates(args: argparse.Namespace, workers: int, **options: Any) -> Rates:
-    """The rates of a run, after a warm-up of a third of the time."""
+    """Trains and returns the rates after a warm-up, which takes a third of the time."""
     import polopt
 
     ray.init(num_cpus=workers + args.shards + 1, include_dashboard=False, log_to_driver=False)
@@ -119,7 +122,7 @@ def main() -> None:
     no_learner = {"learning_starts": 90_000}
     one, _, _ = rates(args, 1, **no_learner)
     several, _, samplers = rates(args, args.workers, **no_learner)
-    # One fragment gives more credit than this bound allows: after the first rows, samplers wait.
+    # One fragment gives more credit than this bound allows, so samplers wait after the first rows.
     least = 512 + 50 * 1_000_000
     _, alone, learner = rates(args, args.workers, error_buffer=least)
     sampled, learned, both_cores = rates(args, args.workers)

@@ -1,14 +1,15 @@
-"""What two cores allow PPO: the rate if sampling on both overlapped learning, and the rates in
-training of `sync_samples` and of `async_samples`.
+"""Compares the rates of PPO in training with the highest rates that two cores allow.
 
     python benchmarks/ceiling.py [--seconds 3] [--repeats 5]
 
-`sample` and `learn` are processor time in one process, without Ray: of a worker that samples 8
-environments for 128 steps, and of a policy that learns from two such fragments with 4 epochs of
-minibatches of 256. The ceiling is 2 / (sample + learn): both cores are always busy, and nothing is
-sent. Without overlap, as `sync_samples` does it, the limit is 1 / (sample / 2 + learn): both
-workers sample, then the driver learns alone. `async_samples` overlaps them, with decoupled PPO.
-Training is `peers/polopt/run.py`, in turn with the other two.
+`sample` and `learn` are processor times per environment step in one process, without Ray. For
+`sample`, a worker samples 8 environments for 128 steps. For `learn`, a policy learns from two such
+fragments with 4 epochs of minibatches of 256 rows. The ceiling is 2 / (sample + learn). It assumes
+that both cores are always busy and that messages cost nothing. The limit without overlap is
+1 / (sample / 2 + learn). It assumes that both workers sample, and then the driver learns alone, as
+in `sync_samples`. In `async_samples`, with decoupled PPO, sampling and learning overlap. The rates
+in training come from `peers/polopt/run.py`, in turn with the other two measurements.
+
 Needs MuJoCo and MinAtar: pip install -e '.[benchmark]'.
 """
 
@@ -41,7 +42,7 @@ ENVS: dict[str, Any] = {
 
 
 def parts(env: Any, seconds: float) -> tuple[float, float]:
-    """Processor microseconds per environment step of sampling and of learning."""
+    """Returns the processor microseconds per environment step of sampling and of learning."""
     worker = polopt.GradientWorkerSet.create_factory(
         env,
         ("ppo", {"num_sgd_iter": 4, "sgd_minibatch_size": 256}),
@@ -66,7 +67,7 @@ def parts(env: Any, seconds: float) -> tuple[float, float]:
 
 
 def rate(case: str, seconds: float) -> float:
-    """Environment steps per second in training."""
+    """Trains and returns the environment steps per second."""
     source = Path(__file__).resolve().parents[1] / "src"
     command = [sys.executable, str(PEERS / "polopt" / "run.py"), case, "--seconds", str(seconds)]
     return float(run(command, 2 * seconds + STARTUP_LIMIT_S, source)["rate"])

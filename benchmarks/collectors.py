@@ -1,17 +1,17 @@
-"""Frames per second of Collector and of TorchRL's RayCollector.
+"""Measures the frames per second of Collector and of TorchRL's RayCollector.
 
     python benchmarks/collectors.py [--env ~/.cache/polopt-bench] [--repeats 3]
 
-TorchRL runs in a virtual environment of its own, made on the first run. Each system is one process
-(`collectors_serving.py`) that collects on request, so that systems alternate (A B C A B C) and
-changes of the machine's speed affect all of them. Common to all: two collectors, an MLP of 64x64
-tanh units whose actions are sampled, one thread per process, frames per batch. Rates are measured
-in steady state over whole batches. Prints Markdown.
+TorchRL runs in its own virtual environment, which the first run makes. Each system is one process
+(`collectors_serving.py`) that collects on request. So the systems alternate (A B C A B C), and
+changes of the machine's speed affect all of them. All systems have two collectors, an MLP of 64x64
+tanh units whose actions are sampled, one thread per process, and the same frames per batch. Rates
+are measured in steady state over whole batches. Prints Markdown.
 
 - *polopt*: the policy `a2c`, which also computes values and advantages.
 - *polopt, module*: the same MLP as a `torch.nn.Module`, without values, as in TorchRL.
-- *TorchRL*: `ProbabilisticActor`. Several environments of a collector are a `SerialEnv`, the
-  fastest of its options.
+- *TorchRL*: `ProbabilisticActor`. Several environments of a collector are in a `SerialEnv`, which
+  is TorchRL's fastest option.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Server:
 
     def __init__(self, python: Path | str, system: str) -> None:
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # open as long as the process
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # open while the process runs
         self._process = subprocess.Popen(
             [str(python), str(ROOT / "benchmarks" / "collectors_serving.py"), system],
             stdin=subprocess.PIPE,
@@ -73,7 +73,7 @@ class Server:
 
 
 def measure(servers: dict[str, Server], case: dict[str, Any], args: Any) -> dict[str, list[float]]:
-    """Frames per second of each system, `args.repeats` times."""
+    """Returns the frames per second of each system, measured `args.repeats` times."""
     for server in servers.values():
         server.call(make=case)
     rates: dict[str, list[float]] = {system: [] for system in servers}
@@ -84,7 +84,7 @@ def measure(servers: dict[str, Server], case: dict[str, Any], args: Any) -> dict
 
 
 def cell(rates: list[float]) -> str:
-    """Median and range."""
+    """Formats the median and range for a table."""
     return f"{statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
 
 

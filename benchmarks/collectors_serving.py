@@ -1,7 +1,8 @@
-"""One system of `collectors.py` in a process of its own.
+"""Runs one system of `collectors.py` in its own process.
 
-Reads requests from standard input, one JSON object per line: `make` creates a collector, `seconds`
-measures it for that long. TorchRL's process runs in another virtual environment.
+Reads requests from standard input, one JSON object per line. A request with `make` makes a
+collector. A request with `seconds` measures this collector for this time. TorchRL's process runs in
+another virtual environment.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def mlp(env: str, outputs_per_action: int) -> nn.Module:
 
 
 class Polopt:
-    """polopt's Collector with a policy of polopt or with a module."""
+    """Collects with polopt's Collector and a policy of polopt or a module."""
 
     def __init__(self, case: dict[str, Any], module: bool) -> None:
         from polopt import Collector
@@ -60,7 +61,7 @@ class Polopt:
 
 
 class TorchRL:
-    """RayCollector."""
+    """Collects with TorchRL's RayCollector."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         from torchrl.collectors import Collector
@@ -117,16 +118,16 @@ class TorchRL:
         return int(next(self._batches).numel())
 
     def stop(self) -> None:
-        """Ends the collector, but not Ray."""
+        """Ends the collector. Ray keeps running."""
         self._collector.shutdown()
 
 
 def measure(collecting: Polopt | TorchRL, seconds: float) -> float:
-    """Frames per second from the end of one batch to the end of another.
+    """Returns the frames per second from the end of one batch to the end of another batch.
 
     Batches that were ready before the clock started do not count.
     """
-    for _ in range(2):  # asynchronous: a batch of each collector may be waiting
+    for _ in range(2):  # a batch of each asynchronous collector may be ready
         collecting.next()
     started_s = now_s = time.perf_counter()
     frames = 0

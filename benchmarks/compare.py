@@ -5,21 +5,23 @@
 
     python benchmarks/compare.py A B --only a3c --turns --processes 12 --pairs 4 --seconds 1.5
 
-Each measurement is a new process with PYTHONPATH=<checkout>/src, pinned to two cores. Turns
-alternate: A B A B. The ratio of a pair is B's figure over A's. A row shows the median of the ratios
-with a 95 percent interval of that median (percentile bootstrap over the pairs).
+Each measurement is a new process with PYTHONPATH=<checkout>/src, pinned to two cores. The checkouts
+are measured in turns: A B A B. The ratio of a pair is the figure of B divided by the figure of A. A
+row shows the median of the ratios with its 95 percent interval (percentile bootstrap over the
+pairs).
 
-With `--turns` one process of A and one of B measure alternately while the other one waits: for
-machines whose speed changes within seconds. Some of a process's speed is chance that lasts as long
-as the process (the same commit twice: up to 12 percent apart), so `--processes` makes several pairs
-of processes. Each pair gives one median. The row and its interval summarise these medians.
+With `--turns`, one process of A and one process of B measure in turns, and one waits while the
+other measures. This helps on machines whose speed changes within seconds. However, a part of the
+speed of a process is random and constant for the lifetime of the process: two processes of the same
+commit differed by up to 12 percent. So `--processes` starts several pairs of processes. Each pair
+gives one median. The row and its interval summarise these medians.
 
-Processor time sums the driver and all Ray workers with their children, per 1,000 environment
-steps. It varies less than the rate on a machine that does other work.
+Processor time is the sum over the driver and all Ray workers with their children, per 1,000
+environment steps. On a machine that runs other programs, it varies less than the rate.
 
 Verdict of a row:
-- "slower": the interval of the rate's ratio is below 0.95.
-- If that interval is wider than 10 percent: "slower (processor time)" where the interval of the
+- "slower" if the interval of the rate's ratio is below 0.95.
+- "slower (processor time)" if that interval is wider than 10 percent, and the interval of the
   processor time's ratio is above 1.05.
 - "as fast" otherwise.
 
@@ -44,7 +46,7 @@ from about import about
 from environments import PEERS, PeerError
 from processes import STARTUP_LIMIT_S, Turns, run
 
-#: Row and case of `peers/polopt/run.py`.
+#: From the name of a row to its case of `peers/polopt/run.py`.
 ROWS = {
     "a3c": "a3c",
     "a3c-untrained": "a3c-untrained",
@@ -65,7 +67,7 @@ WIDE = 0.10
 
 
 class Interval(NamedTuple):
-    """A median and the 95 percent interval of it."""
+    """A median and its 95 percent interval."""
 
     median: float
     low: float
@@ -73,7 +75,7 @@ class Interval(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Interval:
-        """Percentile bootstrap with a fixed seed."""
+        """Computes the interval by a percentile bootstrap with a fixed seed."""
         draw = random.Random(0)
         medians = sorted(
             statistics.median(draw.choices(values, k=len(values))) for _ in range(RESAMPLES)
@@ -86,17 +88,17 @@ class Interval(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Results of one measurement of A and the next one of B."""
+    """Results of one measurement of A and of the next measurement of B."""
 
     a: dict[str, Any]
     b: dict[str, Any]
 
 
 def measure_pair(case: str, checkouts: Sequence[Path], seconds: float, seed: int) -> Pair:
-    """One measurement of each checkout, with the same seed.
+    """Measures each checkout once, with the same seed.
 
     Raises:
-        PeerError: one of them failed. The message names the checkout.
+        PeerError: a measurement failed. The message names the checkout.
     """
     results = []
     for side, checkout in zip("AB", checkouts, strict=True):
@@ -113,10 +115,10 @@ def measure_pair(case: str, checkouts: Sequence[Path], seconds: float, seed: int
 
 
 def measure_turns(case: str, checkouts: Sequence[Path], seconds: float, pairs: int) -> list[Pair]:
-    """Alternate measurements of one new process of each checkout.
+    """Starts one process of each checkout and measures them in turns.
 
     Raises:
-        PeerError: one of them failed.
+        PeerError: a process or measurement failed.
     """
     command = [sys.executable, str(PEERS / "polopt" / "run.py"), case, "--turns"]
     command += ["--seconds", str(seconds)]
@@ -125,7 +127,7 @@ def measure_turns(case: str, checkouts: Sequence[Path], seconds: float, pairs: i
     with contextlib.ExitStack() as stack:
         a, b = (stack.enter_context(Turns(command, limit_s, c / "src")) for c in checkouts)
         for side in (a, b):
-            side.result()  # both have started
+            side.result()  # returns when this process has started
         for number in range(pairs):
             if number % 2:
                 measured.append(Pair(a.measure(), b.measure()))
@@ -136,7 +138,7 @@ def measure_turns(case: str, checkouts: Sequence[Path], seconds: float, pairs: i
 
 
 def verdict(rate: Interval, cost: Interval) -> str:
-    """See the module's text."""
+    """Returns the verdict of a row, as the docstring of this module describes it."""
     if rate.high < SLOWER:
         return "slower"
     if rate.high - rate.low > WIDE and cost.low > 1.05:
@@ -145,11 +147,12 @@ def verdict(rate: Interval, cost: Interval) -> str:
 
 
 def table_row(name: str, groups: Sequence[Sequence[Pair]]) -> str:
-    """One row in Markdown.
+    """Returns one row in Markdown.
 
     Args:
-        name: of the row.
-        groups: measurements whose pairs have a common process each. Their median counts as one.
+        name: name of the row.
+        groups: measurements, in one group for each pair of processes. The median of a group counts
+            as one measurement.
     """
     rates, costs = (_compared(groups, key) for key in ("rate", "cpu_s_per_1000_steps"))
     cells = [
@@ -164,7 +167,7 @@ def table_row(name: str, groups: Sequence[Sequence[Pair]]) -> str:
 
 
 def _compared(groups: Sequence[Sequence[Pair]], key: str) -> tuple[float, float, Interval]:
-    """Medians of A and of B, and the interval of the ratio B / A."""
+    """Returns the medians of A and of B, and the interval of the ratio B / A."""
     pairs = [(float(pair.a[key]), float(pair.b[key])) for group in groups for pair in group]
     ratios = [statistics.median(pair.b[key] / pair.a[key] for pair in group) for group in groups]
     a, b = (statistics.median(side) for side in zip(*pairs, strict=True))
@@ -172,14 +175,14 @@ def _compared(groups: Sequence[Sequence[Pair]], key: str) -> tuple[float, float,
 
 
 def commit_of(checkout: Path) -> str:
-    """Commit of a checkout. `-dirty` where it has changes."""
+    """Returns the commit of a checkout. It ends in `-dirty` if the checkout has changes."""
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("a", type=Path, help="checkout A (before)")
     parser.add_argument("b", type=Path, help="checkout B (after)")
@@ -197,10 +200,10 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Measures, prints a table in Markdown, writes JSON. Status 1: a row could not be measured."""
+    """Measures, prints a table in Markdown and writes JSON. Returns 1 if a measurement failed."""
     args = parse()
     cores = sorted(os.sched_getaffinity(0))[:2]
-    os.sched_setaffinity(0, cores)  # inherited by every process that this one starts
+    os.sched_setaffinity(0, cores)  # every process that this process starts inherits it
     checkouts = (args.a, args.b)
     commits = [commit_of(checkout) for checkout in checkouts]
     facts = {**about(), "pinned to cores": cores}
@@ -233,7 +236,9 @@ def main() -> int:
         kept[name] = [[pair._asdict() for pair in group] for group in groups]
         args.out.parent.mkdir(parents=True, exist_ok=True)
         result = {"about": facts, "command": command, "rows": kept}
-        args.out.write_text(json.dumps(result, indent=1))  # after each row: a run takes long
+        args.out.write_text(
+            json.dumps(result, indent=1)
+        )  # after each row, because a run takes long
         print(lines[-1], file=sys.stderr, flush=True)
     print("\n".join(lines))
     each = f" of each of {args.processes} processes" if args.turns else ""

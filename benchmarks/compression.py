@@ -1,12 +1,13 @@
-"""Bytes and microseconds of each codec, for gradients of 10,000 and 1,000,000 parameters and for a
-fragment of rollouts.
+"""Measures the bytes and microseconds of each codec, for gradients and for a fragment.
 
     python benchmarks/compression.py
 
-A PPO policy computes the gradients from CartPole-v1 observations, so that their distribution is
-realistic. They are repeated to the requested size, with 1 percent of noise. The fragment
-has 128 steps of 8 environments. Medians of `--repeats` on one thread, packing and unpacking in this
-process.
+The gradients have 10,000 and 1,000,000 parameters.
+
+A PPO policy computes a gradient from CartPole-v1 observations, so the distribution of its elements
+is realistic. The script repeats this gradient to the requested size and adds 1 percent of noise.
+The fragment has 128 steps of 8 environments. This process packs and unpacks with one thread. The
+figures are medians of `--repeats` runs.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def main() -> None:
 
 
 def sample() -> tuple[Any, Any]:
-    """A fragment `[128, 8]` of CartPole-v1, and a gradient computed from it."""
+    """Returns a fragment `[128, 8]` of CartPole-v1, and the gradient of this fragment."""
     factory = polopt.GradientWorkerSet.create_factory(
         "CartPole-v1",
         ("ppo", {"model": {"fcnet_hiddens": (64, 64)}}),
@@ -59,7 +60,7 @@ def sample() -> tuple[Any, Any]:
 
 
 def stretched(gradients: Any, size: int) -> Any:
-    """Repeats the vector to `size` elements, with noise so that the repeats differ."""
+    """Repeats the vector to `size` elements, and adds noise so that the copies differ."""
     rng = np.random.default_rng(0)
     flat = np.resize(gradients.flat, size)
     noise = rng.normal(scale=0.01, size=size).astype(np.float32)
@@ -98,7 +99,7 @@ def measure_batch(batch: Any, repeats: int) -> None:
 
 
 def pickled(batch: Any, codec: str) -> list[Any]:
-    """The message that a worker sends: the pickle, and the arrays beside it."""
+    """Returns the message that a worker sends: the pickle, and its out-of-band arrays."""
     batch.compress = codec
     beside: list[pickle.PickleBuffer] = []
     data = pickle.dumps(batch, protocol=5, buffer_callback=beside.append)
@@ -106,7 +107,7 @@ def pickled(batch: Any, codec: str) -> list[Any]:
 
 
 def time_us(call: Callable[[], Any], repeats: int) -> float:
-    """Median microseconds of a call."""
+    """Returns the median microseconds of a call."""
     times = []
     for _ in range(repeats):
         started_s = time.perf_counter()

@@ -1,10 +1,10 @@
-"""Cost of one slow environment for synchronous PPO, with and without early stop.
+"""Measures the cost of one slow environment for synchronous PPO, with and without early stop.
 
     python benchmarks/early_stop.py [--seconds 4] [--repeats 3]
 
-CartPole-v1, two workers of one environment, SyncPPO. The environment of the second worker takes
-10 ms per step. RLlib 0.8's PPO on two cores fell from 3,404 steps per second to 173. Cases
-alternate. Prints Markdown.
+SyncPPO trains on CartPole-v1 with two workers of one environment each. The environment of the
+second worker takes 10 ms per step. With such an environment, the rate of RLlib 0.8's PPO on two
+cores fell from 3,404 to 173 steps per second. Cases are measured in turns. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SLOW_S = 0.010
 
 
 class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole-v1, slow in the second worker if the config sets `slow`."""
+    """CartPole-v1. If the config sets `slow`, it is slow in the second worker."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))
@@ -61,7 +61,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def measure(trainer: Any, seconds: float) -> tuple[float, float]:
-    """Environment steps and updates per second."""
+    """Returns the environment steps and updates per second."""
     first = last = trainer.train()
     started_s = time.perf_counter()
     updates = 0

@@ -1,7 +1,7 @@
 """Makes a virtual environment for each peer from `peers/<peer>/requirements.txt`.
 
-pip chooses its default builds. `PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu` avoids
-the CUDA libraries, several gigabytes that no benchmark uses.
+pip chooses its default builds. With `PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu`, pip
+does not install the CUDA libraries, which take several gigabytes and which no benchmark uses.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ INSTALL_LIMIT_S = 3600.0
 
 
 class PeerError(Exception):
-    """A peer cannot be installed or does not run. The message is one line."""
+    """Raised if a peer cannot be installed or does not run. The message is one line."""
 
 
 def make_environment(peer: str, cache: Path, python: str = sys.executable) -> Path:
-    """The Python of a peer's virtual environment, which is made if it is missing or if the
-    requirements have changed.
+    """Returns the Python of a peer's virtual environment. Makes the environment if it is missing or
+    if the requirements have changed.
 
     Args:
         peer: a folder of `peers`.
         cache: folder for environments.
-        python: interpreter of the environment.
+        python: interpreter with which the environment is made.
 
     Raises:
         PeerError: the environment cannot be made.
@@ -48,7 +48,8 @@ def make_environment(peer: str, cache: Path, python: str = sys.executable) -> Pa
 
 
 def _runs(python: str) -> bool:
-    """Whether the interpreter starts. A shim of a version manager may point to none."""
+    """Returns whether the interpreter starts. A shim of a version manager may point to a missing
+    interpreter."""
     if not shutil.which(python):
         return False
     return subprocess.run([python, "--version"], capture_output=True, check=False).returncode == 0
@@ -66,6 +67,6 @@ def _call(command: list[str]) -> None:
 
 
 def last_line(text: str) -> str:
-    """The last line of an output that is not empty."""
+    """Returns the last line of an output that is not empty."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "no output"

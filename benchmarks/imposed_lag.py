@@ -1,17 +1,19 @@
-"""Return against an imposed lag: each batch is learned from L batches after it was sampled.
+"""Measures the return of policies that learn from each batch L batches after it was sampled.
 
-    python benchmarks/imposed_lag.py                          # all cells. Resumable. Hours
-    python benchmarks/imposed_lag.py --only ppo --lags 0 16   # some of them
+    python benchmarks/imposed_lag.py                          # all cells that are missing (hours)
+    python benchmarks/imposed_lag.py --only ppo --lags 0 16   # some cells
     python benchmarks/imposed_lag.py --page                   # only writes page and figure
 
-A queue of L batches is between sampling and learning, so that every sample has a lag of exactly L
-batches, whatever the speed of the machine. One process, reproducible by seed. Results are stored
-one by one in `benchmarks/results/imposed_lag.json`. A cell that is there is not run again. The page
-is `docs/imposed-lag.md`, the figure `docs/images/imposed-lag.png`.
+A queue of L batches lies between sampling and learning, so every sample has a lag of exactly L
+batches, whatever the speed of the machine. The experiment runs in one process and is reproducible
+for a given seed. The script stores each result in `benchmarks/results/imposed_lag.json`, and does
+not repeat runs that this file contains. The page is `docs/imposed-lag.md`, and the figure is
+`docs/images/imposed-lag.png`.
 
 The experiment follows Hilton et al., 2022 ("Batch size-invariance for policy optimization"), who
-train with artificially old data. Figures: interquartile mean over seeds of the mean return of the
-last 100 episodes, with a 95 percent interval (percentile bootstrap over seeds).
+train with artificially old data. The return of a run is the mean return of its last 100 episodes.
+The page shows the interquartile mean over seeds with a 95 percent interval (percentile bootstrap
+over seeds).
 """
 
 from __future__ import annotations
@@ -50,19 +52,20 @@ COMMON: dict[str, Any] = {
     "sgd_minibatch_size": 128,
 }
 _PPO = {"lr": 3e-4, "clip_param": 0.2, "num_sgd_iter": 4}
-#: Settings of each policy: the best of a few, on CartPole-v1 with L = 0 and L = 4 and two seeds: lr
-#: of 3e-4 and 1e-3, advantages standardised or not, 1 and 4 epochs, minibatches of 128 and 512.
+#: Settings of each policy: the best settings on CartPole-v1 with L = 0 and L = 4 and two seeds. The
+#: compared settings are lr of 3e-4 and 1e-3, standardised advantages or not, 1 and 4 epochs, and
+#: minibatches of 128 and 512 rows.
 POLICIES: dict[str, dict[str, Any]] = {
     "ppo": {**_PPO, "standardize_advantages": True},
     "decoupled_ppo": {**_PPO, "standardize_advantages": True},
     "appo": _PPO,
-    # One epoch: its loss is not clipped, so nothing limits how far several would go.
+    # One epoch, because its loss is not clipped: several epochs could change the policy too far.
     "impala": {"lr": 1e-3, "num_sgd_iter": 1},
 }
 
 
 def sample(worker: polopt.RolloutWorker, weights: polopt.Weights | None) -> polopt.SampleBatch:
-    """Runs in a worker: takes over weights, and samples a fragment with them."""
+    """Runs in a worker. Sets the weights and samples a fragment with them."""
     worker.set_weights(weights)
     return worker.next_batch()
 
@@ -102,7 +105,7 @@ class ImposedLag(polopt.PolicyOptimizer):
 
 
 def run(task: str, policy: str, lag: int, seed: int, env_steps: int) -> dict[str, float]:
-    """Trains once. The mean return of the last 100 episodes, the best one, and the time."""
+    """Trains once. Returns the mean return of the last 100 episodes, its maximum, and the time."""
     started_s = time.perf_counter()
     trainer = polopt.PolicyOptimizerTrainer(
         {
@@ -132,12 +135,12 @@ def run(task: str, policy: str, lag: int, seed: int, env_steps: int) -> dict[str
 
 
 def key(task: str, policy: str, lag: int, seed: int) -> str:
-    """Name of a cell and seed in the store."""
+    """Returns the key of a cell and a seed in the stored results."""
     return f"{task}/{policy}/{lag}/{seed}"
 
 
 def write_page(store: dict[str, Any]) -> None:
-    """Writes page and figure from what is stored. Cells without results say "not run"."""
+    """Writes page and figure from the stored results. Cells without results say "not run"."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
@@ -163,7 +166,7 @@ def write_page(store: dict[str, Any]) -> None:
                 mean, (low, high) = interquartile_mean(values), interval(values)
                 few = "" if len(values) == len(SEEDS) else f", {len(values)} seeds"
                 cells.append(f"{mean:.0f} [{low:.0f}, {high:.0f}]{few}")
-                xs.append(place + 0.08 * (number - 1.5))  # so that intervals do not overlap
+                xs.append(place + 0.08 * (number - 1.5))  # so intervals do not overlap
                 ys.append(mean)
                 lows.append(mean - low)
                 highs.append(high - mean)

@@ -1,14 +1,15 @@
-"""Training while random workers are killed 20 times a minute: rates before, during and after.
+"""Measures training while 20 random workers per minute are killed, and before and after the kills.
 
     python benchmarks/kill_rate.py [--optimizers async_gradients ...] [--transports ray socket]
 
-A step of CartPole-v1 takes `--step-ms`, as long as a step of a simulator, so that few cores suffice
-for three workers. Each case runs in a process of its own: a warm-up, `--seconds` without kills,
-`--minutes` with kills, then, once all workers are up again, `--seconds` without kills. With
-`async_replay`, replay shards are killed, too. Only processes that are up are killed: where starts
-take longer than the kills' intervals, the kills take longer than `--minutes`. Checks after each
-step that the counters grow by what the step reported. Prints Markdown. Status 1 if a counter was
-wrong, or if fewer were killed than planned, because none was up for two minutes.
+A step of CartPole-v1 takes `--step-ms`, like a step of a simulator, so few cores suffice for three
+workers. Each case runs in its own process. A case has a warm-up, `--seconds` without kills,
+`--minutes` with kills, and `--seconds` without kills after all workers are up again. With
+`async_replay`, the script also kills replay shards. It kills only processes that are up. If starts
+take longer than the time between kills, the kills take longer than `--minutes`. After each step,
+the script checks that the counters have grown by the numbers that the step reported. Prints
+Markdown. The exit status is 1 if a counter was wrong, or if the script made fewer kills than
+planned because no worker was up for two minutes.
 
 The figures of the driver are its open file descriptors and its resident memory, before the first
 kill and after the last phase. The rate during the kills includes the start of replacements, which
@@ -52,23 +53,24 @@ ALL_UP_LIMIT_S = 120.0
 
 
 class Paced(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole-v1 whose steps take at least `step_s` of the config."""
+    """CartPole-v1 in which each step takes at least the seconds `step_s` of the config."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))
         self._step_s = config["step_s"]
 
     def step(self, action: Any) -> Any:
-        """Sleeps, then steps."""
+        """Sleeps and then makes a step."""
         time.sleep(self._step_s)
         return super().step(action)
 
 
 class Killer(threading.Thread):
-    """Kills random processes that are up, of several groups, at random intervals.
+    """Kills random processes of several groups at random intervals. Kills only processes that are
+    up.
 
     Attributes:
-        num_kills: signals sent so far.
+        num_kills: number of signals that were sent so far.
     """
 
     def __init__(self, groups: list[Any], kills: int, seconds: float) -> None:
@@ -83,7 +85,7 @@ class Killer(threading.Thread):
         return len(self._killed)
 
     def run(self) -> None:
-        """Sends the signals, then ends. Earlier if no worker is up for `ALL_UP_LIMIT_S`."""
+        """Sends the signals. Returns earlier if no worker is up for `ALL_UP_LIMIT_S`."""
         for pause_s in self._pauses_s:
             time.sleep(pause_s)
             deadline_s = time.monotonic() + ALL_UP_LIMIT_S
@@ -104,7 +106,7 @@ class Killer(threading.Thread):
 
 
 class Run:
-    """One trainer, its counters and their checks."""
+    """A trainer with its counters, and the checks of these counters."""
 
     def __init__(self, optimizer: str, transport: str, step_s: float) -> None:
         import polopt
@@ -128,7 +130,7 @@ class Run:
         self.reported = self.wrong = 0
 
     def step(self) -> None:
-        """One step of the optimizer. Counts wrong counters."""
+        """Makes one step of the optimizer, and counts the counters that are wrong."""
         metrics = self.optimizer.metrics
         updates = metrics.num_updates
         result = self.optimizer.step()
@@ -137,14 +139,14 @@ class Run:
         self.wrong += metrics.num_updates != updates + result.updates
 
     def rate(self, seconds: float) -> float:
-        """Environment steps/s."""
+        """Trains for this time and returns the environment steps/s."""
         sampled, began_s = self.reported, time.perf_counter()
         while time.perf_counter() - began_s < seconds:
             self.step()
         return (self.reported - sampled) / (time.perf_counter() - began_s)
 
     def rate_beside(self, killer: Killer) -> tuple[float, float]:
-        """Environment steps/s until the last kill, and its seconds."""
+        """Trains until the last kill. Returns the environment steps/s and the seconds."""
         sampled, began_s = self.reported, time.perf_counter()
         killer.start()
         while killer.is_alive():
@@ -153,13 +155,13 @@ class Run:
         return (self.reported - sampled) / elapsed_s, elapsed_s
 
     def until_all_up(self) -> None:
-        """Steps until all workers have answered.
+        """Makes steps until all workers have answered.
 
         Raises:
-            TimeoutError: after `ALL_UP_LIMIT_S`.
+            TimeoutError: workers have not answered after `ALL_UP_LIMIT_S`.
         """
         deadline_s = time.monotonic() + ALL_UP_LIMIT_S
-        # The driver notices the last death at the earliest in the next step.
+        # The driver notices the last death in the next step or later.
         self.rate(5.0)
         while not all(worker.up for group in self.groups for worker in group.remote):
             self.step()
@@ -168,14 +170,14 @@ class Run:
 
 
 def driver() -> tuple[int, float]:
-    """Open file descriptors and resident memory in MB of this process."""
+    """Returns the open file descriptors and the resident memory in MB of this process."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return len(os.listdir("/proc/self/fd")), pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def measure(optimizer: str, transport: str, args: argparse.Namespace) -> dict[str, Any]:
-    """The figures of one case."""
+    """Returns the figures of one case."""
     import ray
 
     ray.init(
@@ -214,7 +216,7 @@ def measure(optimizer: str, transport: str, args: argparse.Namespace) -> dict[st
 
 
 def row(optimizer: str, found: dict[str, Any]) -> str:
-    """One row of the table."""
+    """Returns one row of the table."""
     before, during, after = found["rates"]
     kills = "{} of {}" if found["kills"] < found["planned"] else "{}"
     cells = [

@@ -1,8 +1,9 @@
-"""Processor seconds of a process that loads a policy and acts once, beside one that imports torch.
+"""Measures the processor seconds of a process that loads a policy and acts once.
 
     python benchmarks/load_time.py [--repeats 7]
 
-Each measurement is a new process. Turns alternate. Prints Markdown.
+For comparison, another process only imports torch. Each measurement is a new process, and the two
+kinds of process run in turns. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PROGRAMS = {
 
 
 def processor_s(program: str, checkpoint: str) -> float:
-    """User and system processor seconds of the program."""
+    """Returns the user and system processor seconds of the program."""
     before = os.times()
     subprocess.run([sys.executable, "-c", program, checkpoint], check=True, timeout=LIMIT_S)
     after = os.times()

@@ -1,12 +1,12 @@
-"""Memory over time: resident size of the driver and of each worker, and the object store's use.
+"""Measures memory over time: of the driver, of each worker, and of the object store.
 
     python benchmarks/memory.py [--minutes 15] [--presets A3C SyncPPO DDPPO] [--workers 2 8]
 
-Each preset with each number of workers is one run in a process of its own, sampled once a second
-from this process. The slope is a least-squares fit after a warm-up. Its standard error is computed
-from means over blocks, because neighbouring seconds are correlated and an error from single seconds
-would be far too small. A series is flat if its slope is below a limit, or within two standard
-errors of zero. Prints Markdown, writes JSON.
+Each preset with each number of workers is one run in its own process. This process reads the
+resident sizes once per second. The slope is a least-squares fit after a warm-up. Its standard error
+is computed from means over blocks, because neighbouring seconds are correlated and an error from
+single seconds would be far too small. A series is flat if its slope is below a limit or within two
+standard errors of zero. Prints Markdown and writes JSON.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ CASES: dict[str, dict[str, Any]] = {
     "SyncPPO": {"rollout_fragment_length": 128, "num_sgd_iter": 4, "sgd_minibatch_size": 256},
     "DDPPO": {"rollout_fragment_length": 128, "num_sgd_iter": 4, "sgd_minibatch_size": 128},
 }
-#: Share of the run that is left out: caches, heaps and episode statistics fill up first.
+#: Share of the run that is discarded, because caches, heaps and episode statistics grow at first.
 WARM_UP = 0.3
 BLOCKS = 8
-#: Limit for start-up, for the end, and for the iteration in progress.
+#: Time limit for start-up, the last iteration and the end of a run.
 START_S = 300.0
 PRESETS = ["A3C", "SyncPPO", "DDPPO"]
 STORE = "object store"
@@ -54,11 +54,11 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Slope(NamedTuple):
-    """How a series grows.
+    """The slope of a series.
 
     Attributes:
-        per_hour: its slope, MiB an hour.
-        error: standard error of that.
+        per_hour: slope in MiB per hour.
+        error: standard error of the slope.
         first: mean of the first block, MiB.
         last: mean of the last block, MiB.
     """
@@ -69,17 +69,17 @@ class Slope(NamedTuple):
     last: float
 
     def verdict(self, limit_per_hour: float) -> str:
-        """`flat`, or that it grows."""
+        """Returns `flat`, or says that the series grows."""
         if self.per_hour < limit_per_hour:
             return "flat"
         return "flat, within noise" if self.per_hour < 2.0 * self.error else "GROWS"
 
 
 def slope(seconds: np.ndarray, mib: np.ndarray, blocks: int = BLOCKS) -> Slope:
-    """Least squares through the means of `blocks` equal parts.
+    """Fits a line through the means of `blocks` equal parts, by least squares.
 
-    Correlation between neighbouring seconds averages out within a block that is longer than the
-    correlation time. The standard error follows from the residuals of the block means.
+    If a block is longer than the correlation time, correlations between neighbouring seconds
+    average out within the block. The standard error is computed from the residuals of the means.
 
     Args:
         seconds: `[S]`.
@@ -96,7 +96,7 @@ def slope(seconds: np.ndarray, mib: np.ndarray, blocks: int = BLOCKS) -> Slope:
 
 
 def resident_mib(pid: int) -> float:
-    """Resident size of a process. NaN if it has ended."""
+    """Returns the resident size of a process, or NaN if the process has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE / MIB
     except OSError:
@@ -104,14 +104,14 @@ def resident_mib(pid: int) -> float:
 
 
 def store_mib() -> float:
-    """Used part of the object store, which Ray counts as a resource."""
+    """Returns the used part of the object store, which Ray counts as a resource."""
     key = "object_store_memory"
     return (ray.cluster_resources()[key] - ray.available_resources().get(key, 0.0)) / MIB
 
 
 def train(preset: str, workers: int, seconds: float) -> None:
-    """Trains. Writes the process ids to standard output, and then, once a second between two
-    iterations, the use of the object store."""
+    """Trains. Writes the process ids to standard output, and then the use of the object store, at
+    most once per second between two iterations."""
     ray.init(num_cpus=workers + 1, include_dashboard=False, logging_level=logging.ERROR)
     config = {"env": "CartPole-v1", "num_workers": workers, "num_envs_per_worker": 8, "seed": 0}
     trainer = getattr(polopt, preset)(config={**config, **CASES[preset]})
@@ -130,15 +130,16 @@ def train(preset: str, workers: int, seconds: float) -> None:
 
 
 def sample(preset: str, workers: int, seconds: float) -> dict[str, list[float]]:
-    """Series in MiB, one value a second, and `seconds`, when each was taken.
+    """Runs a training process. Returns series in MiB with one value per second, and the times of
+    the values as the series `seconds`.
 
     Raises:
-        RuntimeError: if the run ends early.
+        RuntimeError: the run ended early.
     """
     run = [sys.executable, __file__, "--train", preset, str(workers), str(seconds)]
     with subprocess.Popen(run, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        # Ends a run that hangs. Its output then ends, too.
+        # Ends a run that hangs. Then its output ends, too.
         watchdog = threading.Timer(seconds + START_S, process.kill)
         watchdog.start()
         try:
@@ -160,7 +161,7 @@ def sample(preset: str, workers: int, seconds: float) -> dict[str, list[float]]:
 
 
 def judge(series: dict[str, list[float]]) -> dict[str, Slope]:
-    """Slopes of the driver, of the worker that grows fastest, and of the object store."""
+    """Returns the slopes of the driver, the worker that grows fastest, and the object store."""
     seconds = np.array(series["seconds"])
     settled = seconds >= WARM_UP * seconds[-1]
     slopes = {}
@@ -175,7 +176,7 @@ def judge(series: dict[str, list[float]]) -> dict[str, Slope]:
 
 
 def print_rows(preset: str, workers: int, slopes: dict[str, Slope], limit: float) -> bool:
-    """The rows of one run. Whether all of it is flat."""
+    """Prints the rows of one run. Returns whether all its series are flat."""
     of_workers = [name for name in slopes if name.startswith("worker ")]
     worst = max(of_workers, key=lambda name: slopes[name].per_hour)
     verdicts = [found.verdict(limit) for found in slopes.values()]
@@ -189,7 +190,7 @@ def print_rows(preset: str, workers: int, slopes: dict[str, Slope], limit: float
 
 
 def main() -> None:
-    """Measures, prints a table, writes JSON. Status 1 if anything grows."""
+    """Measures, prints a table and writes JSON. Returns 1 if a series grows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=15.0, help="of each run")
     parser.add_argument("--presets", nargs="+", choices=list(CASES), default=PRESETS)

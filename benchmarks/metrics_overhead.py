@@ -1,11 +1,11 @@
-"""Cost of statistics and traces for each gradient of AsyncGradients, against its time.
+"""Measures the cost of statistics and traces for each gradient of AsyncGradients.
 
     python benchmarks/metrics_overhead.py
 
-Microseconds of the driver's calls that one gradient causes, measured alone, over the time of a
-gradient in a run of A3C on CartPole-v1 (8 environments x 20 steps, the fastest setting of
-docs/benchmarks.md with environments stepped one by one). A difference between two runs would be
-below the noise of the machine.
+The script measures the driver's calls that one gradient causes, without training. It divides this
+time by the time of a gradient in a run of A3C on CartPole-v1 (8 environments x 20 steps, the
+fastest setting of docs/benchmarks.md with environments stepped one by one). The difference between
+two runs, with and without statistics, would be smaller than the noise of the machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
     args = parser.parse_args()
     off_us, gradient_us, steps_per_s = measure(args.iterations, args.num_workers, False)
     on_us, *_ = measure(args.iterations, args.num_workers, True)
-    # A gradient has five events. `calls_us` causes three of them, one for each phase.
+    # A gradient has five trace events. `calls_us` causes three of them, one for each phase.
     trace_us = (on_us - off_us) * 5 / 3
     print(f"A3C: {gradient_us:.0f} us for each gradient, {steps_per_s:,.0f} environment steps/s")
     print(f"statistics: {off_us:.2f} us, {100.0 * off_us / gradient_us:.2f} percent")
@@ -41,8 +41,8 @@ def main() -> None:
 
 
 def calls_us(optimizer: Any) -> float:
-    """Microseconds of what one gradient adds: three phases, one reply, one lag, one pending count,
-    and its share of a report for every 1,000 gradients."""
+    """Returns the microseconds of statistics for one gradient: three phases, one reply, one lag,
+    one count of pending calls, and a 1,000th of a report."""
     stats, load = type(optimizer.metrics)(optimizer.phases), type(optimizer.calls.load)()
     wait, apply, dispatch = (stats.timers[phase] for phase in optimizer.phases)
     no_episodes: Any = SimpleNamespace(returns=np.zeros(0), lengths=np.zeros(0, int))
@@ -69,8 +69,8 @@ def calls_us(optimizer: Any) -> float:
 
 
 def measure(iterations: int, num_workers: int, trace: bool) -> tuple[float, float, float]:
-    """Microseconds of the calls and of a gradient, and environment steps/s, of the fastest
-    iteration. With `trace`, the run records all steps."""
+    """Trains. Returns the microseconds of the calls and of a gradient, and the environment steps/s,
+    for the fastest iteration. With `trace`, the run records all steps."""
     trainer = polopt.A3C(
         {
             "env": "CartPole-v1",

@@ -1,10 +1,10 @@
-"""The picture at the top of the README: HalfCheetah-v5, learning curves and speed.
+"""Draws the picture at the top of the README: learning curves and speed on HalfCheetah-v5.
 
     python benchmarks/picture.py    # writes docs/images/overview.png, and needs Chrome
 
-Left: the curves in `benchmarks/results/tasks.json`, as interquartile mean over five seeds. The bar
-at the end of a curve is the 95 percent interval of its last point. Right: the rates in the table of
-`docs/benchmarks.md`. The script measures nothing.
+The left plot shows the curves in `benchmarks/results/tasks.json`, as interquartile mean over five
+seeds. The bar at the end of a curve is the 95 percent interval of its last point. The right plot
+shows the rates in the table of `docs/benchmarks.md`. The script does not measure anything itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TRAINERS = {
     "halfcheetah_decoupled_ppo": ("decoupled PPO", COLORS[1]),
     "sb3:result-halfcheetah": ("Stable-Baselines3 PPO", "#777777"),
 }
-#: Rows of the table, whose peers are measured beside `sync_samples`.
+#: Rows of the table that compare peers with `sync_samples`.
 SYNC = "SyncSamples, PPO on HalfCheetah-v5, 2,048 rows"
 ASYNC = "AsyncSamples, decoupled PPO on HalfCheetah-v5, 2,048 rows"
 PEERS = {
@@ -39,7 +39,7 @@ PEERS = {
 
 
 def rates() -> dict[str, float]:
-    """Environment steps per second by name, the fastest first."""
+    """Returns the environment steps per second by name, the fastest first."""
     found: dict[str, float] = {}
     for line in (PAGE.parent / "benchmarks.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.split("|")]
@@ -53,7 +53,7 @@ def rates() -> dict[str, float]:
 
 
 def add_curves(figure: Any, store: dict[str, Any]) -> None:
-    """Adds the curve of each trainer to the plot on the left, with interval and name at its end."""
+    """Adds the curve of each trainer to the left plot, with interval and name at its end."""
     task = TASKS[NAME]
     grid = np.linspace(0, task.env_steps, POINTS + 1)
     ends: list[tuple[float, str, str]] = []
@@ -77,13 +77,13 @@ def add_curves(figure: Any, store: dict[str, Any]) -> None:
         ends.append((float(last), name, color))
     at = -np.inf
     for end, name, color in sorted(ends):
-        at = max(at + 330.0, end)  # names do not overlap
+        at = max(at + 330.0, end)  # so names do not overlap
         label = {"text": name, "font": {"color": color, "size": 14}, "showarrow": False}
         figure.add_annotation(x=1.0, y=at, xanchor="left", xref="x domain", yref="y", **label)
 
 
 def add_bars(figure: Any) -> None:
-    """Adds the rates to the plot on the right."""
+    """Adds the rates to the right plot."""
     found = dict(reversed(rates().items()))
     colors = {"polopt, SyncPPO": COLORS[0], "polopt, decoupled PPO": COLORS[1]}
     bars = go.Bar(

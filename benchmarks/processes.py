@@ -1,4 +1,4 @@
-"""Runs one measurement in a process of its own and reads the JSON of its last line."""
+"""Runs one measurement in its own process and reads the JSON in its last line of output."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from typing import Any
 
 from environments import PeerError, last_line
 
-#: Limit for start-up (Ray, imports, a first update), which is not part of a measurement.
+#: Time limit for start-up (Ray, imports, a first update), which is not part of a measurement.
 STARTUP_LIMIT_S = 300.0
 GRACE_S = 10.0
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 def run(command: list[str], limit_s: float, python_path: Path | None = None) -> dict[str, Any]:
-    """The JSON object that a script prints as its last line.
+    """Runs a script and returns the JSON object in its last line of output.
 
-    The script runs in an empty folder with one thread per process. Its process group is ended
-    afterwards.
+    The script runs in an empty folder with one thread per process. Afterwards, this function ends
+    its process group.
 
     Args:
         command: the script and its arguments.
-        limit_s: limit for the whole process.
-        python_path: PYTHONPATH of the process. None removes the variable, so that a peer does
-            not import packages of this environment.
+        limit_s: time limit for the whole process.
+        python_path: PYTHONPATH of the process. None removes the variable, so a peer does not
+            import packages of this environment.
 
     Raises:
-        PeerError: the script failed, did not end in time, or printed no JSON.
+        PeerError: the script failed, did not end in time, or did not print JSON.
     """
     environ = environment(python_path)
-    # Files and not pipes: a process that outlives the script would keep a pipe open.
+    # Files instead of pipes, because a process that outlives the script would keep a pipe open.
     with (
         tempfile.TemporaryDirectory() as folder,
         tempfile.TemporaryFile("w+") as out,
@@ -64,7 +64,7 @@ def run(command: list[str], limit_s: float, python_path: Path | None = None) -> 
 
 
 def environment(python_path: Path | None) -> dict[str, str]:
-    """Variables of a script's process: one thread, and PYTHONPATH as given."""
+    """Returns the environment variables of a script's process: for one thread, and PYTHONPATH."""
     environ = {**os.environ, **dict.fromkeys(THREADS, "1")}
     environ.pop("PYTHONPATH", None)
     if python_path is not None:
@@ -73,13 +73,13 @@ def environment(python_path: Path | None) -> dict[str, str]:
 
 
 class Turns:
-    """A running script of `peers/`, which measures on request. A context manager.
+    """A context manager with a running script of `peers/` that measures on request.
 
     The script runs in an empty folder with one thread per process, as in `run`.
 
     Args:
         command: the script, its arguments, and `--turns`.
-        limit_s: limit for start-up, and for each measurement.
+        limit_s: time limit for start-up and for each measurement.
         python_path: PYTHONPATH of the process.
     """
 
@@ -106,7 +106,7 @@ class Turns:
         self._folder.cleanup()
 
     def result(self) -> dict[str, Any]:
-        """The measurement that is under way.
+        """Waits for the measurement in progress and returns it.
 
         Raises:
             PeerError: the script has ended, or takes too long.
@@ -124,17 +124,17 @@ class Turns:
         return measured
 
     def measure(self) -> dict[str, Any]:
-        """Begins the next measurement and returns it. See `result`."""
+        """Starts the next measurement and returns its result. Raises errors as `result` does."""
         given = self._process.stdin
         assert given is not None
-        with contextlib.suppress(BrokenPipeError):  # `result` reports why it has ended
+        with contextlib.suppress(BrokenPipeError):  # `result` reports why the script has ended
             given.write(b"\n")
             given.flush()
         return self.result()
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process group: SIGTERM, so that Ray can clean up, then SIGKILL."""
+    """Ends a process group with SIGTERM, so that Ray can clean up, and then with SIGKILL."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,11 +1,12 @@
-"""Throughput of each optimizer with 1, 2, 4 and 8 workers whose environments sleep.
+"""Measures the throughput of each optimizer with 1, 2, 4 and 8 workers whose environments sleep.
 
     python benchmarks/scaling.py [--workers 1 2 4 8] [--seconds 10] [--repeats 3]
 
-Each worker has one environment whose step sleeps 5 ms, so that the cores are not the limit. N
-workers reach at most N / 5 ms. A sleep takes longer than requested. So the rate is divided by N
-times the rate of one bare environment, measured in the same run. `ray.init` gets enough logical
-CPUs for all workers. Numbers of workers alternate. Prints Markdown, writes JSON.
+Each worker has one environment whose steps sleep for 5 ms, so the cores are not the limit. N
+workers can reach at most N / 5 ms. In practice, a sleep takes longer than requested. So the script
+divides the rate by N times the rate of one environment without polopt, measured in the same run.
+`ray.init` gets enough logical CPUs for all workers. The numbers of workers are measured in turns.
+Prints Markdown and writes JSON.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class Sleepy(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole-v1 whose step sleeps."""
+    """CartPole-v1 whose steps sleep."""
 
     def __init__(self) -> None:
         super().__init__(gymnasium.make("CartPole-v1", disable_env_checker=True))
@@ -63,7 +64,7 @@ class Sleepy(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def bare(seconds: float) -> float:
-    """Steps per second of one environment without polopt."""
+    """Returns the steps per second of one environment without polopt."""
     env = Sleepy()
     env.reset(seed=0)
     steps, started_s = 0, time.perf_counter()
@@ -76,10 +77,10 @@ def bare(seconds: float) -> float:
 
 
 def measure(name: str, workers: int, seconds: float) -> tuple[float, dict[str, float]]:
-    """Steps per second, and the share of time of each phase of the optimizer."""
+    """Returns the steps per second, and the share of time of each phase of the optimizer."""
     preset, settings = CASES[name]
     config = {
-        "env": lambda: Sleepy(),  # pickled by value: workers cannot import this file
+        "env": lambda: Sleepy(),  # pickled by value, because workers cannot import this file
         "num_workers": workers,
         "num_envs_per_worker": 1,
         "min_sample_timesteps_per_iteration": 0,
@@ -105,7 +106,7 @@ def measure(name: str, workers: int, seconds: float) -> tuple[float, dict[str, f
 
 
 def print_table(one_bare: float, rates: dict[str, dict[int, list[float]]]) -> None:
-    """Throughput and share of linear, by optimizer and number of workers."""
+    """Prints throughput and its share of linear scaling, by optimizer and number of workers."""
     print(
         f"One bare environment: {one_bare:,.1f} steps/s; {1 / STEP_S:,.0f} if sleep were exact.\n"
     )
@@ -122,7 +123,7 @@ def print_table(one_bare: float, rates: dict[str, dict[int, list[float]]]) -> No
 
 
 def main() -> None:
-    """Measures, prints a table, writes JSON."""
+    """Measures, prints a table and writes JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--optimizers", nargs="+", choices=list(CASES), default=list(CASES))

@@ -1,9 +1,9 @@
-"""Seconds from `polopt train` to its first result and to its end, and processor time, by checkout.
+"""Measures the time from `polopt train` to its first result and to its end, and processor time.
 
     python benchmarks/startup.py [CHECKOUT ...] [--repeats 5]
 
 Each measurement is a new process with PYTHONPATH=<checkout>/src that trains one iteration of a
-tuned example. With several checkouts, turns alternate. Prints Markdown.
+tuned example. Several checkouts are measured in turns. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ POLL_S = 0.02
 
 
 def measure(checkout: Path, example: str) -> tuple[float, float, float]:
-    """Seconds to the first line of a result file, seconds to the end, and processor seconds of the
-    command and of the descendants that were waited for (of Ray's own processes, not all are).
+    """Runs the command. Returns the seconds to the first line of a result file, the seconds to the
+    end, and processor seconds.
+
+    The processor seconds include the command and all descendants whose parents waited for their
+    end. Some of Ray's own processes are not included.
 
     Raises:
-        RuntimeError: the command failed or wrote no result.
+        RuntimeError: the command failed or did not write a result.
     """
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as log:
         code = "import sys; from polopt.trainers.command_line.cli import main; sys.exit(main())"
@@ -57,7 +60,7 @@ def measure(checkout: Path, example: str) -> tuple[float, float, float]:
 
 
 def cell(values: list[float]) -> str:
-    """Median and range."""
+    """Formats the median and range for a table."""
     return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
 
 

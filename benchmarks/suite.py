@@ -4,11 +4,11 @@
     make bench ARGS='--only ppo --repeats 1'      # one comparison. Minutes
     make bench ARGS='--markdown docs/benchmarks.md'
 
-Each turn is a process of its own (`peers/<peer>/run.py`): polopt's, then each peer's, then again
-(A B A B). All run on the same two cores with one thread per process. Each peer has a virtual
-environment of its own, made on the first run. Where a peer has several settings that affect only
-speed, all run in the first turn, and later turns run only the fastest. A peer that cannot be
-installed, fails, or does not end gets a row with the reason. The other rows are measured.
+Each measurement is a process (`peers/<peer>/run.py`). polopt and each peer are measured in turns
+(A B A B). All processes run on the same two cores with one thread per process. Each peer has its
+own virtual environment, which the first run makes. If a peer has several settings that affect only
+speed, all of them run in the first turn, and later turns run only the fastest. If a peer cannot be
+installed, fails, or does not end, its row has the reason, and the other rows are still measured.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BEGIN, END = "<!-- make bench: begin -->", "<!-- make bench: end -->"
 
 @dataclass
 class Side:
-    """One system at one setting, and its results by turn."""
+    """One system with one setting, and its results by turn."""
 
     peer: str
     case: str
@@ -79,7 +79,7 @@ class Runner:
             try:
                 self._pythons[peer] = make_environment(peer, self._args.env, python)
             except PeerError as error:
-                self._pythons[peer] = error  # not tried again for every case
+                self._pythons[peer] = error  # so other cases do not try again
         made = self._pythons[peer]
         if isinstance(made, PeerError):
             raise PeerError(f"not installed: {made}")
@@ -87,7 +87,7 @@ class Runner:
 
 
 def measure(case: Case, turns: int, runner: Runner) -> list[Row]:
-    """Rows of one case, one for each opponent and goal."""
+    """Measures one case. Returns one row for each opponent and goal."""
     ours = Side("polopt", case.ours)
     against = [
         (opponent, [Side(opponent.peer, name) for name in opponent.cases])
@@ -106,7 +106,7 @@ def measure(case: Case, turns: int, runner: Runner) -> list[Row]:
 
 
 def best_of(sides: Sequence[Side]) -> Side:
-    """The fastest side. One that failed, or did not reach the goal, only if all did."""
+    """Returns the fastest side. Prefers sides that did not fail and that reached the goal."""
 
     def speed(turn: dict[str, Any]) -> tuple[bool, float]:
         if "rate" in turn:
@@ -118,7 +118,7 @@ def best_of(sides: Sequence[Side]) -> Side:
 
 
 def compare(case: Case, opponent: Opponent, ours: Side, theirs: Side) -> list[Row]:
-    """Rows for one opponent."""
+    """Returns the rows for one opponent."""
     who = f"{opponent.peer} {theirs.case}"
     if case.kind == "learn":
         rows = learn_rows(case, who, opponent.goal, ours.turns, theirs.turns)
@@ -132,7 +132,7 @@ def write_into(page: Path, text: str) -> None:
     """Replaces the text between the marks of a page.
 
     Raises:
-        ValueError: the page has no marks.
+        ValueError: the page does not have the marks.
     """
     before, begin, rest = page.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -159,7 +159,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Measures, prints a table, writes JSON."""
+    """Measures, prints a table and writes JSON."""
     args = parse()
     cases = [case for case in CASES if any(fnmatch(case.name, name) for name in args.only)]
     if not cases:
@@ -167,7 +167,7 @@ def main() -> int:
         print(f"--only: got {' '.join(args.only)!r}; the cases are {names}", file=sys.stderr)
         return 2
     cores = sorted(os.sched_getaffinity(0))[:2]
-    os.sched_setaffinity(0, cores)  # inherited by every process that this one starts
+    os.sched_setaffinity(0, cores)  # every process that this process starts inherits it
     facts = {**about(), "pinned to cores": cores}
     command = " ".join(["python", "benchmarks/suite.py", *sys.argv[1:]])
     args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -175,7 +175,9 @@ def main() -> int:
     for case in cases:
         rows += measure(case, args.seeds if case.kind == "learn" else args.repeats, runner)
         result = {"about": facts, "command": command, "rows": [row.as_dict() for row in rows]}
-        args.out.write_text(json.dumps(result, indent=1))  # after each case: a run takes long
+        args.out.write_text(
+            json.dumps(result, indent=1)
+        )  # after each case, because a run takes long
     words = ", ".join(f"{key} {value}" for key, value in facts.items())
     text = f"{markdown(rows)}\n\n{words}.\n\nCommand: `{command}`\n"
     print(text)

@@ -1,4 +1,4 @@
-"""Cases of `suite.py`, with the goal of each comparison."""
+"""The cases of `suite.py`, with the goal of each comparison."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class Opponent:
 
     Attributes:
         peer: a folder of `peers`.
-        cases: cases of its `run.py`. They differ only in settings that affect speed. The fastest
-            of the first turn is used.
-        goal: minimum of polopt's rate over the peer's (for `learn`: the peer's seconds over
-            polopt's). None: no goal.
+        cases: cases of the peer's `run.py`. They differ only in settings that affect speed. Later
+            turns use the case that was fastest in the first turn.
+        goal: minimum of polopt's rate divided by the peer's rate. For `learn`, minimum of the
+            peer's seconds divided by polopt's seconds. None means that there is no goal.
     """
 
     peer: str
@@ -28,12 +28,13 @@ class Case:
     """One comparison.
 
     Attributes:
-        name: matched by `--only`.
+        name: name, which `--only` matches.
         what: description.
         ours: case of `peers/polopt/run.py`.
         opponents: the peers in the comparison.
-        kind: `rate`: environment steps per second. `learn`: seconds until CartPole-v1 is solved.
-        floor: goal for polopt's own rate. None: no goal.
+        kind: the measurement. `rate` means environment steps per second. `learn` means seconds
+            until CartPole-v1 is solved.
+        floor: goal for polopt's own rate. None means that there is no goal.
     """
 
     name: str
@@ -65,7 +66,7 @@ CASES = (
         (
             Opponent("rllib085", ("a3c-8x20", "a3c-8x10", "a3c-1x20", "a3c-1x10"), 20.0),
             Opponent("sb3", ("a2c-16x10", "a2c-8x20", "a2c-16x10-subproc"), 5.0),
-            Opponent("sb3", ("a2c-16x20",), None),  # twice the rows of each update
+            Opponent("sb3", ("a2c-16x20",), None),  # each update has twice the rows
             Opponent("sample_factory", ("appo-8", "appo-10"), 3.0),
         ),
     ),

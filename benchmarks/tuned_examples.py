@@ -2,7 +2,7 @@
 
     python benchmarks/tuned_examples.py [NAME ...] [--seeds 0 1 2]
 
-Seconds are the whole time of a trial, start-up of workers included.
+Seconds are the whole time of a trial, including the start-up of workers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EXAMPLES = Path(__file__).parent.parent / "tuned_examples"
 
 
 def run(example: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Last result of one run."""
+    """Runs an example with a seed and returns the last result."""
     with tempfile.TemporaryDirectory() as results:
         analysis = tune.run(
             example["run"],
@@ -43,13 +43,14 @@ def run(example: dict[str, Any], seed: int) -> dict[str, Any]:
 
 
 def return_of(example: dict[str, Any], result: dict[str, Any]) -> float:
-    """The return to compare with the goal: of evaluation, if the example evaluates its policy."""
+    """Returns the return to compare with the goal: the return of evaluation, if the example
+    evaluates its policy, otherwise the return of training."""
     block = result["evaluation"] if "evaluation_interval" in example["config"] else result
     return float(block["env_runners"]["episode_return_mean"])
 
 
 def main() -> None:
-    """Runs, and prints a `measured` line for each example."""
+    """Runs the examples and prints a `measured` line for each example."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

@@ -1,13 +1,14 @@
-"""Settings of polopt in turn: sockets, Ray and gloo's all-reduce. Training without evaluation, with
-evaluation between iterations, and with an evaluation worker beside it.
+"""Measures the cost of transports and of evaluation during training.
 
     python benchmarks/variants.py                       # about 15 minutes
     python benchmarks/variants.py --turns 1 --seconds 3 # about 5 minutes
 
-Environment steps/s and processor time of the driver and of all workers per 1,000 environment steps,
-as in `compare.py`. Each measurement is a new process. A turn measures each case once. Each turn
-gives one ratio. A row shows the median ratio with the smallest and the largest. Needs the MuJoCo
-environments for HalfCheetah-v5: pip install -e '.[benchmark]'.
+The transports are sockets, Ray, and gloo's all-reduce. Evaluation runs between iterations, or in an
+evaluation worker during training, or not at all. As in `compare.py`, the script measures
+environment steps/s, and the processor time of the driver and all workers per 1,000 environment
+steps. Each measurement is a new process. A turn measures each case once and gives one ratio. A row
+shows the median ratio with the smallest and the largest ratio. Needs the MuJoCo environments for
+HalfCheetah-v5: pip install -e '.[benchmark]'.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from environments import PEERS
 from processes import STARTUP_LIMIT_S, run
 
 ENVS = ("", "-halfcheetah")
-#: Case of `peers/polopt/run.py`, over sockets and without evaluation, and its variants.
+#: From a case of `peers/polopt/run.py`, with sockets and without evaluation, to its variants.
 CASES = {
     **{f"a3c{env}": ("-ray",) for env in ENVS},
     **{f"async-samples{env}": ("-ray",) for env in ENVS},
@@ -33,7 +34,7 @@ CASES = {
 
 
 def measure(case: str, seconds: float, seed: int) -> dict[str, Any]:
-    """Rate and processor time of one run."""
+    """Returns the rate and processor time of one run."""
     command = [sys.executable, str(PEERS / "polopt" / "run.py"), case]
     command += ["--seconds", str(seconds), "--seed", str(seed)]
     source = Path(__file__).resolve().parents[1] / "src"
@@ -43,12 +44,12 @@ def measure(case: str, seconds: float, seed: int) -> dict[str, Any]:
 
 
 def spread(values: list[float]) -> str:
-    """Median (smallest to largest)."""
+    """Formats values as median (smallest to largest)."""
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def main() -> None:
-    """Measures, and prints a table in Markdown."""
+    """Measures and prints a table in Markdown."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")

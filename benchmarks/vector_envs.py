@@ -1,12 +1,13 @@
-"""Processor time of sampling with `FastSyncVectorEnv` and with Gymnasium's `SyncVectorEnv`.
+"""Measures sampling with `FastSyncVectorEnv` and with Gymnasium's `SyncVectorEnv`.
 
-    pip install -e '.[benchmark]'. Pip install --no-deps MinAtar==1.0.15
+    pip install -e '.[benchmark]' && pip install --no-deps MinAtar==1.0.15
     python benchmarks/vector_envs.py                                # 7 environments. 2 minutes
     python benchmarks/vector_envs.py CartPole-v1 Acrobot-v1
 
-Two workers in this process, which share a PPO policy of 64x64 units, sample fragments of 128 steps
-of 8 environments in turn. One was made with `fast_cpu: false`, and has the plain vector. A row has
-medians of `--pairs`, and the median and quartiles of the ratios of the pairs.
+Two workers in this process share a PPO policy of 64x64 units. They sample fragments of 128 steps of
+8 environments in turns. One worker was made with `fast_cpu: false`, so it uses `SyncVectorEnv`. A
+row has the medians of the processor times over `--pairs` pairs, and the median and quartiles of the
+ratios of the pairs.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def main() -> None:
 
 
 def row(env: str, pairs: int) -> str:
-    """One row in Markdown."""
+    """Measures an environment and returns one row in Markdown."""
     plain, fast = make_worker(env, False), make_worker(env, True)
     plain.use_policy(fast.policy)
     times = []
@@ -69,7 +70,7 @@ def row(env: str, pairs: int) -> str:
 
 
 def make_worker(env: str, fast_cpu: bool) -> Any:
-    """A worker of this process."""
+    """Makes a worker in this process."""
     return polopt.GradientWorkerSet.create_factory(
         lambda: gymnasium.make(env, disable_env_checker=True),
         ("ppo", {"fast_cpu": fast_cpu}),
@@ -81,7 +82,7 @@ def make_worker(env: str, fast_cpu: bool) -> Any:
 
 
 def sampling_us(worker: Any, fragments: int = 6) -> float:
-    """Microseconds of processor time for one step of all environments."""
+    """Returns the microseconds of processor time for one step of all environments."""
     started_s = time.process_time()
     for _ in range(fragments):
         worker.sample()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from suite_cases import Case
 
-#: Result of one process by turn.
+#: The result of one process in each turn.
 Turns = Mapping[int, Mapping[str, Any]]
 
 
@@ -23,7 +23,7 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Median, minimum and maximum."""
+        """Computes the median, minimum and maximum."""
         return cls(statistics.median(values), min(values), max(values))
 
     def text(self, digits: int) -> str:
@@ -41,12 +41,12 @@ class Row:
     Attributes:
         case: name of the case.
         what: description.
-        peer: peer and its case. Empty where polopt's rate is compared with a number.
-        ours: steps per second, or seconds.
-        theirs: same unit.
+        peer: peer and its case. Empty if polopt's rate is compared with a number.
+        ours: steps per second, or seconds, of polopt.
+        theirs: the figure of the peer in the same unit.
         ratio: polopt's advantage, above 1 if polopt is faster.
         goal: minimum of the ratio, or of polopt's own rate.
-        reached: None: no goal, or no measurement.
+        reached: whether the goal was reached. None if there is no goal or no measurement.
         note: reason for a missing measurement.
     """
 
@@ -61,7 +61,7 @@ class Row:
     note: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Fields for JSON."""
+        """Returns the fields for JSON."""
         return asdict(self)
 
 
@@ -89,10 +89,10 @@ def floor_row(case: Case, ours: Turns) -> Row:
 
 
 def learn_rows(case: Case, peer: str, goal: float | None, ours: Turns, theirs: Turns) -> list[Row]:
-    """Compares seconds to the goal, without and with start-up. Where there is a goal, that with
-    start-up is 1.
+    """Compares the seconds until the task is solved, without and with start-up. If there is a goal,
+    the goal for the row with start-up is 1.
 
-    Turns are seeds, and seeds of two systems are unrelated, so medians are compared.
+    Each turn has another seed. The seeds of two systems are unrelated, so the rows compare medians.
     """
     if not ours or not theirs:
         return [Row(case.name, case.what, peer, goal=goal, note="no turn measured both")]
@@ -109,7 +109,7 @@ def learn_rows(case: Case, peer: str, goal: float | None, ours: Turns, theirs: T
 
 
 def seconds(turns: Turns, startup: bool) -> Spread:
-    """Seconds to the goal. Infinite where it was not reached."""
+    """Returns the seconds until the task is solved, or infinity if it was not solved."""
     return Spread.of(
         [
             turn["seconds_to_goal"] + (turn["startup_s"] if startup else 0.0)

@@ -1,5 +1,7 @@
-"""Files that are made from the config classes: `docs/options.md`, and what type checkers see of the
-presets. `python tests/generated_files.py` writes them. `tests/unit/test_options.py` compares them.
+"""Generates files from the config classes: `docs/options.md`, and the type stub of the presets.
+
+`python tests/generated_files.py` writes the files. `tests/unit/test_options.py` compares them with
+the config classes.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class PluginOptions(TypedDict, total=False):
 
 
 def builtin_configs() -> list[type[Config]]:
-    """The config classes of polopt's own optimizers and policies, without repetitions."""
+    """Returns the config classes of polopt's own optimizers and policies, each once."""
     found: dict[type[Config], None] = {RolloutConfig: None}
     for registry in (POLICIES, OPTIMIZERS):
         for name in registry.names():
@@ -64,8 +66,8 @@ def builtin_configs() -> list[type[Config]]:
 
 
 def stub() -> str:
-    """The text of the stub."""
-    blocks: dict[str, list[Option]] = {}  # by class of their first declaration
+    """Returns the text of the stub."""
+    blocks: dict[str, list[Option]] = {}  # by the class that declares them first
     for config in builtin_configs():
         for option in own_options(config):
             assert option.owner is not None
@@ -111,8 +113,8 @@ def _typed_dict(name: str, options: Sequence[Option]) -> str:
 
 
 def _any_options(blocks: Iterable[Sequence[Option]]) -> str:
-    """The options of all classes. Where two classes have the same key, either type is allowed,
-    which a class that inherits from both could not say."""
+    """Returns the options of all classes. If two classes have the same key with different types,
+    both types are allowed. A class that inherits from both classes could not express this."""
     types_of: dict[str, dict[str, None]] = {}
     for options in blocks:
         for option in options:
@@ -128,7 +130,7 @@ def _any_options(blocks: Iterable[Sequence[Option]]) -> str:
 
 
 def _parts(annotation: Any) -> list[str]:
-    """The types of a union, or the one type of another annotation."""
+    """Returns the types of a union. For another annotation, returns its only type."""
     if get_origin(annotation) not in (Union, types.UnionType):
         return [type_text(annotation)]
     return ["None" if one is type(None) else type_text(one) for one in get_args(annotation)]
@@ -208,7 +210,7 @@ def _train() -> str:
 
 
 def type_text(annotation: Any) -> str:
-    """A type as a user's value has it: lists for tuples, dicts of options for configs."""
+    """Returns the type of a user's value: lists for tuples, dicts of options for configs."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if annotation is Any:
         return "Any"
@@ -236,7 +238,7 @@ def _quoted(value: Any) -> str:
 
 
 def page() -> str:
-    """The text of the page."""
+    """Returns the text of the page."""
     return "\n".join(_page_lines()) + "\n"
 
 
@@ -279,7 +281,7 @@ def _page_lines() -> Iterator[str]:
 
 
 def _default(option: Option) -> Any:
-    """The default of the class that introduces an option."""
+    """Returns the default of the class that declares the option first."""
     assert option.owner is not None
     return next(o.default for o in own_options(option.owner) if o.key == option.key)
 

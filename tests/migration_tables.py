@@ -1,6 +1,6 @@
-"""The tables of `docs/migration.md`, made of the data that errors are made of.
+"""Makes the tables of `docs/migration.md` from the same data as error messages.
 
-python tests/migration_tables.py     # writes them into the page
+python tests/migration_tables.py     # writes the tables into the page
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "migration.md"
 
 
 def of_options(library: str, defaults: str, options: Iterable[Option]) -> list[str]:
-    """The lines of a table of options."""
+    """Returns the lines of a table of options."""
     lines = [f"| {library} | polopt | {defaults} |", "|---|---|---|"]
     for row in options:
         lines.append(f"| {row.given} | {row.here} | {row.defaults}".rstrip() + " |")
@@ -33,9 +33,9 @@ def of_options(library: str, defaults: str, options: Iterable[Option]) -> list[s
 
 
 def of_fixed(what: str, rows: Iterable[Fixed]) -> list[str]:
-    """The lines of a table of options that are accepted with the values of polopt. A row shows the
-    first names of many."""
-    lines = [f"| {what}: what is accepted | instead of anything else |", "|---|---|"]
+    """Returns the lines of a table of options that polopt accepts only with certain values. If a
+    row has many names, it shows only the first names."""
+    lines = [f"| {what}: accepted values | instead of other values, use |", "|---|---|"]
     for row in rows:
         given = []
         shown = list(row.same)[: MOST_NAMES if len(row.same) > MOST_NAMES + 1 else None]
@@ -49,25 +49,30 @@ def of_fixed(what: str, rows: Iterable[Fixed]) -> list[str]:
 
 
 def tables() -> list[list[str]]:
-    """All tables, each as its lines. The first identifies it."""
+    """Returns all tables, each as a list of lines. The first line identifies the table."""
     return [
-        of_options("RLlib", "default of RLlib's PPO, of `SyncPPO`", RLLIB),
-        of_options("RLlib, replay", "default of RLlib's DQN, of `DQN`", RLLIB_REPLAY),
+        of_options("RLlib", "default of RLlib's PPO, default of `SyncPPO`", RLLIB),
+        of_options("RLlib, replay", "default of RLlib's DQN, default of `DQN`", RLLIB_REPLAY),
         of_fixed("RLlib", RLLIB_FIXED),
         of_fixed("key of RLlib's `model`", RLLIB_MODEL_FIXED),
-        of_options("Stable-Baselines3", "default of its PPO, of `SyncPPO`", STABLE_BASELINES3),
         of_options(
-            "Stable-Baselines3, replay", "default of its DQN, of `DQN`", STABLE_BASELINES3_REPLAY
+            "Stable-Baselines3", "default of its PPO, default of `SyncPPO`", STABLE_BASELINES3
         ),
-        of_options("CleanRL", "default of `ppo.py`, of `SyncPPO`", CLEANRL),
+        of_options(
+            "Stable-Baselines3, replay",
+            "default of its DQN, default of `DQN`",
+            STABLE_BASELINES3_REPLAY,
+        ),
+        of_options("CleanRL", "default of `ppo.py`, default of `SyncPPO`", CLEANRL),
     ]
 
 
 def with_tables(text: str) -> str:
-    """The text of the page with each table in place of the one that begins with the same line.
+    """Returns the text of the page with new tables. Each new table replaces the table that begins
+    with the same line.
 
     Raises:
-        ValueError: the page has no such table.
+        ValueError: the page does not have a table with this first line.
     """
     lines = text.splitlines()
     for table in tables():

@@ -1,4 +1,4 @@
-"""The plugins of docs/write-an-optimizer.md, as they are printed there."""
+"""Runs the plugins of docs/write-an-optimizer.md as they are printed there."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 PAGE = Path(__file__).parents[1] / "docs" / "write-an-optimizer.md"
-#: The plugins, by their names in configs.
+#: The names of the plugins in configs.
 PLUGINS = ("local_sgd", "elastic_averaging")
 
 
 def code_blocks() -> list[str]:
-    """The Python code of the page."""
+    """Returns the Python code blocks of the page."""
     return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 @functools.cache
 def plugin(name: str) -> SimpleNamespace:
-    """Runs the code of a plugin, which registers it. Returns what it defines."""
+    """Runs the code of a plugin, which registers the plugin. Returns the names that it defines."""
     (block,) = [b for b in code_blocks() if f'register_optimizer("{name}"' in b]
     names = {"__name__": f"page_with_{name}"}
     exec(compile(block, PAGE.name, "exec"), names)

@@ -1,4 +1,4 @@
-"""Runs the Python that a page of the documentation prints."""
+"""Runs the Python code blocks of a documentation page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-#: Runs each block as a program of its own, on a Ray that is there already.
+#: Runs each block like a separate program, on a Ray that is already running.
 _RUN = """
 import json, sys, ray
 ray.init(num_cpus=int(sys.argv[1]), include_dashboard=False)
@@ -22,24 +22,25 @@ print("END")
 
 
 def blocks_of(page: str) -> list[str]:
-    """The blocks of Python of a page, by its path in the repository."""
+    """Returns the Python code blocks of the page with this path in the repository."""
     return re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.M | re.S)
 
 
 def run_blocks(
     blocks: list[str], folder: Path, num_cpus: int
 ) -> tuple[list[str], subprocess.CompletedProcess[str]]:
-    """Runs blocks in one process after each other. The output of each, and the process.
+    """Runs code blocks one after the other in one process. Returns the output of each block, and
+    the process.
 
     Args:
-        blocks: of `blocks_of`.
-        folder: current directory, and home, of the process.
-        num_cpus: of Ray.
+        blocks: the result of `blocks_of`.
+        folder: current directory and home directory of the process.
+        num_cpus: number of Ray's CPUs.
     """
     done = subprocess.run(
         [sys.executable, "-c", _RUN, str(num_cpus)],
         cwd=folder,
-        env={**os.environ, "HOME": str(folder)},  # of the results
+        env={**os.environ, "HOME": str(folder)},  # so results are below this folder
         input=json.dumps(blocks),
         capture_output=True,
         text=True,

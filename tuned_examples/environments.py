@@ -1,4 +1,4 @@
-"""Environments of the tuned examples that are not Gymnasium's own."""
+"""Environments of the tuned examples that Gymnasium does not have."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from gymnasium.wrappers import TransformObservation
 
 
 def stateless_cartpole(config: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    """CartPole-v1 without velocities: observations are the positions of cart and pole. A policy
-    without memory balances it for some 40 steps. The task is RLlib's `StatelessCartPole` and RL
-    Zoo's `CartPoleNoVel-v1`.
+    """Makes CartPole-v1 without velocities: observations are the positions of cart and pole.
+
+    A policy without memory balances the pole for about 40 steps. RLlib has this task as
+    `StatelessCartPole`, and RL Zoo has it as `CartPoleNoVel-v1`.
 
     Args:
-        config: not read.
+        config: not used.
     """
     env = gymnasium.make("CartPole-v1")
     whole: Any = env.observation_space

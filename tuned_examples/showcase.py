@@ -16,7 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-# Ray reads these when it is imported.
+# Ray reads these variables when it is imported.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
@@ -31,7 +31,7 @@ from rich.text import Text
 
 import polopt
 
-#: Optimizer to tuned example.
+#: From the optimizer to its tuned example.
 EXAMPLES = {
     "async_gradients": "cartpole_a3c",
     "sync_samples": "cartpole_ppo",
@@ -49,7 +49,7 @@ def load(name: str) -> dict[str, Any]:
 
 
 class Comparison(tune.Callback):
-    """One row for each optimizer: a live table on a terminal, labelled lines elsewhere."""
+    """Shows one row for each optimizer: a live table in a terminal, otherwise labelled lines."""
 
     def __init__(self, console: Console, runs: dict[str, str]) -> None:
         self._console = console
@@ -68,7 +68,7 @@ class Comparison(tune.Callback):
         self._live.stop()
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Called by Tune."""
+        """Called by Tune when a trial starts."""
         self._set(trial, ["starting workers"], first=7)
 
     def on_trial_result(
@@ -119,8 +119,8 @@ def _table(rows: Any) -> Table:
 
 
 def summary(trials: list[Any], first: dict[str, dict[str, Any]]) -> Table:
-    """Returns the final table. Seconds are of the whole trial. Steps per second exclude the first
-    iteration, in which workers start."""
+    """Returns the final table. Seconds are the time of the whole trial. Steps per second do not
+    include the first iteration, in which workers start."""
     rows = []
     for trial in trials:
         name, last = trial.trainable_name, trial.last_result
@@ -151,10 +151,10 @@ def _verdict(trial: Any) -> str:
 
 
 def main(goal: float | None = None) -> None:
-    """Trains, shows the results, and names the next commands.
+    """Trains, shows the results, and prints the next commands.
 
     Args:
-        goal: return at which a trial stops. None: as in the tuned examples.
+        goal: return at which a trial stops. None means the goal of each tuned example.
     """
     started_s = time.perf_counter()
     console = Console()
@@ -164,15 +164,17 @@ def main(goal: float | None = None) -> None:
     examples = {optimizer: load(name) for optimizer, name in EXAMPLES.items()}
     runs = {optimizer: example["run"] for optimizer, example in examples.items()}
     console.print("CartPole-v1: three ways to distribute the training of one policy.")
-    cpus = max(os.cpu_count() or 1, 4)  # the driver, two workers, one spare
+    cpus = max(os.cpu_count() or 1, 4)  # for the driver, two workers and one further CPU
     ray.init(
-        address="local",  # also where a cluster is running
+        address="local",  # even if a cluster is running
         num_cpus=cpus,
         include_dashboard=False,
         logging_level=logging.ERROR,
         log_to_driver=False,
     )
-    experiments: Any = _experiments(examples, goal)  # a list is allowed, but not annotated
+    experiments: Any = _experiments(
+        examples, goal
+    )  # Tune accepts a list, but its annotation does not
     with Comparison(console, runs) as view:
         analysis = tune.run(experiments, callbacks=[view], max_concurrent_trials=1, verbose=0)
     ray.shutdown()
@@ -200,7 +202,7 @@ def _name_results(console: Console, results: Path) -> None:
 def _experiments(examples: dict[str, Any], goal: float | None) -> list[tune.Experiment]:
     return [
         tune.Experiment(
-            # Tune writes all results under the first name: a directory for each run.
+            # Tune writes all results below the first name, so each run has its own directory.
             name=time.strftime("showcase_%Y-%m-%d_%H-%M-%S"),
             run=example["run"],
             config={**example["config"], "seed": 0},
@@ -211,7 +213,7 @@ def _experiments(examples: dict[str, Any], goal: float | None) -> list[tune.Expe
 
 
 def _report(results: Path) -> str:
-    """Path of the HTML report of all trials, or why it could not be written."""
+    """Writes the HTML report of all trials. Returns its path, or why it could not be written."""
     path = results / "report.html"
     polopt_command = [sys.executable, "-m", "polopt.trainers.command_line.cli"]
     command = [*polopt_command, "report", str(results), "--output", str(path)]

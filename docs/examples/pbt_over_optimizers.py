@@ -2,9 +2,10 @@
 
     python docs/examples/pbt_over_optimizers.py
 
-After each interval, the worst trials take over a checkpoint of the best ones and go on with another
-optimizer or learning rate. A checkpoint of polopt can be restored under every optimizer: weights,
-torch optimizer and counters go on. The policy and its network stay the same.
+After each interval, the worst trials copy a checkpoint of the best trials and continue with another
+optimizer or learning rate. A checkpoint of polopt can be restored under every optimizer. A restore
+continues with the weights, the state of the torch optimizer and the counters of the checkpoint. The
+policy and its network stay the same.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ OPTIMIZERS = ["sync_samples", "async_gradients", "decentralized_allreduce"]
 
 
 def make_tuner(num_trials: int = 4, iterations: int = 20, **scheduling: Any) -> tune.Tuner:
-    """The tuner of the example.
+    """Makes the tuner of the example.
 
     Args:
-        num_trials: of the population.
-        iterations: of each trial.
+        num_trials: number of trials in the population.
+        iterations: number of iterations of each trial.
         scheduling: options of `PopulationBasedTraining` that replace the options of the example.
     """
     scheduler = PopulationBasedTraining(

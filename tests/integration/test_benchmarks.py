@@ -1,4 +1,4 @@
-"""The command lines of the benchmarks start."""
+"""Tests the command lines of the benchmarks, and how they combine measurements."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_fastest_setting_of_a_peer_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
         return suite.best_of(sides).case
 
     late, soon = ({"reached": True, "seconds_to_goal": seconds} for seconds in (80.0, 49.0))
-    never = {"reached": False, "seconds_to_goal": 30.0}  # an error ended it
+    never = {"reached": False, "seconds_to_goal": 30.0}  # an error ended the run
     assert best(None, late, never, soon) == "setting 3"
     assert best(None, never) == "setting 1"
     assert best({"rate": 1.0}, {"rate": 3.0}, None) == "setting 1"
@@ -82,7 +82,7 @@ def test_pairs_of_one_process_count_once(monkeypatch: pytest.MonkeyPatch) -> Non
             for ratio in ratios
         ]
 
-    # Three processes: the one with many pairs counts once, and does not narrow the interval.
+    # Of three processes, one has many pairs. It counts once and does not narrow the interval.
     row = compare.table_row("a3c", [group(*[1.5] * 20), group(0.9, 1.0, 1.9), group(0.8)])
     assert row.count("1.000 (0.800 to 1.500)") == 2
     assert row.startswith("| a3c | 2 | 3 |")

@@ -1,4 +1,4 @@
-"""What a new user meets: the examples of the README, and what Tune prints about a run."""
+"""Tests what a new user sees first: the examples of the README, and the output of Tune."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_older_table_of_trials_begins_with_the_return(
     assert re.search(r" ts \| +episode_return_mean ", header), header
 
 
-#: What Ray asks of IPython in a notebook. Prints the last table of progress.
+#: The part of IPython that Ray uses in a notebook. Prints the last table of progress.
 NOTEBOOK = """
 import sys, types
 from unittest.mock import MagicMock
@@ -98,7 +98,7 @@ def test_notebook_shows_the_same_metrics(tmp_path: Path) -> None:
 
 def warnings_of(caplog: pytest.LogCaptureFixture, trainable: type[PolicyOptimizerTrainer]) -> str:
     caplog.clear()
-    for _ in range(3):  # as for three trials of one experiment
+    for _ in range(3):  # like three trials of one experiment
         trainable.default_resource_request({"env": "CartPole-v1", "num_workers": 40})
     return caplog.text
 

@@ -1,4 +1,4 @@
-"""The network of docs/networks.md trains as it is printed there, also by name and over ranks."""
+"""The network of docs/networks.md trains as printed, also by its name and with ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ for _ in range(50):
     assert observation["action_mask"][action]
     action, _ = policy.predict(observation, deterministic=False)
 """
-#: By name, in a trial of Tune. Batch normalisation over ranks, whose checksums are compared.
+#: Trains the network by its name in a trial of Tune. Trains batch normalisation with ranks and
+#: compares their checksums.
 BY_NAME = """
 from grid import Grid, GridNetwork
 from torch import nn

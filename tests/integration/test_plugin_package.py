@@ -1,4 +1,4 @@
-"""The plugin of docs/examples: installed with pip, found by name, and tested by its own tests."""
+"""pip installs the plugin of docs/examples, configs find it by name, and its own tests pass."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ PLUGIN = ROOT / "docs" / "examples" / "plugin"
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a process in which the plugin is installed."""
+    """Installs the plugin. Returns the environment variables of a process that can import it."""
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("target")
     files = [path for path in PLUGIN.rglob("*") if path.suffix in (".py", ".toml")]
     assert len(files) == 5
-    for path in files:  # a build leaves files beside them
+    for path in files:  # a copy, because a build writes files into this folder
         copy = source / path.relative_to(PLUGIN)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
@@ -95,7 +95,7 @@ def test_what_is_no_policy_is_named(name: str, said: str) -> None:
 
 
 def test_checkpoint_cannot_name_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that a checkpoint names is imported."""
+    """polopt does not import a module that a checkpoint names."""
     import polopt
 
     trainer = polopt.A2C(env="CartPole-v1", num_workers=0)

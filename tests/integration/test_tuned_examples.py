@@ -1,4 +1,4 @@
-"""Tuned examples: fields, the showcase, and (slow) the goal of each."""
+"""Tests tuned examples: their fields, the showcase, and (slow) whether they reach their goals."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_examples_for_presets_and_environments():
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_has_goal_budget_and_measurement(name):
     example = load(name)
-    # Without a return to stop at, the whole budget is used.
+    # An example without a return in its stop conditions uses its whole budget.
     assert example["stop"].get("env_runners/episode_return_mean", math.inf) >= example["goal"]
     assert example["stop"]["num_env_steps_sampled_lifetime"] > 0
     assert example["description"]
@@ -96,6 +96,6 @@ def test_example_reaches_its_goal(name, ray_session, tmp_path):
         verbose=0,
     )
     last = analysis.trials[0].last_result
-    # The return of evaluation, if the example evaluates its policy.
+    # If the example evaluates its policy, compares the return of evaluation with the goal.
     block = last["evaluation"] if "evaluation_interval" in example["config"] else last
     assert block["env_runners"]["episode_return_mean"] >= example["goal"]

@@ -1,4 +1,4 @@
-"""The policies of docs/write-a-policy.md train as they are printed there."""
+"""The policies of docs/write-a-policy.md train as printed."""
 
 from __future__ import annotations
 

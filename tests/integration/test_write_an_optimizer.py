@@ -1,5 +1,5 @@
-"""The strategies of docs/write-an-optimizer.md, as they are printed there, in processes, with every
-fault at once."""
+"""The strategies of docs/write-an-optimizer.md run as printed, in worker processes, with all faults
+at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from plugin_page import PLUGINS, code_blocks, plugin
 
 import polopt
 
-ROWS = 10  # of a fragment of 5 steps of 2 environments
+ROWS = 10  # rows of a fragment of 5 steps of 2 environments
 ROUNDS = 2
 SLOW, KILLED = 2, 1
 
@@ -66,11 +66,11 @@ def test_every_fault_at_once_is_counted(
     try:
         before = trainer.get_policy().get_weights().flat
 
-        # An environment that raises, NaN rewards, a slow worker.
+        # An environment that raises exceptions, NaN rewards, and a slow worker.
         result = train_and_drain(trainer, 3)
         until_s = time.monotonic() + 60.0
         while made_in(folder).nans < 3 and time.monotonic() < until_s:
-            result = train_and_drain(trainer, 1)  # until the slow worker has come so far
+            result = train_and_drain(trainer, 1)  # until the slow worker has also seen its fault
         made = made_in(folder)
         assert counted_by(optimizer) == made
         assert made.faults >= 3
@@ -82,7 +82,7 @@ def test_every_fault_at_once_is_counted(
         assert 0 < result["fault_tolerance"]["num_env_faults"] <= made.faults
         rates = {w["index"]: w for w in result["optimizer"]["workers"]["per_worker"]}
         assert all(w["env_steps_per_s"] > 0.0 and w["idle_share"] < 1.0 for w in rates.values())
-        if name == "elastic_averaging":  # no worker waits for the slow one
+        if name == "elastic_averaging":  # no worker waits for the slow worker
             assert rates[SLOW]["env_steps_per_s"] < 0.8 * rates[KILLED]["env_steps_per_s"]
         assert (trainer.get_policy().get_weights().flat != before).any()
 

@@ -1,4 +1,4 @@
-"""The tables of docs name tests that exist, and every parameter that they compare. Links lead to
+"""Tables in the docs name only tests that exist, and have a row for every parameter. Links lead to
 pages and headings that exist, and the README has a link to each page."""
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def test_every_option_of_collector_is_there() -> None:
 
 
 def prose_of(page: Path) -> str:
-    """A page without its blocks of code."""
+    """Returns the text of a page without its code blocks."""
     return re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
 def anchors_of(page: Path) -> set[str]:
-    """The anchors that GitHub gives to the headings of a page."""
+    """Returns the anchors that GitHub makes for the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", prose_of(page), re.MULTILINE)
     texts = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
     return {re.sub(r"[^\w\- ]", "", text).replace(" ", "-") for text in texts}

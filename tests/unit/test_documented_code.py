@@ -1,4 +1,4 @@
-"""The Python code of documentation pages runs as it is printed there, without processes."""
+"""The Python code of some documentation pages runs as printed, without further processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The strategies of docs/write-an-optimizer.md with fakes, and the public names that it lists."""
+"""Tests the strategies of docs/write-an-optimizer.md with fake workers, and checks the public names
+that the page lists."""
 
 from __future__ import annotations
 
@@ -32,15 +33,15 @@ from polopt.rollouts.transport.simulated_channel import (
 from polopt.trainers.experiment import Experiment
 
 DEATH = LostProcessError("the process died")
-ROWS = 10  # of a fragment of 5 steps of 2 environments
+ROWS = 10  # rows of a fragment of 5 steps of 2 environments
 ROUNDS = 2
-#: What the plugins run in workers.
+#: Functions of the plugins that run in workers.
 FUNCTIONS = ("learn_alone", "exchange_and_learn")
 every_plugin = pytest.mark.parametrize("name", PLUGINS)
 
 
 def make(name: str, seed: int = 0, env: Any = None, up: bool = True, **options: Any) -> Any:
-    """An optimizer with three fake workers, whose calls end in random order."""
+    """Makes an optimizer with three fake workers, whose calls end in random order."""
     plugin(name)
     fake = FakeTransport()
     fake.script = shuffled_by(seed)
@@ -60,7 +61,7 @@ def own_weights(optimizer: Any) -> list[np.ndarray]:
 def test_local_sgd_averages_what_workers_have_learned() -> None:
     optimizer = make("local_sgd")
     for channel in optimizer.workers.channels:
-        channel.target.clock = time.monotonic  # on the virtual one, learning takes no time
+        channel.target.clock = time.monotonic  # with the virtual clock, learning would take no time
     for count in range(1, 4):
         result = optimizer.step()
         answers = [channel.values[-1] for channel in optimizer.workers.channels]
@@ -190,7 +191,7 @@ def test_restored_workers_keep_nothing(name: str) -> None:
     assert moments["step"].item() == ROUNDS * (len(first.values) - counts[0])
 
 
-# ---- counted once -----------------------------------------------------------------------------
+# ---- counts -----------------------------------------------------------------------------------
 
 
 def counting(folder: Path, **env_config: Any) -> dict[str, Any]:
@@ -225,7 +226,7 @@ def test_counts_lack_only_the_work_of_workers_that_died(
     rng, killed = random.Random(seed), []
 
     def killing(pending: list[SimulatedTicket]) -> SimulatedTicket:
-        """The next call to end. Some processes have done its work and died before the reply."""
+        """Returns the next call to end. Some processes die after the work and before the reply."""
         ended = rng.choice(pending)
         if rng.random() < 0.2:
             ended.error = DEATH
@@ -246,7 +247,7 @@ def test_counts_lack_only_the_work_of_workers_that_died(
 
 @every_plugin
 def test_death_on_the_simulated_transport_costs_one_call(name: str, tmp_path: Path) -> None:
-    """The strategy with the package's own worker set: without Ray, and without waiting."""
+    """Runs the strategy with polopt's own worker set, without Ray and without waiting."""
     plugin(name)
 
     def run(folder: str, dying: int | None) -> Any:
@@ -330,7 +331,7 @@ def test_killed_shard_costs_what_it_holds() -> None:
 
 
 class AlwaysNan(CountingDrift):
-    """All rewards are NaN."""
+    """A wrapper whose rewards are all NaN."""
 
     def step(self, action: int) -> Any:
         obs, _, *rest = super().step(action)
@@ -377,7 +378,7 @@ def test_further_checks_of_a_plugin_are_made() -> None:
 
 # ---- public names -----------------------------------------------------------------------------
 
-#: Strategies, and what each has of its own. The base class is what gives them these names.
+#: From each strategy to the names that it defines itself. The base class defines the other names.
 STRATEGIES = [
     path
     for path in sorted(Path(optimizers.__path__[0]).glob("*.py"))
@@ -386,14 +387,14 @@ STRATEGIES = [
 
 
 def listed_names() -> list[str]:
-    """The names in the tables of the section "Public names"."""
+    """Returns the names in the tables of the section "Public names"."""
     section = PAGE.read_text().partition("## Public names")[2].partition("\n## ")[0]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
 
 
 def members(receiver: str) -> set[str]:
-    """Listed names of the form `receiver.name`."""
+    """Returns the listed names of the form `receiver.name`."""
     parts = [name.rpartition(".") for name in listed_names()]
     return {name for owner, _, name in parts if owner == receiver}
 
@@ -429,8 +430,8 @@ def test_listed_names_exist() -> None:
 
 
 def used_names(path: Path) -> Iterator[tuple[str, str]]:
-    """Names of rollouts that a strategy imports, as `("import", full name)`, and attributes of
-    calls and workers that it uses, as `(receiver, attribute)`."""
+    """Returns the names of `polopt.rollouts` that a strategy imports, as `("import", full name)`,
+    and the attributes of calls and workers that it uses, as `(receiver, attribute)`."""
     receivers = {
         "calls": "self.calls",
         "_calls": "self.calls",
@@ -462,7 +463,7 @@ def test_built_in_strategies_use_only_listed_names(path: Path) -> None:
     for receiver, name in used_names(path):
         if receiver == "import":
             assert name in exported
-        elif receiver == "worker":  # of a worker, or of the driver's handle of one
+        elif receiver == "worker":  # a worker, or the driver's handle for a worker
             assert name in members("worker") | members("handle")
         else:
             assert name in members(receiver), receiver

@@ -1,4 +1,4 @@
-"""Experiments in files, and `key=value` changes to them."""
+"""Tests experiments in files, and changes to them by `key=value`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polopt.trainers.command_line.examples import (
 )
 from polopt.trainers.command_line.plan import plan
 
-#: Packages that examples need and polopt does not, by the beginning of their names.
+#: From the beginning of an example's name to a package that the example needs and polopt does not.
 NEEDED = {"halfcheetah": "mujoco"}
 
 

@@ -1,4 +1,4 @@
-"""What Tune shows of a trial in a notebook: the keys that the trainer names."""
+"""In a notebook, Tune shows the keys of a trial that the trainer names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEYS = {"episode_return_mean", "num_env_steps_sampled_lifetime"}
 
 
 def progress_callbacks() -> list[type]:
-    """Classes of the progress callbacks of an experiment, made as Tune makes them."""
+    """Makes the progress callbacks of an experiment as Tune does, and returns their classes."""
     keys = _detect_progress_metrics(SyncPPO)
     assert keys is not None
     assert set(keys) >= KEYS

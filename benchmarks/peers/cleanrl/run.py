@@ -2,21 +2,21 @@
 
     python benchmarks/peers/cleanrl/run.py CASE [--seconds 5] [--seed 0]
 
-CleanRL is not a library. This file is written like its `ppo.py`: one process, a `SyncVectorEnv`, an
-agent of two MLPs of 64x64 tanh units, `torch.distributions`, minibatches of a shuffled batch, Adam.
-One torch thread, Gymnasium's checker off.
+CleanRL is not a library. This file is written like CleanRL's `ppo.py`. It has one process, a
+`SyncVectorEnv`, an agent of two MLPs of 64x64 tanh units, `torch.distributions`, minibatches of a
+shuffled batch, and Adam. torch has one thread, and Gymnasium's checker is off.
 
-- `ppo-8`, `ppo-16`: number of environments. 2,048 rows per batch, 4 epochs of minibatches of 256.
-  16 is the total of polopt's two workers. The faster case counts.
-- `ppo-16-halfcheetah`: the same on HalfCheetah-v5, like its `ppo_continuous_action.py`: standard
-  deviations that do not depend on the observation, actions clipped to their bounds. Nothing is
-  normalised, as in polopt.
-- `ppo-16-breakout`: the same on MinAtar's Breakout, like its `ppo_atari.py`: policy and value share
-  the CNN of MinAtar's paper. Images of bool become float32.
-- `ppo-16-async-*`: an `AsyncVectorEnv`, which steps each environment in a process of its own. The
-  faster case counts.
-- `learn`: tuned for CartPole-v1: 8 environments x 64 steps, 8 epochs of minibatches of 128, a
-  learning rate that falls from 2e-3 within 150,000 steps.
+- `ppo-8`, `ppo-16`: the number is the number of environments. 2,048 rows per batch, 4 epochs of
+  minibatches of 256. 16 is the total of polopt's two workers. The faster case counts.
+- `ppo-16-halfcheetah`: the same settings on HalfCheetah-v5, like CleanRL's
+  `ppo_continuous_action.py`, with standard deviations that do not depend on the observation, and
+  actions clipped to their bounds. As in polopt's case, nothing is normalised.
+- `ppo-16-breakout`: the same settings on MinAtar's Breakout, like CleanRL's `ppo_atari.py`. Policy
+  and value share the CNN of MinAtar's paper. Images of bool become float32.
+- `ppo-16-async-*`: an `AsyncVectorEnv`, which steps each environment in its own process. The faster
+  case counts.
+- `learn`: settings tuned for CartPole-v1: 8 environments x 64 steps, 8 epochs of minibatches of
+  128, and a learning rate that decreases from 2e-3 over 150,000 steps.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Options:
 
 
 def linear(size_in: int, size_out: int, gain: float = 2.0**0.5) -> nn.Linear:
-    """An orthogonally initialised layer."""
+    """Makes an orthogonally initialised layer."""
     layer = nn.Linear(size_in, size_out)
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.constant_(layer.bias, 0.0)
@@ -79,11 +79,11 @@ def linear(size_in: int, size_out: int, gain: float = 2.0**0.5) -> nn.Linear:
 
 
 class Agent(nn.Module):
-    """Actor and critic. Of images `[H, W, C]` both see the features of MinAtar's CNN.
+    """Actor and critic. For images `[H, W, C]`, both read the features of MinAtar's CNN.
 
     Args:
-        obs_space: of one environment.
-        action_space: of one environment.
+        obs_space: observation space of one environment.
+        action_space: action space of one environment.
     """
 
     def __init__(self, obs_space: Space[Any], action_space: Space[Any]) -> None:
@@ -116,15 +116,15 @@ class Agent(nn.Module):
         self.actor = mlp(outputs, 0.01)
 
     def features(self, obs: Tensor) -> Tensor:
-        """What actor and critic see."""
+        """Returns the input of actor and critic."""
         return self.network(obs.permute(0, 3, 1, 2)) if self.images else obs
 
     def value(self, obs: Tensor) -> Tensor:
-        """Values `[B]`."""
+        """Returns values `[B]`."""
         return self.critic(self.features(obs)).flatten()
 
     def distribution(self, features: Tensor) -> Distribution:
-        """The distribution of actions."""
+        """Returns the distribution of actions."""
         outputs = self.actor(features)
         if self.log_std is None:
             return Categorical(logits=outputs)
@@ -133,7 +133,7 @@ class Agent(nn.Module):
     def forward(
         self, obs: Tensor, action: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Actions `[B, ...]`, their log probabilities, entropies and values, each `[B]`."""
+        """Returns actions `[B, ...]`, and log-probabilities, entropies and values, each `[B]`."""
         features = self.features(obs)
         dist = self.distribution(features)
         if action is None:
@@ -145,8 +145,8 @@ class Agent(nn.Module):
 def ppo(
     seed: int, options: Options, env: str = "cartpole", processes: bool = False
 ) -> Iterator[tuple[int, float | None]]:
-    """Trains without end. After each update yields the steps so far and the mean return of the last
-    100 episodes."""
+    """Trains without end. After each update, yields the steps so far and the mean return of the
+    last 100 episodes."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     envs = make_envs(env, options.envs, processes)
@@ -200,12 +200,12 @@ def ppo(
 
 
 def make_envs(env: str, number: int, processes: bool) -> VectorEnv:
-    """Environments with episode statistics.
+    """Makes a vector environment with episode statistics.
 
     Args:
         env: a key of `ENVS`.
-        number: of environments.
-        processes: step each in a process of its own.
+        number: number of environments.
+        processes: whether each environment steps in its own process.
     """
     kind = AsyncVectorEnv if processes else SyncVectorEnv
     make = partial(ENVS[env], disable_env_checker=True)
@@ -221,7 +221,7 @@ def gae(
     next_done: Tensor,
     options: Options,
 ) -> Tensor:
-    """Advantages `[T, N]`. Truncated episodes count as terminated, as in CleanRL."""
+    """Returns advantages `[T, N]`. Truncated episodes count as terminated, as in CleanRL."""
     advantages = torch.zeros_like(rewards)
     last = torch.zeros_like(next_value)
     for t in reversed(range(len(rewards))):
@@ -241,8 +241,8 @@ def learn_on(
     rng: np.random.Generator,
     options: Options,
 ) -> None:
-    """Epochs of minibatches over a batch of observations, actions, log probabilities, advantages
-    and returns."""
+    """Learns from a batch in epochs of minibatches. The batch has observations, actions,
+    log-probabilities, advantages and returns."""
     rows = np.arange(len(batch[0]))
     for _ in range(options.epochs):
         rng.shuffle(rows)
@@ -263,7 +263,8 @@ def learn_on(
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
-    """Environment steps per second in training. A case is `ppo-environments[-async][-task]`."""
+    """Measures the environment steps per second in training. The name of a case is
+    `ppo-environments[-async][-task]`."""
     _, envs, *words = args.case.split("-")
     task = words[-1] if words else "cartpole"
     options = Options(envs=int(envs), steps=2048 // int(envs))
@@ -275,7 +276,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def learn(args: argparse.Namespace) -> dict[str, Any]:
-    """Seconds until CartPole-v1 is solved."""
+    """Measures the seconds until CartPole-v1 is solved."""
     tuned = Options(envs=8, steps=64, epochs=8, minibatch=128, lr=2e-3, anneal_steps=150_000)
     rounds = ppo(args.seed, tuned)
     clock = measuring.GoalClock(args.seconds)

@@ -1,6 +1,6 @@
 """Shared parts of the `run.py` scripts: command line, clocks, and the line of JSON at the end.
 
-Standard library only, and Python 3.7, which RLlib 0.8.5 requires.
+Uses only the standard library and Python 3.7, because RLlib 0.8.5 requires Python 3.7.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 #: Mean return over `EPISODES` episodes at which a task counts as solved.
 GOALS = {"CartPole-v1": 475.0, "Acrobot-v1": -100.0}
 EPISODES = 100
-#: Evaluation of seed s has this plus s as its seed.
+#: The seed of evaluation is the seed of training plus this number.
 EVALUATION_SEED = 1000
 WARM_UP_S = 2.0
 #: Titles of Ray's own processes.
@@ -34,12 +34,12 @@ RAY_OWN = (b"ray::IDLE", b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")
 class RateClock:
     """Measures environment steps per second after a warm-up of two seconds and two rounds.
 
-    Create it when everything is built. The time before is start-up.
+    Create the clock when everything is built. The time before this counts as start-up.
 
     Args:
         seconds: minimum time to measure. A measurement ends with a whole round.
-        turns: print each measurement, wait for a line of standard input, and measure again, until
-            standard input ends.
+        turns: if True, prints each measurement, waits for a line of standard input, and measures
+            again, until standard input ends.
     """
 
     def __init__(self, seconds: float, turns: bool = False) -> None:
@@ -52,9 +52,9 @@ class RateClock:
         self._result: dict[str, Any] = {}
 
     def tick(self, steps: int) -> bool:
-        """Call after each round with the environment steps since the start of the run. Returns
-        whether the measurement is over. A call without new steps does not count as a round, because
-        RLlib's asynchronous algorithms return often before their first samples."""
+        """Returns whether the measurement is over. Call this method after each round with the
+        environment steps since the start of the run. A call without new steps does not count as a
+        round, because RLlib's asynchronous algorithms often return before their first samples."""
         if steps == self._steps:
             return False
         now_s, self._steps = time.perf_counter(), steps
@@ -79,7 +79,8 @@ class RateClock:
         return bool(sys.stdin.readline())
 
     def result(self) -> dict[str, Any]:
-        """Rate, steps, seconds and processor time of the measurement, and seconds of start-up.
+        """Returns the rate, steps, seconds and processor time of the measurement, and the seconds
+        of start-up.
 
         Raises:
             RuntimeError: the run ended before the measurement did.
@@ -92,7 +93,8 @@ class RateClock:
 
 
 def processor_seconds() -> float:
-    """Processor time of this process and of its Ray workers with their children, from /proc."""
+    """Reads the processor time of this process and its Ray workers with their children from
+    /proc."""
     ticks = 0
     for pid in [os.getpid(), *worker_pids()]:
         fields = _stat(pid)
@@ -101,10 +103,10 @@ def processor_seconds() -> float:
 
 
 def worker_pids() -> list[int]:
-    """Ray workers below this process, and their children.
+    """Returns the process ids of the Ray workers below this process, and of their children.
 
     The title of a process with an actor is `ray::CLASS` or `ray::CLASS.method`. Ray's own
-    processes (raylet, agents, idle workers) are left out.
+    processes (raylet, agents, idle workers) are not included.
     """
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -124,7 +126,8 @@ def worker_pids() -> list[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat behind the name of the program. None if the process has ended."""
+    """Returns the fields of /proc/PID/stat after the name of the program, or None if the process
+    has ended."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()
@@ -142,10 +145,12 @@ def _is_worker(pid: int) -> bool:
 
 
 class GoalClock:
-    """Measures the seconds until the mean return reaches `GOALS`. Create it when all is built.
+    """Measures the seconds until the mean return reaches `GOALS`.
+
+    Create the clock when everything is built.
 
     Args:
-        seconds: limit.
+        seconds: time limit.
         env: the task.
     """
 
@@ -167,7 +172,7 @@ class GoalClock:
         return self._reached or self._took_s >= self._seconds
 
     def result(self) -> dict[str, Any]:
-        """Seconds and steps to the goal or to the limit, and seconds of start-up."""
+        """Returns the seconds and steps to the goal or limit, and the seconds of start-up."""
         return {
             "seconds_to_goal": self._took_s,
             "steps_to_goal": self._steps,
@@ -177,7 +182,9 @@ class GoalClock:
 
 
 class BudgetClock:
-    """Records the learning curve up to a number of environment steps. Create it when all is built.
+    """Records the learning curve up to a number of environment steps.
+
+    Create the clock when everything is built.
 
     Args:
         env_steps: the budget.
@@ -201,10 +208,10 @@ class BudgetClock:
         return steps >= self._budget
 
     def result(self) -> dict[str, Any]:
-        """The last mean return, `[steps, mean return]` of each round, steps, and seconds.
+        """Returns the last mean return, `[steps, mean return]` of each round, steps, and seconds.
 
         Raises:
-            RuntimeError: the run ended before the budget, or without `EPISODES` episodes.
+            RuntimeError: the run ended before the budget, or before `EPISODES` episodes ended.
         """
         if self._steps < self._budget or not self._curve:
             raise RuntimeError(
@@ -224,11 +231,11 @@ def main(
     cases: dict[str, Callable[[argparse.Namespace], dict[str, Any]]],
     packages: Sequence[str],
 ) -> None:
-    """Runs the case that the command line names and prints its result as the last line.
+    """Runs the case that the command line names, and prints its result as the last line.
 
     Args:
         doc: docstring of the script.
-        cases: functions of the parsed arguments, by name.
+        cases: functions by name. Their argument is the parsed command line.
         packages: packages whose versions are part of the result.
     """
     parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
@@ -247,7 +254,7 @@ def main(
 
 
 def version(package: str) -> str:
-    """The installed version."""
+    """Returns the installed version."""
     try:
         from importlib import metadata
     except ImportError:  # Python 3.7

@@ -10,11 +10,11 @@ BREAKOUT = "MinAtar/Breakout-v1"
 
 
 def make_breakout(**options: Any) -> gymnasium.Env[Any, Any]:
-    """MinAtar's Breakout (Young and Tian, 2019) with its minimal set of actions. Images `[10, 10,
-    4]` of bool.
+    """Makes MinAtar's Breakout (Young and Tian, 2019) with its minimal set of actions.
+    Observations are images `[10, 10, 4]` of bool.
 
     Args:
-        options: of `gymnasium.make`.
+        options: options of `gymnasium.make`.
     """
     from minatar.gym import register_envs
 

@@ -2,37 +2,38 @@
 
     python benchmarks/peers/polopt/run.py CASE [--seconds 5] [--seed 0]
 
-Two workers, MLPs of 64x64 tanh units for policy and value. Environments are stepped one after
-another (`vectorization_mode: sync`), as in the peers. CartPole-v1 has a faster vector
-implementation, which polopt uses by default and `a3c-vector` uses here. Hyper-parameters that
-affect speed are the same as in each peer's script:
+All cases have two workers, and MLPs of 64x64 tanh units for policy and value. Environments are
+stepped one after another (`vectorization_mode: sync`), as in the peers. CartPole-v1 has a faster
+vector implementation. polopt uses it by default, but among these cases only `a3c-vector` uses it.
+Hyper-parameters that affect speed are the same as in each peer's script:
 
-- `a3c`, `a2c`: 8 environments per worker, 20 steps. `a3c-untrained` does not learn, so that
-  episodes, whose resets cost time, are as short in every run.
+- `a3c`, `a2c`: 8 environments per worker, 20 steps. `a3c-untrained` does not learn, so episodes,
+  whose resets cost time, are equally short in every run.
 - `ppo`: 2,048 rows per batch, 4 epochs of minibatches of 256.
-- `dqn`: 8 environments per worker, 8 steps, a batch of 32 rows for 4 environment steps, sampled
-  while the driver learns. As in the peer, there is no dueling network and no double Q-learning.
+- `dqn`: 8 environments per worker, 8 steps, a batch of 32 rows for 4 environment steps. Workers
+  sample while the driver learns. Dueling networks and double Q-learning are off, because the peer
+  has neither.
 - `apex`, `apex-learned`: four samplers whose environments take 5 ms a step, two replay shards, and
-  a learner of batches of 512 rows that is as fast as it can be. The rate of environment steps, and
-  the rate of rows that the driver learned from.
+  a learner of batches of 512 rows that learns as fast as it can. `apex` measures the rate of
+  environment steps, and `apex-learned` the rate of rows that the driver learned from.
 - `ddppo`: RLlib 0.8.5's defaults: 5 environments per worker, 100 steps, 10 epochs of minibatches of
   50 rows on each worker.
-- `*-pendulum`, `*-halfcheetah`: the same on Pendulum-v1 and HalfCheetah-v5.
-- `ppo-breakout`: the same on MinAtar's Breakout, with the network of MinAtar's paper.
-- `decoupled-ppo*`: `async_samples`, which samples while it learns, with the same batches, epochs
-  and minibatches. Decoupled PPO, whose samples are up to two batches old.
-- `async-samples*`: `async_samples` with the A2C policy, sampling as `a3c`.
-- `ppo-halfcheetah-evaluated`: two episodes are evaluated after every ten batches, 20,480 steps,
-  between iterations. `-evaluated-beside`: by a worker beside training.
-- `*-ray`: the same through Ray instead of sockets. `ddppo*-gloo`: sums over gloo.
-- `sample`: one worker in this process, 8 environments, 128 steps per fragment. Values and
-  advantages are computed, too.
+- `*-pendulum`, `*-halfcheetah`: the same settings on Pendulum-v1 and HalfCheetah-v5.
+- `ppo-breakout`: the settings of `ppo` on MinAtar's Breakout, with the network of MinAtar's paper.
+- `decoupled-ppo*`: decoupled PPO with `async_samples`, which samples while it learns. Samples are
+  up to two batches old. Batches, epochs and minibatches are the same as in `ppo`.
+- `async-samples*`: `async_samples` with the A2C policy. It samples as `a3c` does.
+- `ppo-halfcheetah-evaluated`: evaluates two episodes after every ten batches (20,480 steps) between
+  iterations. `-evaluated-beside`: an evaluation worker plays them during training.
+- `*-ray`: calls through Ray instead of sockets. `ddppo*-gloo`: sums over gloo.
+- `sample`: one worker in this process, 8 environments, 128 steps per fragment. It also computes
+  values and advantages.
 - `collect-sync`, `collect-async`: two collectors of 8 environments (`collectors_serving.py`).
 - `pong-a3c`, `pong-ppo`: ALE/Pong-v5, 4 environments per worker, the network of Mnih et al. (2015),
   ale-py's vector environment. 20 and 128 steps.
-- `impala`, `appo`: 512 rows per batch, 2 x 8 environments, 32 steps. The presets' lag bound. APPO
-  with one epoch, as RLlib's and Sample Factory's.
-- `learn*`: a tuned example, to a mean return of 475 (Acrobot-v1: -100). `*-uneven`: each step of
+- `impala`, `appo`: 512 rows per batch, 2 x 8 environments, 32 steps, and the presets' lag bound.
+  APPO has one epoch, as in RLlib and Sample Factory.
+- `learn*`: a tuned example, up to a mean return of 475 (Acrobot-v1: -100). `*-uneven`: each step of
   the second worker's environments takes 1 ms longer.
 """
 
@@ -158,7 +159,7 @@ TRAINING: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "impala": ("IMPALA", {**CARTPOLE, "num_envs_per_worker": 8}),
     "appo": ("APPO", {**CARTPOLE, "num_envs_per_worker": 8}),
-    "pong-a3c": ("A3C", {**PONG, "grads_per_step": 20}),  # rounds of seconds
+    "pong-a3c": ("A3C", {**PONG, "grads_per_step": 20}),  # a round takes seconds
     "pong-ppo": ("SyncPPO", {**PONG, **PPO}),
 }
 for workers, suffix in ((0, ""), (1, "-beside")):
@@ -193,7 +194,8 @@ def start_ray() -> None:
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
-    """Environment steps per second in training. For `apex-learned`, rows learned from."""
+    """Measures the environment steps per second in training. With `apex-learned`, it measures the
+    rows per second that the driver learned from."""
     preset, config = TRAINING[args.case]
     start_ray()
     trainer = getattr(polopt, preset)(config={"num_workers": 2, **config, "seed": args.seed})
@@ -221,7 +223,7 @@ class Paced(gymnasium.Wrapper):
 
 
 def sample(args: argparse.Namespace) -> dict[str, Any]:
-    """Environment steps per second of one worker."""
+    """Measures the environment steps per second of one worker."""
     factory = polopt.GradientWorkerSet.create_factory(
         "CartPole-v1",
         "ppo",
@@ -240,7 +242,7 @@ def sample(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
-    """Frames per second of a Collector."""
+    """Measures the frames per second of a Collector."""
     from collectors_serving import Polopt
 
     start_ray()
@@ -256,27 +258,27 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
 
 
 class SlowOfSecondWorker(gymnasium.Wrapper):
-    """Steps take 1 ms longer in the second worker."""
+    """A wrapper in which steps of the second worker's environments take 1 ms longer."""
 
     def __init__(self, env: gymnasium.Env, worker_index: int) -> None:
         super().__init__(env)
         self._longer_s = 1e-3 if worker_index == 2 else 0.0
 
     def step(self, action: Any) -> Any:
-        """Waits, then steps the environment."""
+        """Waits and then steps the environment."""
         if self._longer_s:
             time.sleep(self._longer_s)
         return super().step(action)
 
 
 def make_uneven(context: Any) -> gymnasium.Env:
-    """The environment that the options name. Slower in the second worker."""
+    """Makes the environment that the options name. It is slower in the second worker."""
     env = gymnasium.make(context["id"], disable_env_checker=True)
     return SlowOfSecondWorker(env, context.worker_index)
 
 
 def learn(args: argparse.Namespace) -> dict[str, Any]:
-    """Seconds until a task is solved."""
+    """Measures the seconds until a task is solved."""
     name = {**LEARN, **UNEVEN}[args.case]
     example = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
     task = example["config"]["env"]
@@ -284,7 +286,7 @@ def learn(args: argparse.Namespace) -> dict[str, Any]:
     if args.case in UNEVEN:
         config |= {"env": make_uneven, "env_config": {"id": task}}
     start_ray()
-    # One result per update, so that the goal is seen when it is reached.
+    # One result per update, so the clock sees when the goal is reached.
     config["min_sample_timesteps_per_iteration"] = 0
     trainer = getattr(polopt, example["run"])(config=config)
     clock = measuring.GoalClock(args.seconds, task)

@@ -2,25 +2,26 @@
 
     python benchmarks/peers/rllib/run.py CASE [--seconds 5] [--seed 0]
 
-Two EnvRunners in processes of their own and a learner in the driver, which is faster on two cores
-than a learner in a further process. MLPs of 64x64 tanh units for policy and value, not shared.
-Gymnasium's checker off. One result per update, the fastest setting.
+All cases have two EnvRunners in their own processes and a learner in the driver. On two cores, this
+is faster than a learner in another process. Policy and value have separate MLPs of 64x64 tanh
+units. Gymnasium's checker is off. RLlib returns one result per update, its fastest setting.
 
 - `sample`: one SingleAgentEnvRunner in this process, 8 environments, 128 steps of each per sample.
 - `ppo`, `ppo-pendulum`: 8 environments per runner, 2,048 rows per batch, 4 epochs of minibatches of
-  256. No KL penalty (its default costs a little). RLlib adds a masked row at the end of each
-  episode and fragment, so that an update is 33 to 36 minibatches and not 32.
-- `ppo-halfcheetah`, `ppo-breakout`: the same on HalfCheetah-v5, with standard deviations that do
-  not depend on the observation, and on MinAtar's Breakout with the CNN of MinAtar's paper. That CNN
-  is an RLModule of this file, in which policy and value share the hidden layer. In RLlib's own
-  networks each has one, which is twice the work. Images of bool become float32 in the network.
+  256. The KL penalty is off, because it costs a little time. RLlib adds a masked row at the end of
+  each episode and fragment, so an update has 33 to 36 minibatches instead of 32.
+- `ppo-halfcheetah`, `ppo-breakout`: the settings of `ppo` on HalfCheetah-v5, with standard
+  deviations that do not depend on the observation, and on MinAtar's Breakout with the CNN of
+  MinAtar's paper. This CNN is an RLModule of this file, in which policy and value share the hidden
+  layer. In RLlib's own networks, they do not share it, which is twice the work. Images of bool
+  become float32 in the network.
 - `pong-ppo`: ALE/Pong-v5, 4 environments per runner, 1,024 rows per batch. The network of Mnih et
-  al. (2015) over four grey frames of 84x84. Ale-py's vector environment, as in polopt, with uint8
-  images converted to the format of RLlib's networks.
+  al. (2015) reads four grey frames of 84x84. As in polopt, the environment is ale-py's vector
+  environment. Its uint8 images are converted to the format of RLlib's networks.
 - `impala`, `appo`: the same runners, fragments of 32 steps, 512 rows per batch, one epoch.
-- `learn`: its tuned example for CartPole-v1 (`cartpole_ppo.py`), two runners of 8 environments.
-  `learn-impala`, `learn-appo`: its examples for IMPALA and APPO, `*-8` with 8 environments each.
-  `*-acrobot`: the same settings on Acrobot-v1, for which it has no example.
+- `learn`: RLlib's tuned example for CartPole-v1 (`cartpole_ppo.py`), two runners of 8 environments.
+  `learn-impala`, `learn-appo`: RLlib's examples for IMPALA and APPO, `*-8` with 8 environments per
+  runner. `*-acrobot`: the same settings on Acrobot-v1, for which RLlib does not have an example.
 """
 
 from __future__ import annotations
@@ -92,13 +93,13 @@ class MinAtarCNN(TorchRLModule, ValueFunctionAPI):
         return {Columns.ACTION_DIST_INPUTS: logits, Columns.EMBEDDINGS: features}
 
     def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> torch.Tensor:
-        """Values `[B]`."""
+        """Returns values `[B]`."""
         features = self._features(batch) if embeddings is None else embeddings
         return self.value_head(features).squeeze(-1)
 
 
 def base(env: str, envs: int, seed: int, **env_config: Any) -> PPOConfig:
-    """Two runners, and the learner in this process."""
+    """Returns a config with two runners, and the learner in this process."""
     return (
         PPOConfig()
         .environment(env, env_config=env_config)
@@ -110,7 +111,7 @@ def base(env: str, envs: int, seed: int, **env_config: Any) -> PPOConfig:
 
 
 def with_shared(config: PPOConfig, rows: int, model: DefaultModelConfig | None) -> PPOConfig:
-    """Hyper-parameters that all cases share. `model`: None is `MinAtarCNN`."""
+    """Sets the hyper-parameters that all cases share. If `model` is None, uses `MinAtarCNN`."""
     config.training(
         train_batch_size_per_learner=rows,
         minibatch_size=256,
@@ -139,8 +140,8 @@ def start_ray() -> None:
 
 
 def make_pong(context: Any) -> Any:
-    """ale-py's vector environment with images in the format of RLlib's networks: floats, channels
-    last."""
+    """Makes ale-py's vector environment with images in the format of RLlib's networks: floats,
+    channels last."""
     import ale_py  # noqa: F401  # registers the environments
     import gymnasium
     import numpy as np
@@ -157,7 +158,7 @@ def make_pong(context: Any) -> Any:
     return TransformObservation(envs, transformed, space, one)
 
 
-#: Environment and network of cases of PPO. None is `MinAtarCNN`.
+#: Environment and network of the cases of PPO. None stands for `MinAtarCNN`.
 PPO_TASKS: dict[str, tuple[str, DefaultModelConfig | None]] = {
     "ppo": ("CartPole-v1", MLP),
     "ppo-pendulum": ("Pendulum-v1", MLP),
@@ -167,7 +168,7 @@ PPO_TASKS: dict[str, tuple[str, DefaultModelConfig | None]] = {
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
-    """Environment steps per second in training."""
+    """Measures the environment steps per second in training."""
     start_ray()
     if args.case == "pong-ppo":
         register_env("pong", make_pong)
@@ -176,7 +177,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         )
         config = with_shared(config, 1024, CNN)
     else:
-        ray.cloudpickle.register_pickle_by_value(tasks)  # workers cannot import it
+        ray.cloudpickle.register_pickle_by_value(tasks)  # because workers cannot import this module
         register_env("breakout", lambda context: tasks.make_breakout(**context))
         env, model = PPO_TASKS[args.case]
         config = with_shared(base(env, 8, args.seed, disable_env_checker=True), 2048, model)
@@ -189,12 +190,13 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def steps_of(result: dict[str, Any]) -> int:
-    """Environment steps since the start. First results of IMPALA and APPO may have no number."""
+    """Returns the environment steps since the start. The first results of IMPALA and APPO may lack
+    this number."""
     return int(result["env_runners"].get("num_env_steps_sampled_lifetime", 0))
 
 
 def sample(args: argparse.Namespace) -> dict[str, Any]:
-    """Environment steps per second of one runner."""
+    """Measures the environment steps per second of one runner."""
     config = base("CartPole-v1", 8, args.seed, disable_env_checker=True)
     runner = SingleAgentEnvRunner(config=with_shared(config, 2048, MLP), worker_index=1)
     clock = measuring.RateClock(args.seconds)
@@ -208,7 +210,7 @@ def sample(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def base_async(algorithm: str, env: str, envs: int, seed: int) -> Any:
-    """As `base`, for IMPALA and APPO, which need a process for aggregation or none: none here."""
+    """Like `base`, for IMPALA and APPO. They run without a process for aggregation."""
     config: Any = IMPALAConfig() if algorithm == "impala" else APPOConfig()
     return (
         config.environment(env, disable_env_checking=True)
@@ -224,7 +226,7 @@ def base_async(algorithm: str, env: str, envs: int, seed: int) -> Any:
 
 
 def train_async(args: argparse.Namespace) -> dict[str, Any]:
-    """Environment steps per second of IMPALA and APPO in training."""
+    """Measures the environment steps per second of IMPALA and APPO in training."""
     start_ray()
     config = base_async(args.case, "CartPole-v1", 8, args.seed)
     config.env_runners(rollout_fragment_length=32)
@@ -238,7 +240,7 @@ def train_async(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def learn_async(args: argparse.Namespace) -> dict[str, Any]:
-    """Seconds until IMPALA or APPO solves a task, with the settings of its tuned example."""
+    """Measures the seconds until IMPALA or APPO solves a task, with the settings of its example."""
     start_ray()
     name = args.case.split("-")
     env = "Acrobot-v1" if "acrobot" in name else "CartPole-v1"
@@ -260,7 +262,7 @@ def learn_async(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def learn(args: argparse.Namespace) -> dict[str, Any]:
-    """Seconds until CartPole-v1 is solved."""
+    """Measures the seconds until CartPole-v1 is solved."""
     start_ray()
     config = (
         base("CartPole-v1", 8, args.seed, disable_env_checker=True)

@@ -2,16 +2,19 @@
 
     python3.7 benchmarks/peers/rllib085/run.py CASE [--seconds 5] [--seed 0]
 
-Two rollout workers in processes of their own. MLPs of 64x64 tanh units for policy and value, not
-shared. Its torch policies, one thread per process. No logging, one result per second.
+All cases have two rollout workers in their own processes, and separate MLPs of 64x64 tanh units for
+policy and value. RLlib uses its torch policies with one thread per process. Logging is off, and
+there is one result per second.
 
-- `a3c-8x20`, `a3c-8x10`, `a3c-1x20`, `a3c-1x10`: environments per worker (8 as polopt, 1 is its
-  default) and steps per fragment (10 is its default, 20 as polopt). The fastest counts.
-- `ddppo`: DD-PPO with its defaults (5 environments per worker, 100 steps, 10 epochs of minibatches
-  of 50 rows on each worker), on the CPU.
+- `a3c-8x20`, `a3c-8x10`, `a3c-1x20`, `a3c-1x10`: the first number is the number of environments per
+  worker (8 as in polopt, 1 is RLlib's default). The second number is the number of steps per
+  fragment (20 as in polopt, 10 is RLlib's default). The fastest case counts.
+- `ddppo`: DD-PPO with RLlib's defaults (5 environments per worker, 100 steps, 10 epochs of
+  minibatches of 50 rows on each worker), on the CPU.
 - `apex`, `apex-learned`: Ape-X with four workers, whose environments take 5 ms a step, and two
-  replay shards. A double, not dueling Q-network of 256x256 units, batches of 512 rows, 3-step
-  returns. The rate of environment steps, and the rate of rows that the learner learned from.
+  replay shards. The Q-network has 256x256 units and learns double Q-learning without dueling, from
+  batches of 512 rows with 3-step returns. `apex` measures the rate of environment steps, and
+  `apex-learned` the rate of rows that the learner learned from.
 """
 
 from __future__ import annotations
@@ -93,7 +96,7 @@ class Paced(gym.Wrapper):
 
 
 def make(case: str, seed: int) -> Any:
-    """The trainer of a case."""
+    """Makes the trainer of a case."""
     if case.startswith("apex"):
         torch.from_numpy = aligned
         register_env("paced", lambda config: Paced(config))
@@ -107,7 +110,8 @@ def make(case: str, seed: int) -> Any:
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
-    """Environment steps per second in training. For `apex-learned`, rows learned from."""
+    """Measures the environment steps per second in training. With `apex-learned`, it measures the
+    rows per second that the learner learned from."""
     ray.init(
         num_cpus=8,
         include_webui=False,

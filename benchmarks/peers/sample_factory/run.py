@@ -2,25 +2,28 @@
 
     python benchmarks/peers/sample_factory/run.py CASE [--seconds 5] [--seed 0]
 
-Two rollout workers, one policy worker and one learner, each an asynchronous process. Each rollout
-worker has two groups of environments, one of which steps while the policy acts for the other. No
-recurrence, no V-trace, one epoch, no normalisation, and nothing is written while the clock runs.
-Batch and rollout are its defaults (1,024 rows, 32 steps), which are faster than polopt's fragments.
-Environments step in processes of their own, so only steps that were learned are counted.
+All cases have two rollout workers, one policy worker and one learner, each in an asynchronous
+process. Each rollout worker has two groups of environments. One group steps while the policy acts
+for the other group. The cases use one epoch and do not use recurrence, V-trace or normalisation.
+Sample Factory does not write files while the clock runs. Batch and rollout have Sample Factory's
+default sizes (1,024 rows, 32 steps), which are faster than the sizes of polopt's fragments.
+Environments step in their own processes, so only steps from which the learner learned are counted.
 
-- `appo-8`, `appo-10`: CartPole-v1, environments per worker. MLPs of 64x64 tanh units for policy
-  and value. Gymnasium's checker off. The faster case counts.
-- `learn`, `learn-acrobot`: seconds until CartPole-v1 and Acrobot-v1 are solved, 8 environments per
-  worker. Its defaults but for the above, V-trace on (`learn-vtrace*`) or off.
-- `ppo-8-*`, `ppo-10-*`: environments per worker. 2,048 rows per batch, rollouts of 128 steps, 4
-  epochs of shuffled minibatches of 256. It samples while it learns, so that rows may be of earlier
-  weights. The faster case counts. On HalfCheetah-v4, because the releases of Gymnasium that it
-  supports have no HalfCheetah-v5. Model, observations and rewards are the same. Standard deviations
-  do not depend on the observation. On MinAtar's Breakout: the CNN of MinAtar's paper, shared by
-  policy and value. Images of bool are sent as such and become float32 before the network.
-- `pong`: ALE/Pong-v5, 4 environments per worker, the network of Mnih et al. (2015), shared by
-  policy and value, over four grey frames of 84x84. Gymnasium's preprocessing: the releases that it
-  supports have no vector environment of ale-py. Steps are not multiplied by the frames skipped.
+- `appo-8`, `appo-10`: CartPole-v1. The number is the number of environments per worker. Policy and
+  value have MLPs of 64x64 tanh units. Gymnasium's checker is off. The faster case counts.
+- `learn`, `learn-acrobot`: seconds until CartPole-v1 and Acrobot-v1 are solved, with 8 environments
+  per worker. Other settings are the defaults. V-trace is on (`learn-vtrace*`) or off.
+- `ppo-8-*`, `ppo-10-*`: the number is the number of environments per worker. 2,048 rows per batch,
+  rollouts of 128 steps, 4 epochs of shuffled minibatches of 256. Sample Factory samples while it
+  learns, so rows may come from earlier weights. The faster case counts. These cases run
+  HalfCheetah-v4, because the releases of Gymnasium that Sample Factory supports do not have
+  HalfCheetah-v5. Model, observations and rewards of the two versions are the same. Standard
+  deviations do not depend on the observation. On MinAtar's Breakout, policy and value share the CNN
+  of MinAtar's paper. Workers send images of bool, which become float32 before the network.
+- `pong`: ALE/Pong-v5, 4 environments per worker. Policy and value share the network of Mnih et al.
+  (2015), which reads four grey frames of 84x84. Gymnasium preprocesses the frames, because the
+  supported releases do not have ale-py's vector environment. Steps are not multiplied by the number
+  of skipped frames.
 """
 
 from __future__ import annotations
@@ -50,9 +53,9 @@ from sample_factory.train import make_runner
 from tasks import BREAKOUT, make_breakout
 
 FOREVER = 10**10
-#: Of the cases `ppo-*`.
+#: Options of the cases `ppo-*`.
 PPO = {
-    "batch_size": 256,  # of a minibatch
+    "batch_size": 256,  # rows of a minibatch
     "num_batches_per_epoch": 8,
     "num_epochs": 4,
     "rollout": 128,
@@ -71,7 +74,7 @@ class Ticks(AlgoObserver):
     def __init__(self, seconds: float, task: str) -> None:
         self._clock: measuring.RateClock | measuring.GoalClock | None = None
         self._seconds = seconds
-        self._task = task  # to be solved. Empty: the rate is measured
+        self._task = task  # task to solve, or empty if the rate is measured
         self.result: dict[str, Any] = {}
 
     def on_start(self, runner: Any) -> None:
@@ -97,13 +100,13 @@ class Ticks(AlgoObserver):
 
 
 def make_env(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:
-    """An environment of Gymnasium."""
+    """Makes an environment of Gymnasium."""
     make = make_breakout if name == BREAKOUT else partial(gymnasium.make, name)
     return make(disable_env_checker=True)
 
 
 def make_pong(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:
-    """ALE/Pong-v5, `[4, 84, 84]`. These releases have no registered name for it."""
+    """Makes ALE/Pong-v5, `[4, 84, 84]`. These releases do not have a registered name for it."""
     from ale_py.env import AtariEnv
     from gymnasium.wrappers import AtariPreprocessing, FrameStack, TimeLimit
     from sample_factory.envs.env_wrappers import NumpyObsWrapper
@@ -125,14 +128,14 @@ class MinAtarCNN(Encoder):
             torch.nn.Linear(16 * (height - 2) * (width - 2), 128),
             torch.nn.ReLU(),
         )
-        self.layers = torch.jit.script(layers)  # as in Sample Factory's own
+        self.layers = torch.jit.script(layers)  # as in Sample Factory's own encoders
 
     def forward(self, obs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Features `[B, 128]` of images `[B, H, W, C]`."""
+        """Returns the features `[B, 128]` of images `[B, H, W, C]`."""
         return self.layers(obs["obs"].permute(0, 3, 1, 2))
 
     def get_out_size(self) -> int:
-        """Number of features."""
+        """Returns the number of features."""
         return 128
 
 
@@ -145,12 +148,12 @@ TASKS = {
 
 
 def task_of(case: str) -> str:
-    """Name of a case's environment."""
+    """Returns the name of the environment of a case."""
     return next((TASKS[word] for word in case.split("-") if word in TASKS), "CartPole-v1")
 
 
 def config_of(case: str, seed: int, folder: str) -> Any:
-    """Configuration of a case."""
+    """Returns the configuration of a case."""
     options = {
         "algo": "APPO",
         "env": task_of(case),
@@ -191,7 +194,8 @@ def config_of(case: str, seed: int, folder: str) -> Any:
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
-    """Environment steps per second in training, or seconds until a task is solved."""
+    """Measures the environment steps per second in training, or the seconds until a task is
+    solved."""
     register_env(task_of(args.case), make_pong if args.case == "pong" else make_env)
     if task_of(args.case) == BREAKOUT:
         global_model_factory().register_encoder_factory(MinAtarCNN)
@@ -202,7 +206,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         runner.register_observer(ticks)
         runner.init()
         runner.run()
-        # Its learner process sometimes does not end (2.1.1), and the parent waits for it.
+        # The learner process of version 2.1.1 sometimes does not end, and the parent waits for it.
         for process in multiprocessing.active_children():
             process.kill()
     if not ticks.result:

@@ -2,21 +2,24 @@
 
     python benchmarks/peers/sb3/run.py CASE [--seconds 5] [--seed 0]
 
-One process, its only mode. Environments: 16, the total of polopt's two workers, or 8, a usual
-setting. `subproc` steps each environment in a process of its own. The faster case counts. MLPs of
-64x64 tanh units for policy and value, one torch thread, Gymnasium's checker off.
+Stable-Baselines3 always trains in one process. It has 16 environments, the total of polopt's two
+workers, or 8, a usual number. `subproc` steps each environment in its own process. The faster case
+counts. Policy and value have MLPs of 64x64 tanh units. torch has one thread, and Gymnasium's
+checker is off.
 
-- `a2c-16x10`, `a2c-8x20`: environments and steps, 160 rows per update, as a gradient of A3C.
-  `a2c-16x20`: 320 rows, as a batch of A2C. Its default, 8 x 5, is slower. RMSprop.
-- `dqn-*`: a batch of 32 rows for 4 environment steps, as DQN's paper. 64x64 relu units.
-- `ppo-*`: 2,048 rows per batch, 4 epochs of minibatches of 256. On HalfCheetah-v5 and MinAtar's
-  Breakout, too, the latter with the CNN of MinAtar's paper.
-- `result-*`: returns at a budget, see `benchmarks/results.py`. Hyper-parameters of RL Baselines3
-  Zoo for HalfCheetah-v4 and CartPoleNoVel-v1, schedules over the budget. For MinAtar's Breakout,
-  which it does not have, those for Atari, with the CNN of MinAtar's paper. For DQN there, the
-  settings of `breakout_dqn` of that script. SAC and TD3: settings for Pendulum-v1 and MuJoCo.
-- `learn-ppo`, `learn-a2c`: hyper-parameters of RL Baselines3 Zoo for CartPole-v1. Its PPO learns
-  for 100,000 steps with a falling learning rate and clip range.
+- `a2c-16x10`, `a2c-8x20`: the numbers are environments and steps. Updates have 160 rows, like a
+  gradient of A3C. `a2c-16x20`: updates have 320 rows, like a batch of A2C. The default of
+  Stable-Baselines3, 8 x 5, is slower. These cases use RMSprop.
+- `dqn-*`: a batch of 32 rows for 4 environment steps, as in the DQN paper, and 64x64 relu units.
+- `ppo-*`: 2,048 rows per batch, 4 epochs of minibatches of 256. There are also cases for
+  HalfCheetah-v5, and for MinAtar's Breakout with the CNN of MinAtar's paper.
+- `result-*`: returns at a budget, see `benchmarks/results.py`. The hyper-parameters come from RL
+  Baselines3 Zoo for HalfCheetah-v4 and CartPoleNoVel-v1, with schedules over the budget. RL
+  Baselines3 Zoo does not have MinAtar's Breakout. PPO on Breakout has the Zoo's hyper-parameters
+  for Atari and the CNN of MinAtar's paper. DQN on Breakout has the settings of `breakout_dqn` in
+  `benchmarks/results.py`. SAC and TD3 have the settings for Pendulum-v1 and MuJoCo.
+- `learn-ppo`, `learn-a2c`: hyper-parameters of RL Baselines3 Zoo for CartPole-v1. PPO learns for
+  100,000 steps with a decreasing learning rate and clip range.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ PPO_OPTIONS: dict[str, Any] = {"n_epochs": 4, "batch_size": 256, "learning_rate"
 
 
 def falling(start: float) -> Callable[[float], float]:
-    """A schedule from `start` to 0, linear in what is left of the budget."""
+    """Returns a schedule that decreases linearly from `start` to 0 over the budget."""
     return lambda left: start * left
 
 
@@ -74,7 +77,7 @@ ZOO_CARTPOLE: dict[str, Any] = {
 
 
 class Ticks(BaseCallback):
-    """Reports each round, a rollout and its update, to a clock."""
+    """Reports each round to a clock. A round is a rollout and its update."""
 
     def __init__(
         self,
@@ -82,7 +85,7 @@ class Ticks(BaseCallback):
         every: int = 1,
         fewest: int = measuring.EPISODES,
     ) -> None:
-        """Reports rounds of at least `every` steps, with returns once there are `fewest`."""
+        """Reports rounds of at least `every` steps, and returns after `fewest` episodes."""
         super().__init__()
         self._clock = clock
         self._every, self._fewest = every, fewest
@@ -95,7 +98,7 @@ class Ticks(BaseCallback):
             self.report()
 
     def report(self) -> None:
-        """Reports the round that is over."""
+        """Reports the round that has ended."""
         if isinstance(self._clock, measuring.RateClock):
             self._over = self._clock.tick(self.num_timesteps)
             return
@@ -109,20 +112,21 @@ class Ticks(BaseCallback):
 
 
 def make_envs(env: Any, number: int, seed: int, subproc: bool = False) -> Any:
-    """A vector environment with episode statistics."""
+    """Makes a vector environment with episode statistics."""
     return make_vec_env(
         env,
         number,
         seed=seed,
         env_kwargs={"disable_env_checker": True},
         vec_env_cls=SubprocVecEnv if subproc else DummyVecEnv,
-        # The default start method starts a Python that imports torch for each.
+        # The default start method starts a Python that imports torch for each environment.
         vec_env_kwargs={"start_method": "fork"} if subproc else None,
     )
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
-    """Environment steps per second in training. A case is `algorithm-environments[-options]`."""
+    """Measures the environment steps per second in training. The name of a case is
+    `algorithm-environments[-options]`."""
     algorithm, size, *options = args.case.split("-")
     number, _, steps = size.partition("x")
     env = next((ENVS[option] for option in options if option in ENVS), "CartPole-v1")
@@ -146,7 +150,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def learn(args: argparse.Namespace) -> dict[str, Any]:
-    """Seconds until CartPole-v1 is solved."""
+    """Measures the seconds until CartPole-v1 is solved."""
     envs = make_envs("CartPole-v1", 8, args.seed)
     common: dict[str, Any] = {"policy_kwargs": MODEL, "seed": args.seed, "device": "cpu"}
     if args.case == "learn-a2c":
@@ -229,7 +233,7 @@ def stateless_cartpole(seed: int, env_steps: int) -> Any:
 
 
 def positions_only(**options: Any) -> gymnasium.Env[Any, Any]:
-    """CartPole-v1 whose observations are the positions of cart and pole."""
+    """Makes CartPole-v1 whose observations are the positions of cart and pole."""
     env = gymnasium.make("CartPole-v1", **options)
     space = env.observation_space
     box = gymnasium.spaces.Box(space.low[[0, 2]], space.high[[0, 2]], dtype=space.dtype)
@@ -255,7 +259,7 @@ def breakout(seed: int, env_steps: int) -> Any:
 
 
 def acrobot_dqn(seed: int, env_steps: int) -> Any:
-    """DQN on Acrobot-v1 with Zoo's settings, epsilon within as many steps as of its budget."""
+    """DQN on Acrobot-v1 with Zoo's settings. Epsilon decreases over as many steps as in the Zoo."""
     return DQN(
         "MlpPolicy",
         make_envs("Acrobot-v1", 1, seed),
@@ -339,7 +343,7 @@ def pendulum_td3(seed: int, env_steps: int) -> Any:
 
 
 def mujoco_sac(env: str) -> Callable[[int, int], Any]:
-    """SAC with Zoo's settings for MuJoCo: defaults, and learning begins after 10,000 steps."""
+    """SAC with Zoo's settings for MuJoCo: the defaults, and learning begins after 10,000 steps."""
 
     def make(seed: int, env_steps: int) -> Any:
         envs = make_envs(env, 1, seed)
@@ -363,7 +367,7 @@ def halfcheetah_crossq(seed: int, env_steps: int) -> Any:
 
 
 def reach_budget(args: argparse.Namespace) -> dict[str, Any]:
-    """The learning curve up to `--env-steps`, and the return of `--episodes` after it."""
+    """Records the learning curve up to `--env-steps`, and then the return of `--episodes`."""
     model = RESULTS[args.case](args.seed, args.env_steps)
     clock = measuring.BudgetClock(args.env_steps)
     ticks = Ticks(clock, every=500, fewest=1) if args.episodes else Ticks(clock)

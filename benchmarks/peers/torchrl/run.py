@@ -2,8 +2,8 @@
 
     python benchmarks/peers/torchrl/run.py CASE [--seconds 5] [--seed 0]
 
-Settings are in `benchmarks/collectors_serving.py`: a `SerialEnv`, the fastest of its options, an
-MLP of 64x64 tanh units that only acts, batches of 2,000 frames.
+The settings are in `benchmarks/collectors_serving.py`: a `SerialEnv`, which is TorchRL's fastest
+option, an MLP of 64x64 tanh units that only acts, and batches of 2,000 frames.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collectors_serving import TorchRL
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
-    """Frames per second."""
+    """Measures the frames per second."""
     torch.manual_seed(args.seed)
     ray.init(
         num_cpus=4,

@@ -1,4 +1,4 @@
-"""A2C whose values are learned with the Huber loss."""
+"""A2C with the Huber loss for values."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ class HuberA2CConfig(polopt.ActorCriticConfig):
     """Options of `HuberA2C`.
 
     Attributes:
-        huber_delta: error from which on the loss of a value grows linearly.
+        huber_delta: error above which the loss of a value grows linearly.
     """
 
     huber_delta: float = pydantic.Field(default=1.0, gt=0.0)
 
 
 class HuberA2C(polopt.ActorCriticPolicy):
-    """The loss of A2C. An outlier among the returns moves the value no more than `huber_delta`."""
+    """A2C with the Huber loss for values, whose gradient for one value is at most `huber_delta`, so
+    outliers among the returns have a limited effect."""
 
     config_class = HuberA2CConfig
     config: HuberA2CConfig

@@ -1,4 +1,4 @@
-"""SlowMo (Wang et al., 2020): local SGD whose averages move with momentum."""
+"""SlowMo (Wang et al., 2020): local SGD with momentum for the averaged weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SlowMomentumConfig(polopt.OptimizerConfig):
 
     Attributes:
         local_rounds: batches that each worker learns from between two averages (tau in the paper).
-        slow_momentum: share of the last move that the next one keeps (beta in the paper).
+        slow_momentum: share of the last move that is added to the next move (beta in the paper).
     """
 
     local_rounds: int = pydantic.Field(default=2, ge=1)
@@ -25,7 +25,7 @@ class SlowMomentumConfig(polopt.OptimizerConfig):
 def learn_alone(
     worker: polopt.RolloutWorker, weights: polopt.Weights | None, rounds: int
 ) -> polopt.Weights:
-    """Runs in a worker: learns from batches of its own, and returns its weights."""
+    """Runs in a worker. Learns from the worker's own batches, and returns its weights."""
     worker.set_weights(weights)
     for _ in range(rounds):
         worker.learn(worker.next_batch())
@@ -33,8 +33,8 @@ def learn_alone(
 
 
 class SlowMomentum(polopt.PolicyOptimizer):
-    """Workers learn alone. Then the driver moves its weights towards the mean of the workers'
-    weights, and goes on in the direction of earlier moves."""
+    """Workers learn alone. Then the driver moves its weights to the mean of the workers' weights,
+    and further in the direction of earlier moves."""
 
     name = "slow_momentum"
     config_class = SlowMomentumConfig
@@ -47,12 +47,12 @@ class SlowMomentum(polopt.PolicyOptimizer):
 
     def step(self) -> polopt.StepResult:
         before = self.metrics.counts()
-        start = self.policy.get_weights().flat  # without workers, it is this policy that learns
+        start = self.policy.get_weights().flat  # without workers, this policy learns
         with self.timers["learn"]:
             self.calls.fill(learn_alone, self.workers.up(), self.config.local_rounds)
             weights = [reply.value for reply in self.calls.all()]
         with self.timers["average"]:
-            if weights:  # none if every worker has failed; others are starting
+            if weights:  # empty if every worker has failed
                 self._average(start, weights)
         return self.metrics.counts_since(before)
 

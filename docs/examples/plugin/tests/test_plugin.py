@@ -1,4 +1,4 @@
-"""Tests of the plugin, as its author would run them: `pytest docs/examples/plugin`."""
+"""Tests of the plugin. Its author runs them with `pytest docs/examples/plugin`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def test_config_selects_both_by_name(tmp_path: Path) -> None:
     assert result["optimizer"]["name"] == "slow_momentum"
     assert trainer.get_policy().config.huber_delta == 0.5
     assert result["optimizer"]["num_updates"] == 3
-    assert 400 < result["num_env_steps_sampled_lifetime"] <= 3 * 8 * 20  # without rows of resets
+    assert (
+        400 < result["num_env_steps_sampled_lifetime"] <= 3 * 8 * 20
+    )  # rows that only reset are not counted
     trainer.save(str(tmp_path / "checkpoint"))
     weights = trainer.get_policy().get_weights().flat
     trainer.stop()
@@ -35,14 +37,14 @@ def test_config_selects_both_by_name(tmp_path: Path) -> None:
 
 
 def test_momentum_goes_on_in_the_direction_of_the_last_move() -> None:
-    """With one worker, the first move is the worker's. The second one adds half of the first."""
+    """The first move is the move of the only worker. The second move adds half of the first."""
     trainer = polopt.PolicyOptimizerTrainer(OPTIONS, slow_momentum=0.5)
     optimizer = trainer.optimizer
     start = optimizer.policy.get_weights().flat
     optimizer.step()
     first = optimizer.policy.get_weights().flat - start
     weights = optimizer.policy.get_weights()
-    optimizer._average(weights.flat, [weights])  # a worker that has not moved
+    optimizer._average(weights.flat, [weights])  # a worker whose weights have not changed
     second = optimizer.policy.get_weights().flat - start - first
     trainer.stop()
     assert np.abs(first).max() > 0.0
