@@ -316,7 +316,7 @@ def test_log_and_trace_name_the_events(caplog: pytest.LogCaptureFixture) -> None
     named = [span["args"]["event"] for span in trace if span["ph"] == "X"]
     assert len(named) == len(spans) > 10
     assert {recorded["events"][number][0] for number in named} == {"reply"}
-    (number,) = re.findall(r"death; it is replaced \(event (\d+) of the record\)", caplog.text)
+    (number,) = re.findall(r"\(death\) and is replaced \(event (\d+) of the record\)", caplog.text)
     assert recorded["events"][int(number)][0] == "fail"
 
 
