@@ -54,8 +54,8 @@ class RolloutWorker(CallRunner):
 
     Args:
         config: see `WorkerConfig`.
-        index: index of the worker. 0 is the driver's local worker, which has environments only if
-            there are no remote workers. Remote workers count from 1.
+        index: index of the worker. Remote workers count from 1. 0 is the driver's local worker,
+            which has environments only if `num_workers=0`.
         control: see `CallRunner`.
         clock: see `CallRunner`.
 

@@ -171,8 +171,8 @@ class Supervisor:
         return min(last_s + self.timeout_s(call), call.latest_s)
 
     def overdue(self, oldest: list[Pending], now_s: float) -> Pending | None:
-        """Returns a call that is past its deadline and has not ended, or None if there is no such
-        call. In the latter case, also updates `check_s`.
+        """Returns a call that is past its deadline and has not ended. If no such call exists,
+        updates `check_s` and returns None.
 
         Args:
             oldest: the oldest call of each process. The other calls of a process have not begun.

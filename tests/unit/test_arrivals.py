@@ -141,7 +141,7 @@ class Clock(Drift):
 def test_the_first_difference_names_event_and_worker() -> None:
     _, recorded, _ = run("async_gradients", shuffled_by(1), env=Clock)
     with pytest.raises(
-        Departure, match=r"worker \d \(.*compute_gradient\) answered with other"
+        Departure, match=r"worker \d \(.*compute_gradient\) answered with different"
     ) as e:
         run("async_gradients", oldest_first, recorded, env=Clock)
     first = next(n for n, event in enumerate(recorded["events"]) if event[0] == "reply")
@@ -150,7 +150,7 @@ def test_the_first_difference_names_event_and_worker() -> None:
 
 def test_another_program_is_a_difference() -> None:
     _, recorded, _ = run("async_gradients", shuffled_by(1))
-    with pytest.raises(Departure, match="where the record has"):
+    with pytest.raises(Departure, match="but the record has"):
         run("sync_samples", oldest_first, recorded)
     with pytest.raises(RecordEnded):
         run("async_gradients", oldest_first, {**recorded, "events": recorded["events"][:50]})
@@ -285,7 +285,7 @@ def test_a_full_disk_ends_the_record_and_not_the_run(
     with caplog.at_level(logging.WARNING, logger="polopt"):
         log.result(1, 1, "")
         log.result(2, 1, "")
-    assert caplog.text.count("recording ends, and the run goes on") == 1
+    assert caplog.text.count("Recording ends, and the run continues") == 1
     assert not log.is_open
 
 
@@ -474,7 +474,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log.close()
     differs = command()
     assert differs.exit_code == 1
-    assert "the weights of iteration 1 have other bytes" in differs.output
+    assert "the weights of iteration 1 have different bytes" in differs.output
     assert differs.output.count("\n") == 1
 
 

@@ -239,7 +239,7 @@ def test_replies_count_for_their_group(transport: SimulatedTransport) -> None:
 def test_groups_of_one_mailbox_are_told_apart(transport: SimulatedTransport) -> None:
     calls, _, _, _ = two_groups(transport)
     for other in (Shards(transport, 1), Shards(SimulatedTransport(), 1, who="other")):
-        with pytest.raises(ValueError, match="needs the transport of the shards, and a name"):
+        with pytest.raises(ValueError, match="must have the transport of the shards, and a name"):
             calls.include(other)
 
 

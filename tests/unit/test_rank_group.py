@@ -105,7 +105,7 @@ def test_sockets_on_several_nodes_are_refused(workers: FakeWorkerSet) -> None:
     workers.up()
     for worker in workers.remote[:2]:
         worker.channel.started = Started(node="another")
-    with pytest.raises(TransportError, match=r"the ranks run on 2 nodes\. Allowed there: gloo"):
+    with pytest.raises(TransportError, match=r"on 2 nodes\. Allowed for several nodes: gloo"):
         RankGroup(workers, "socket", timeout_s=60.0).ensure()
 
 
