@@ -176,14 +176,14 @@ def test_death_of_a_process_ends_the_sum_at_once() -> None:
         assert sum_until_error(own)[1] < LIMIT_S / 2.0
 
 
-@pytest.mark.parametrize(("count", "did"), [(1000, "sent"), (1_000_000, "took")])
+@pytest.mark.parametrize(("count", "did"), [(1000, "sent"), (1_000_000, "received")])
 def test_stopped_process_ends_the_sum_at_the_deadline(count: int, did: str) -> None:
     with partner_process(0.5) as (own, pid):
         own.sum_(np.ones(1000, np.float32))
         os.kill(pid, signal.SIGSTOP)
         error, duration_s = sum_until_error(own, count)
         assert isinstance(error, TimeoutError)
-        assert str(error) == f"rank 1 {did} nothing in time"
+        assert str(error) == f"rank 1 {did} nothing within the timeout"
         assert 0.45 < duration_s < LIMIT_S / 2.0
 
 
@@ -204,7 +204,7 @@ def test_array_of_another_size_is_an_error_of_both(make: Make, counts: tuple[int
     sizes = [8 * count for count in counts]
     messages = group.on_all(fail)
     assert "nothing" not in messages
-    expected = [f"rank {1 - r} sent {sizes[1 - r]} bytes, not {sizes[r]}" for r in range(2)]
+    expected = [f"rank {1 - r} sent {sizes[1 - r]} bytes instead of {sizes[r]}" for r in range(2)]
     assert set(expected) & set(messages)
 
 
@@ -218,7 +218,7 @@ def test_every_failure_breaks_the_group(make: Make) -> None:
     reducer._sockets.close()
     reducer._sockets = group.ranks[0]
     other = group.threads.submit(lambda: [group.ranks[1].sum_(np.ones(3000)) for _ in range(2)])
-    with pytest.raises(GroupBroken, match="rank 1 sent 24000 bytes, not 8"):
+    with pytest.raises(GroupBroken, match="rank 1 sent 24000 bytes instead of 8"):
         reducer.sum_(torch.ones(2))
     with pytest.raises(CONNECTION_ERRORS):
         other.result(LIMIT_S)
