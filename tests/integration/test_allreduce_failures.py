@@ -118,7 +118,7 @@ def test_death_of_all_ranks_is_an_error_where_the_driver_has_no_weights(
     version = optimizer.group.version
     for pid in [pid_of(worker) for worker in optimizer.group.ranks]:
         os.kill(pid, signal.SIGKILL)
-    lost = rf"weights, version {version}, are lost: the driver has version 0\. Restore"
+    lost = rf"weights of version {version} are lost, because the driver only has version 0\. Rest"
     with pytest.raises(WorkersFailedError, match=lost):
         step_until_whole(optimizer, optimizer.group.ranks)
     with pytest.raises(WorkersFailedError, match="Restore a checkpoint"):
