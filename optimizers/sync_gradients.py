@@ -1,6 +1,6 @@
-"""SyncGradients: the driver averages and applies the gradients of all workers.
+"""SyncGradients: the driver averages and applies the gradients of all workers (DPPO).
 
-The strategy is that of DPPO (Heess et al., 2017).
+The strategy follows Heess et al., 2017.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SyncGradients(PolicyOptimizer):
             num_workers=4,
         )
 
-    A worker that has just started takes part from the next update on. If a worker fails, the driver
+    A worker that has just started takes part in all later updates. If a worker fails, the driver
     makes the update without its gradient. As long as no worker fails, a run is reproducible bit for
     bit for one seed, config and number of workers.
     """

@@ -57,7 +57,7 @@ class SyncSamples(PolicyOptimizer):
             num_workers=4,
         )
 
-    A worker that has just started takes part from the next step on. If a worker fails, the other
+    A worker that has just started takes part in all later steps. If a worker fails, the other
     workers sample its fragments, so a worker that hangs delays only one step. As long as no worker
     fails and `fraction_workers` is 1, a run is reproducible bit for bit for one seed, config and
     number of workers. This is also true with `collection: overlapped`. With `num_workers=0`, the
