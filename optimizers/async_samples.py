@@ -125,7 +125,7 @@ class AsyncSamples(PolicyOptimizer):
             sampled_s += seconds
         with self.timers["broadcast"]:
             self._request(size, size)
-        # With a bound of 0, results equal results of `sync_samples` only if replies are sorted.
+        # Sorting makes results with a bound of 0 equal to results of `sync_samples`.
         replies.sort(key=lambda reply: reply.order)
         self.calls.count(replies)
         batch = SampleBatch.concat([reply.value for reply in replies])

@@ -15,13 +15,16 @@ from polopt.rollouts.workers.errors import FunctionError, NonFiniteError
 
 
 class CallError(NamedTuple):
-    """The error that ended a call. The answer of the call carries it.
+    """The error that ended a call. The answer of the call contains this error.
 
     Attributes:
-        kind: `function`: the worker cannot import the function, or cannot send the return value.
-            `exception`: the function raised. `environment`: an environment keeps failing.
-            `api`: an environment violates Gymnasium's API. `non_finite`: too many consecutive
-            fragments, gradients or updates were not finite. `callback`: a user's callback raised.
+        kind: the kind of error.
+            `function`: the worker cannot import the function, or cannot send the return value.
+            `exception`: the function raised.
+            `environment`: an environment keeps failing.
+            `api`: an environment violates Gymnasium's API.
+            `non_finite`: too many consecutive fragments, gradients or updates were not finite.
+            `callback`: a user's callback raised.
         message: the cause, with a traceback that begins in the user's code.
     """
 
@@ -45,7 +48,7 @@ class CallError(NamedTuple):
         return cls("exception", f"{type(error).__name__}: {error}\n{traceback_of(error)}")
 
 
-#: The exceptions that the driver raises for calls whose errors end the run, by `CallError.kind`.
+#: Errors of these kinds end the run. The values are the exceptions that the driver then raises.
 ENDING: dict[str, type[RuntimeError]] = {
     "api": EnvironmentAPIError,
     "non_finite": NonFiniteError,

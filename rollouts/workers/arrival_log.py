@@ -1,4 +1,6 @@
-"""The record of a run: all events that depend on timing, in the order in which they happened.
+"""The record of a run: the events that depend on timing, in the order in which they happened.
+
+The record also has other events, such as results, which a rerun compares.
 
 The file is a sequence of gzip members. Each flush writes one member, which is a line of JSON. So
 `zcat` shows the file. The first line is the header. Each other line is
@@ -97,8 +99,8 @@ class ArrivalLog:
         return threading.get_ident() == self._thread
 
     def read_clock(self) -> float:
-        """Returns the seconds of the clock, and records the reading. The seconds are rounded to
-        whole microseconds, so the record reproduces them exactly."""
+        """Returns the seconds of the clock, and records the reading. The seconds are rounded down
+        to whole microseconds, so the record reproduces them exactly."""
         if threading.get_ident() != self._thread:
             return self._clock()
         now_us = int(self._clock() * _US)

@@ -14,7 +14,7 @@ from polopt.rollouts.workers.answer import Answer, CallError
 
 
 class CallRunner:
-    """Runs the calls that arrive in a process. Each call runs `fn(self, *args)`, one at a time.
+    """Runs the calls that arrive in a process, one at a time. A call runs `fn(self, *args)`.
 
         def count(shard, batch):             # a function of a strategy
             shard.rows += len(batch)

@@ -32,7 +32,8 @@ def foreach_worker(
         only: index of the only worker to call. None means all workers.
 
     Returns:
-        the return values by worker index. Workers that failed are missing here, and are replaced.
+        the return values by worker index. The dict does not contain workers that failed. These
+        workers are replaced.
 
     Raises:
         WorkersFailedError: workers keep failing.
@@ -179,8 +180,9 @@ def sampler_states(workers: WorkerSet) -> dict[str, Any]:
 
     A run that is restored from this state continues bit for bit on two conditions. Its environments
     must have `get_checkpoint_state` and `set_checkpoint_state`
-    (`polopt.rollouts.envs.env_state`), and no fragment may have been sampled ahead. If the
-    environments do not have these methods, new episodes begin."""
+    (`polopt.rollouts.envs.env_state`), and workers must not sample ahead of the learner
+    (`collection: overlapped`). If the environments do not have these methods, new episodes
+    begin."""
     up = {worker.index: (False,) for worker in workers.remote if worker.up}
     states = {0: workers.local.get_state(False)} | call_each(workers, "get_state", up)
     return {str(index): saved for index, saved in states.items()}

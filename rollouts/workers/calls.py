@@ -19,17 +19,17 @@ from polopt.rollouts.workers.process_group import ProcessGroup
 from polopt.rollouts.workers.supervisor import Pending, Supervisor, Work
 from polopt.rollouts.workers.worker_handle import Seat, WorkerHandle
 
-#: Decides what happens to the pending work of a worker that fails. `send again`: the replacement of
-#: the worker gets the work once the replacement is up. `reassign`: other workers get the work.
-#: `drop`: the work is lost.
+#: The rule for the pending work of a worker that fails. `send again`: the replacement of the worker
+#: gets the work once the replacement is up. `reassign`: other workers get the work. `drop`: the
+#: work is lost.
 AfterFailure = Literal["send again", "reassign", "drop"]
 
-#: While workers are starting, they are checked at least this often.
+#: The longest interval between checks of workers that are starting.
 START_CHECK_S = 1.0
 
 
 class _Weights:
-    """Type of `WEIGHTS`."""
+    """The type of `WEIGHTS`."""
 
     def __repr__(self) -> str:
         return "WEIGHTS"
@@ -96,8 +96,8 @@ class Calls:
             this function with each reply that is taken, and with the reply of each failed call that
             returned counts.
         weights: an object with `for_call(worker)`, which returns the argument for `WEIGHTS`, and
-            with `version`, the version of the weights. None means `workers.weights`, which exists
-            for a `WorkerSet` and for no other group.
+            with `version`, the version of the weights. None means `workers.weights`. Of the groups
+            of polopt, only a `WorkerSet` provides weights.
         per_worker: the largest number of calls that a worker has at once. `Calls` holds further
             calls.
         after_failure: see `AfterFailure`.
@@ -443,8 +443,8 @@ class Calls:
         return sorted(calls, key=lambda call: call.number)
 
     def tighten_deadline(self, worker: WorkerHandle, within_s: float) -> None:
-        """Moves the deadlines of a worker's calls forward to `within_s` seconds from now. Deadlines
-        that are earlier already stay unchanged."""
+        """Shortens the deadlines of a worker's calls to `within_s` seconds from now. Deadlines that
+        are already earlier stay unchanged."""
         self._supervisor.tighten(self._queues.get(worker, ()), within_s)
 
     # ---- other threads --------------------------------------------------------------------------
@@ -610,7 +610,8 @@ class Calls:
         worker could get the argument. The worker itself continues."""
         worker, work = call.worker, call.work
         self._groups[worker.who].faults.lost_argument(failure)
-        # The function did not run, so the worker did not set the weights of this call.
+        # The function did not run, so the worker did not set the weights of this call. The next
+        # call has to carry weights.
         worker.sent_snapshot = None
         self._end(call)
         worker.last_answer_s = self._workers.clock()

@@ -1,7 +1,7 @@
 """Early stop: when enough workers have finished, the fragments of the other workers end early.
 
-The driver decides which fragments end early (`Stragglers`). It writes a request into memory that
-the driver and the worker share (`ControlPage`). The worker's sampler reads this memory between
+The driver decides which fragments end early (`Stragglers`). It then writes a request into memory
+that the driver and the worker share (`ControlPage`). The worker's sampler reads this memory between
 steps. The strategy uses the shortened fragment.
 """
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Stragglers(NamedTuple):
-    """Decides which workers are stragglers, and how long their fragments are at least.
+    """Decides which workers are stragglers, and the least length of their fragments.
 
     Attributes:
         fraction_workers: once this share of the workers has finished, the other workers are

@@ -26,7 +26,8 @@ class InARow:
 
     Args:
         who: the worker or driver that made the data, for error messages.
-        limit: `max_consecutive_non_finite`.
+        limit: the number of consecutive non-finite data at which `note` raises
+            (`max_consecutive_non_finite`).
     """
 
     def __init__(self, who: str, limit: int) -> None:
@@ -57,7 +58,7 @@ class InARow:
 
 
 class RerunDifference(RuntimeError):
-    """A rerun differs from the recorded run. The message is one sentence.
+    """A rerun differs from the recorded run. The message says what differs.
 
     Attributes:
         event: number of the first event at which the two runs differ.

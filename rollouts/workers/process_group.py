@@ -58,7 +58,7 @@ class ProcessGroup(ABC):
         started: True once as many processes have been up at the same time as the run needs to
             begin. From then on, a single process that is up suffices.
         faults: the log of failures of processes, and of faults in the data of their answers.
-        restart_counts: the number of times that the process with an index has failed, by index. A
+        restart_counts: the number of failures of each process and its replacements, by index. A
             missing index means 0.
     """
 

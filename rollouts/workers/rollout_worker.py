@@ -110,7 +110,7 @@ class RolloutWorker(CallRunner):
                 if self._callbacks.defines("on_episode_step"):
                     self.sampler.steps = EpisodeSteps(self._step_taken, self.sampler.env.num_envs)
         self.new_moments: Moments | None = None
-        self._rollouts = LearnedVersions()  # the version after each batch that was learned from
+        self._rollouts = LearnedVersions()  # the version of the policy after each call of `learn`
         self._finite = InARow(self.who, rollout.max_consecutive_non_finite)
         self._process = ProcessMeter(GpuReader(torch.cuda))
         self._statistics_sent_s = -math.inf
@@ -174,7 +174,7 @@ class RolloutWorker(CallRunner):
 
     @property
     def has_environments(self) -> bool:
-        """True if this worker has environments, or should have them but could not make them."""
+        """True if this worker has environments, or if it failed to make its environments."""
         return self.sampler is not None or self._env_error is not None
 
     def get_sampler(self) -> VectorSampler:
@@ -228,8 +228,8 @@ class RolloutWorker(CallRunner):
             self.not_finite("fragments", batch.faults)
 
     def end_episodes(self, episodes: Iterable[Episode]) -> None:
-        """Calls the user's `on_episode_end` for episodes that have ended, and records the metrics
-        that it returns.
+        """Calls the user's `on_episode_end` for episodes that have ended, and records the returned
+        metrics.
 
         Raises:
             CallbackError: a callback raised.

@@ -33,8 +33,8 @@ class Work(NamedTuple):
         args: the arguments of the function. They may include `WEIGHTS`.
         tag: any value. The reply carries this value.
         timeout_s: seconds that the call may take without progress. None means `worker_timeout_s`.
-        order: the key by which `Calls.all` sorts replies: the index of the worker to which the work
-            was first sent, and a serial number.
+        order: the key by which `Calls.all` sorts replies. It consists of the index of the worker to
+            which the work was first sent, and of a serial number.
         by_reference: see `Message`.
     """
 
@@ -115,7 +115,7 @@ class Supervisor:
     - The driver cannot use the answer of the process.
 
     If a function raises before it has ever succeeded, the supervisor assumes that the function is
-    wrong. It raises FunctionError, which ends the run.
+    wrong. The supervisor then raises FunctionError, which ends the run.
 
     Args:
         groups: the groups of processes, by `ProcessGroup.who`.
@@ -159,8 +159,8 @@ class Supervisor:
         self.check_s = min(self.check_s, call.sent_s + self.timeout_s(call))
 
     def tighten(self, calls: Iterable[Pending], within_s: float) -> None:
-        """Moves the deadlines of calls forward to `within_s` seconds from now. Deadlines that are
-        earlier already stay unchanged."""
+        """Shortens the deadlines of calls to `within_s` seconds from now. Deadlines that are
+        already earlier stay unchanged."""
         latest_s = self._clock() + within_s
         for call in calls:
             call.latest_s = min(call.latest_s, latest_s)
@@ -190,7 +190,7 @@ class Supervisor:
             if self._deadline_s(call) <= now_s:
                 late.append(call)
         for call in late:
-            # A call whose result is still on another node has ended.
+            # A call has also ended if its result is still on another node.
             if not call.ticket.ended() and not self._transport.wait([call.ticket], 0.0):
                 return call
         deadlines = [self._deadline_s(call) for call in oldest if call not in late]

@@ -33,19 +33,19 @@ class WorkerConfig:
         observation_space: observation space of one environment.
         action_space: action space of one environment.
         seed: seed of the run. Each worker derives its own seeds from this seed.
-        restart_count: number of earlier workers with this index. A replacement uses other random
-            numbers than the workers that it replaces.
+        restart_count: number of earlier workers with this index. A replacement uses random numbers
+            that differ from those of earlier workers.
         restore_count: number of times the run was restored from a checkpoint. After each restore,
             workers use new random numbers.
         device: the device on which the policy learns.
-        postproc: a function of the user. A `Collector`'s worker applies it to each batch as the
-            last step.
+        postproc: a function of the user. A `Collector`'s worker applies this function to each batch
+            as the last step.
         callbacks: class of the user's callbacks. None if the user has no callbacks.
         in_evaluation: True if the worker plays episodes only for evaluation.
         env_index_offset: `EnvContext.worker_index` is the index of the worker plus this number.
-        arrivals: in a rerun, the record of the calls that the process with this config made in the
-            recorded run. This process is the driver, or a gradient worker.
-        is_below: True if `arrivals` are the calls of a gradient worker to the workers below it.
+        arrivals: in a rerun, the recorded calls to repeat. In the driver, these are the calls of
+            the driver. In a gradient worker, these are its calls to the workers below it.
+        is_below: True if the calls in `arrivals` are the calls of a gradient worker.
     """
 
     rollout: RolloutConfig
@@ -67,7 +67,7 @@ class WorkerConfig:
 
     @property
     def who(self) -> str:
-        """The noun for such a worker in messages. The index of the worker follows the noun."""
+        """The noun for a worker with this config in messages. The index of the worker follows."""
         return "evaluation worker" if self.in_evaluation else "worker"
 
     def __reduce__(self) -> tuple[Any, ...]:

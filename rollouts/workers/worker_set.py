@@ -205,8 +205,9 @@ class WorkerSet(ProcessGroup):
         return added
 
     def remove_workers(self, which: int | Iterable[int]) -> list[int]:
-        """Stops workers permanently. May be called during a run. Work that these workers are doing
-        is lost, unless you drain the optimizer first.
+        """Stops workers permanently. May be called during a run. `Calls` drops or reassigns the
+        pending calls of these workers. To keep the results of these calls, first drain the
+        optimizer.
 
         Args:
             which: the indices of the workers, or a number of workers. A number removes the workers
