@@ -29,7 +29,7 @@ class GradientsConfig(OptimizerConfig):
     """Options of optimizers whose driver applies the gradients of workers.
 
     Attributes:
-        grads_per_step: number of gradients that one `step()` takes.
+        grads_per_step: number of gradients that the driver receives in one `step()`.
     """
 
     grads_per_step: int = pydantic.Field(default=100, ge=1, le=10**7)

@@ -38,10 +38,10 @@ class AsyncSamplesConfig(OptimizerConfig):
     Attributes:
         train_batch_size: number of environment steps of one batch, rounded up to whole fragments.
             None means one fragment.
-        max_rollout_lag: maximum lag of a fragment. The lag is the number of batches that the driver
-            learns from after it has sent the weights for the fragment, and before it learns from
-            the fragment. To keep the bound, workers wait. No fragment is dropped. With 0, and with
-            one fragment from each worker in a batch, results equal those with `sync_samples` bit
+        max_rollout_lag: maximum lag of a fragment when the driver learns from it. The lag is the
+            number of batches that the driver has learned from since it sent the weights for the
+            fragment. To keep the bound, workers wait. No fragment is dropped. With 0, and with one
+            fragment from each worker in a batch, results equal the results of `sync_samples` bit
             for bit. None means no bound.
         max_requests_in_flight_per_worker: the largest number of fragments that the driver requests
             from a worker at once. With 2, the driver requests the next fragment if the current

@@ -167,7 +167,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
     config: DecentralizedAllReduceConfig
     phases: ClassVar[tuple[str, ...]] = ("group", "sample", "learn")
     worker_phases: ClassVar[tuple[str, ...]] = ("allreduce", "skew")
-    after_failure = "drop"  # a rank cannot learn alone: its group is broken
+    after_failure = "drop"  # the group is then broken, so no other rank can do the work
     tab: ClassVar[Tab] = Tab(
         "Group: the driver forms the group and starts the round. Sample and learn: the driver "
         "waits for the ranks.",

@@ -46,9 +46,9 @@ class PolicyOptimizer(ABC):
     functions to workers through `calls`, and uses the values that the functions return.
     `docs/write-an-optimizer.md` has complete examples.
 
-    A strategy never counts anything itself. `calls` counts samples, seconds, faults and bytes when
-    the strategy takes a reply. `apply`, `learn` and `set_weights` count updates in the driver.
-    `RolloutWorker.learn` counts updates in workers.
+    A strategy does not have to count anything itself. `calls` counts samples, seconds, faults and
+    bytes when the strategy takes a reply. `apply`, `learn` and `set_weights` count updates in the
+    driver. `RolloutWorker.learn` counts updates in workers.
 
     A subclass may name the phases of a step in `phases`, and time each phase with
     `with self.timers[phase]:`. Phases must not overlap, because results report the share of each
@@ -78,7 +78,7 @@ class PolicyOptimizer(ABC):
     also_learns_from: ClassVar[Mapping[type, tuple[str, Any]]] = {}
     #: True if a policy must define `compute_gradients`. See `Policy.gives_gradients`.
     needs_gradients: ClassVar[bool] = False
-    #: The phases of `step`. See above.
+    #: The phases of `step`. See the docstring of the class.
     phases: ClassVar[tuple[str, ...]] = ()
     #: The phases of calls in workers, in addition to `sample`, `gradient` and `learn`.
     worker_phases: ClassVar[tuple[str, ...]] = ()
@@ -86,7 +86,7 @@ class PolicyOptimizer(ABC):
     runs_in_process: ClassVar[bool] = False
     #: If this strategy needs remote workers, the error for `num_workers=0` suggests this optimizer.
     in_process_instead: ClassVar[str] = "sync_samples"
-    #: Decides what happens to the calls of a worker that fails. See `AfterFailure`.
+    #: The rule for the calls of a worker that fails. See `AfterFailure`.
     after_failure: ClassVar[AfterFailure] = "send again"
     #: The plots of dashboards for this strategy, in addition to the plots for all strategies.
     tab: ClassVar[Tab] = Tab()
@@ -172,8 +172,8 @@ class PolicyOptimizer(ABC):
     # ---- counting -------------------------------------------------------------------------------
 
     def _count(self, reply: Reply) -> None:
-        """Counts a reply that was taken. Also advances the policy's schedules by its environment
-        steps, and adds the moments of its samples to the policy's normaliser."""
+        """Counts a reply that was taken. Also advances the policy's schedules by the environment
+        steps of the reply, and adds the moments of the new samples to the policy's normaliser."""
         own = reply.worker is self.workers.here
         self.metrics.add_record(reply.worker.index, reply.counts, in_driver=own)
         self.policy.env_steps = self.metrics.num_env_steps_sampled

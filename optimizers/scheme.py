@@ -85,7 +85,7 @@ def scheme_config(
             gradients.
 
     Raises:
-        ConfigError: a term is unknown, or no optimizer does this combination.
+        ConfigError: a term is unknown, or no optimizer supports this combination.
     """
     _check_term("collection", collection, COLLECTIONS)
     _check_term("gradients", gradients, GRADIENTS)

@@ -81,8 +81,8 @@ class SyncGradients(PolicyOptimizer):
         return self.metrics.counts_since(before)
 
     def _request(self) -> None:
-        """Sends weights to every worker that is up, and requests a gradient from it. Does nothing
-        while such calls are pending or kept."""
+        """Sends weights to all workers that are up, and requests a gradient from each worker. Does
+        nothing while such calls are pending or kept."""
         if self.calls.idle:
             self.calls.fill(compute_gradient, self.workers.up())
 

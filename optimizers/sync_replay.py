@@ -53,9 +53,9 @@ class SyncReplayConfig(ReplayOptions):
         sequence_length: number of steps of a sequence. This number includes the burn-in. Sequences
             begin at the beginnings of fragments, so `rollout_fragment_length` must not be larger
             than `sequence_length`. None with `replay_unit: transition`.
-        burn_in: number of steps at the start of each sequence from which the policy only recomputes
-            its memory with the current weights. These steps do not contribute to the loss
-            (Kapturowski et al., 2019).
+        burn_in: number of steps at the start of each sequence that only serve to recompute the
+            memory with the current weights. These steps do not contribute to the loss (Kapturowski
+            et al., 2019).
     """
 
     save_replay_buffer: bool = False

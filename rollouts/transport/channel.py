@@ -235,8 +235,9 @@ class Transport(ABC):
             channels: the processes that have not started.
 
         Returns:
-            the processes that may be waiting, and an upper limit of the number that really is. The
-            two can differ, because Ray only counts requests, also those from other programs.
+            the processes that may be waiting, and an upper limit of the number of processes that
+            really wait. The two can differ, because Ray only counts requests, and some requests may
+            come from other programs.
         """
 
     @abstractmethod

@@ -166,7 +166,7 @@ class AllReducer:
         if self._sockets is not None:
             self._sockets.close()
             self._sockets = None
-        self._group = None  # its destructor closes the connections
+        self._group = None  # the destructor of the group closes its connections
 
 
 class TimedReducer:

@@ -53,7 +53,7 @@ class ControlPage:
     """
 
     def __init__(self) -> None:
-        self._at_s = PROGRESS.at_s  # [1] float64: time of the last progress, of time.monotonic
+        self._at_s = PROGRESS.at_s  # [1] float64: time.monotonic() at the last progress
         # [2 * _SLOTS] int64: for each slot, the number of the call, and the steps to keep
         self._requests = memoryview(bytearray(16 * _SLOTS)).cast("q")
 
@@ -73,7 +73,7 @@ class ControlPage:
         try:
             os.write(file, _MAGIC.ljust(_BYTES, b"\0"))
             memory = mmap.mmap(file, _BYTES)
-        except OSError:  # the disk is full
+        except OSError:  # for example because the disk is full
             remove(path)
             raise
         finally:

@@ -63,7 +63,7 @@ class ProcessActor:
 
         Args:
             call: the number, the function, the arguments and `by_reference` of the call. The driver
-                encodes them together by cloudpickle, because this takes less time than to let Ray
+                encodes them together by cloudpickle, because this takes less time than letting Ray
                 encode each argument.
         """
         try:
@@ -94,8 +94,7 @@ class ProcessActor:
         return self._server.connect(endpoint)
 
     def serve(self, endpoint: Endpoint) -> str:
-        """Answers calls over the socket until the driver sends the end. See
-        `SocketServer.serve`."""
+        """Answers calls over the socket until the driver ends this. See `SocketServer.serve`."""
         return self._server.serve(self._target, endpoint)
 
     def stop(self) -> None:

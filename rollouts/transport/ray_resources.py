@@ -28,7 +28,8 @@ def _request(amounts: Mapping[str, float | None]) -> Request:
 
 
 def unmet_requests() -> Counter[Request]:
-    """Returns the number of tasks and actors in the cluster that wait for resources, by request.
+    """Returns the number of tasks and actors in the cluster that wait for resources. The keys are
+    their requests.
 
     Raises:
         ray.exceptions.RpcError: Ray's control service does not answer within 10 s.

@@ -260,7 +260,7 @@ class SocketChannel(Channel):
         self._serves.discard(call)
 
     def fail(self, reason: str) -> None:
-        """Ends the connection, and ends all calls over it that have no answer with an error."""
+        """Ends the connection. Unanswered calls over this connection end with an error."""
         self._hang_up()
         for ticket in self._pending.values():
             if not ticket.ended():
@@ -277,7 +277,8 @@ class SocketChannel(Channel):
 
 class SocketTransport(Transport):
     """A transport that sends calls over sockets to processes on this node, and other calls through
-    Ray. `wait` waits for answers over both at the same time. Only one thread may use the transport.
+    Ray. `wait` waits for answers over sockets and through Ray at the same time. Only one thread may
+    use the transport.
 
     Args:
         through_ray: the transport that starts the processes, and carries calls through Ray.

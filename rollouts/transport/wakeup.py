@@ -73,6 +73,6 @@ class Wakeup:
         return taken
 
     def close(self) -> None:
-        """Closes the socket. Calls may still end after this, without an effect."""
+        """Closes the socket. Calls that end later have no effect."""
         self._reader.close()
         self._writer.close()

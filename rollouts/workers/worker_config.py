@@ -34,7 +34,7 @@ class WorkerConfig:
         action_space: action space of one environment.
         seed: seed of the run. Each worker derives its own seeds from this seed.
         restart_count: number of earlier workers with this index. A replacement uses random numbers
-            that differ from those of earlier workers.
+            that no earlier worker has used.
         restore_count: number of times the run was restored from a checkpoint. After each restore,
             workers use new random numbers.
         device: the device on which the policy learns.
