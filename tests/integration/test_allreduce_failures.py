@@ -1,4 +1,4 @@
-"""`DecentralizedAllReduce` after failures of ranks, and the sums of its groups."""
+"""`DecentralizedAllReduce` after failures of ranks, and the results of its all-reduce."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def seconds_until_broken(worker: Any) -> float:
 
 
 def test_death_of_a_rank_reaches_all_waiting_ranks_at_once(worker_pool: Pool) -> None:
-    # In a ring of four, one survivor waits only for others that survive.
+    # In a ring of four ranks, one survivor waits only for other survivors.
     optimizer = make_decentralized(worker_pool, rollout={"num_workers": 4})
     optimizer.step()
     optimizer.drain()
@@ -122,7 +122,7 @@ def test_death_of_all_ranks_is_an_error_where_the_driver_has_no_weights(
     with pytest.raises(WorkersFailedError, match=lost):
         step_until_whole(optimizer, optimizer.group.ranks)
     with pytest.raises(WorkersFailedError, match="Restore a checkpoint"):
-        optimizer.get_state()  # a save would write the initial weights
+        optimizer.get_state()  # without the error, a checkpoint would contain the initial weights
 
 
 def test_state_of_a_save_survives_the_death_of_all_ranks(worker_pool: Pool) -> None:
@@ -184,13 +184,13 @@ def test_training_continues_after_a_group_did_not_form(worker_pool: Pool) -> Non
 
 
 def start_listening(worker: Any, spec: GroupSpec, rank: int) -> Any:
-    """Address of a rank. Its group stays at the worker."""
+    """Returns the address of a rank. The worker keeps its group in `worker.state`."""
     group = worker.state["group"] = AllReducer(spec, rank)
     return group.address
 
 
 def sums_of(worker: Any, rank: int, addresses: list[str]) -> tuple[bytes, list[int], str]:
-    """A rank's share in sums of numbers, of counts, and of a large tensor."""
+    """Takes part in sums of numbers, of counts, and of a large tensor. Returns their results."""
     group = worker.state["group"]
     group.join(addresses)
     try:

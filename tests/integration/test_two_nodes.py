@@ -1,4 +1,4 @@
-"""A driver and workers on two nodes: what goes through Ray, early stops and progress there."""
+"""A driver and workers on two nodes: calls through Ray, early stops, and progress on both nodes."""
 
 from __future__ import annotations
 
