@@ -39,7 +39,7 @@ from polopt.rollouts.workers.calls import Reply
 
 
 def spy_on_replies(optimizer: DecentralizedAllReduce) -> list[Reply]:
-    """Returns a list that receives all replies that the driver takes from now on."""
+    """Returns a list to which each reply is added that the driver takes later."""
     replies: list[Reply] = []
     take = optimizer.calls.next
 
