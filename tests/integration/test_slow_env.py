@@ -1,6 +1,5 @@
-"""The driver waits for workers with slow environments, and replaces workers that hang.
-
-`worker_timeout_s` limits the time without progress, and not the duration of a call."""
+"""Workers wait for slow environments, and give up environments that hang. `worker_timeout_s` bounds
+the time without progress, however long the whole call takes."""
 
 from __future__ import annotations
 
@@ -23,13 +22,12 @@ from polopt.rollouts.workers.worker_set import WorkerSet
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 LIMIT_S = 3.0
-#: Number of steps of a fragment. Each step takes 0.1 s.
+#: Steps of a fragment, each of 0.1 s.
 STEPS = 50
 
 
 class Slow(gymnasium.Env[np.ndarray, int]):
-    """An environment whose steps take 0.1 s. The first process that finds the file `hang` removes
-    this file, and hangs."""
+    """Steps of 0.1 s. The first process that finds the file `hang` removes it, and hangs."""
 
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = spaces.Discrete(2)
@@ -52,7 +50,7 @@ class Slow(gymnasium.Env[np.ndarray, int]):
 
 @pytest.fixture
 def make() -> Any:
-    """Returns a function that makes workers with slow environments."""
+    """Makes workers with slow environments."""
     made: list[WorkerSet] = []
 
     def build(kind: Callable[..., WorkerSet] = WorkerSet, **rollout: Any) -> WorkerSet:
