@@ -58,7 +58,7 @@ class AsyncGradientsConfig(GradientsConfig):
         "max_requests_in_flight_per_env_runner": "max_requests_in_flight_per_worker",
     }
     removed: ClassVar[Mapping[str, str]] = {
-        "sync": "'async_gradients' waits for no worker; optimizer 'sync_gradients' waits for all",
+        "sync": "use optimizer 'sync_gradients', which waits for all workers",
     }
 
 

@@ -74,7 +74,7 @@ class DecentralizedAllReduceConfig(OptimizerConfig):
     }
     removed: ClassVar[Mapping[str, str]] = {
         "checksum_interval": f"the weights of all ranks are compared every {CHECKSUM_INTERVAL} "
-        "rounds, which costs too little to choose",
+        "rounds, which takes so little time that it needs no option",
     }
 
     def check_evaluation(self) -> None:

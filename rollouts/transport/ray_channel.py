@@ -83,7 +83,7 @@ class RayTicket(Ticket):
         try:
             return ray.get(self.ref, timeout=timeout_s)
         except GetTimeoutError as error:
-            raise AnswerTimeoutError("its result could not be fetched in time") from error
+            raise AnswerTimeoutError("the result of a call could not be fetched in time") from error
         # The answer holds the errors of functions. So this error is about an argument or a value
         # that cannot be pickled, or about an argument that is lost.
         except RayTaskError as error:

@@ -70,9 +70,9 @@ class StartUp:
                 late.append(worker.index)
             since_s = now_s - max(worker.started_s, self._last_up_s)
             if since_s >= limit_s and not (waits and (enough_up or self._meanwhile)):
-                why = "it has not started"
+                why = "the process has not started"
                 if waits:
-                    why = f"Ray did not place it: {self._describe(options)}"
+                    why = f"Ray did not place the process: {self._describe(options)}"
                 found.append((worker, f"no answer for {now_s - worker.started_s:.1f} s: {why}"))
         self._warn(late, number, options, enough_up)
         return found

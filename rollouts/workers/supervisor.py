@@ -203,7 +203,7 @@ class Supervisor:
         """Returns the failure of a process that made no progress, or did not answer in time."""
         now_s, own_s = self._clock(), call.work.timeout_s
         if now_s >= call.latest_s:
-            why = f"no answer for {now_s - call.began_s:.1f} s, and the others have stopped waiting"
+            why = f"no answer for {now_s - call.began_s:.1f} s, and other processes stopped waiting"
         else:
             limit = (
                 self._groups[call.worker.who].describe_hang()

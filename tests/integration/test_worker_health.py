@@ -159,7 +159,7 @@ def test_a_start_may_take_as_long_as_others_come_up(fake: FakeTransport, make: A
     workers.up()
     assert workers.faults.counts["hang"] == 1
     assert workers.faults.last is not None
-    assert workers.faults.last.message == "no answer for 235.0 s: it has not started"
+    assert workers.faults.last.message == "no answer for 235.0 s: the process has not started"
 
 
 def test_worker_that_the_run_needs_has_a_limit_for_its_place(
@@ -168,7 +168,7 @@ def test_worker_that_the_run_needs_has_a_limit_for_its_place(
     workers = make(2, max_consecutive_failures=1)
     fake.unplaced = {"worker 2"}
     fake.script = of_worker(1)
-    with pytest.raises(WorkersFailedError, match=r"Ray did not place it: each needs CPU 0\.5"):
+    with pytest.raises(WorkersFailedError, match=r"did not place the process: each needs CPU 0\.5"):
         workers.up()
     assert fake.clock.now_s >= 1000.0 + STARTUP_S
 
