@@ -109,8 +109,8 @@ def ray_session() -> Iterator[None]:
         configure_logging=False,
         log_to_driver=False,
         object_store_memory=200_000_000,
-        # Without this option, Ray starts one process per logical CPU, 32 here, before a test needs
-        # any process. There is no public option for this.
+        # Without this private option, Ray starts one process per logical CPU, 32 here, before a
+        # test needs any process. Ray has no public option against this.
         _system_config={"prestart_worker_first_driver": False},
     )
     yield

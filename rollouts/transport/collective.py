@@ -80,7 +80,8 @@ def start_store(host: str) -> TCPStore:
 
 
 class AllReducer:
-    """The connection of one rank to its group. Sums tensors over all ranks. Call `join` first.
+    """The connection of one rank to its group. Sums tensors over all ranks. Call `join` before
+    `sum_`.
 
     Args:
         spec: the group.
