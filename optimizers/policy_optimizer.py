@@ -136,8 +136,9 @@ class PolicyOptimizer(ABC):
         """
         if rollout.num_workers == 0 and not cls.runs_in_process:
             raise ConfigError(
-                f"optimizer {cls.title()!r} needs remote workers; got num_workers=0. Allowed: "
-                f"num_workers of 1 or more, or optimizer {cls.in_process_instead!r}"
+                f"optimizer {cls.title()!r} with num_workers=0: this optimizer needs remote "
+                f"workers. Allowed: num_workers of 1 or more, or optimizer "
+                f"{cls.in_process_instead!r}"
             )
         cls.check(rollout, config)
 

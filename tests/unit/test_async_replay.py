@@ -512,7 +512,7 @@ def test_restore_empties_shards_that_have_rows() -> None:
 @pytest.mark.parametrize(
     ("rollout", "options", "message"),
     [
-        ({"num_workers": 0}, {}, r"needs remote workers; got num_workers=0.*'sync_replay'"),
+        ({"num_workers": 0}, {}, r"num_workers=0: this optimizer needs remote.*'sync_replay'"),
         ({"num_workers": 2}, {"num_replay_shards": 3}, r"'num_replay_shards': got 3 with num_wo"),
         (
             {"num_workers": 2},
