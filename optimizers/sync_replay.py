@@ -50,7 +50,7 @@ class SyncReplayConfig(ReplayOptions):
         replay_unit: `transition` draws single transitions. `sequence` draws sequences, for policies
             with memory (`learns_from` is `Sequences`). In both cases a batch has `train_batch_size`
             rows. Rows of the burn-in do not count.
-        sequence_length: number of steps of a sequence, with the steps of the burn-in. Sequences
+        sequence_length: number of steps of a sequence, including burn-in steps. Sequences
             begin at the beginnings of fragments, so `rollout_fragment_length` must not be larger
             than `sequence_length`. None with `replay_unit: transition`.
         burn_in: number of steps at the start of each sequence that only serve to recompute the
