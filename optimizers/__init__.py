@@ -1,1 +1,1 @@
-"""Policy optimizers: one distribution strategy in each file."""
+"""Policy optimizers. Each file contains one distribution strategy."""

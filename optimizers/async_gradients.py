@@ -1,7 +1,7 @@
-"""AsyncGradients: gradients of remote workers, applied centrally as they arrive (A3C).
+"""AsyncGradients: the driver applies the gradients of remote workers as they arrive (A3C).
 
-After Mnih et al., 2016, and RLlib 0.8's AsyncGradientsOptimizer. Unlike in RLlib, calls stay
-pending between two steps.
+The strategy follows Mnih et al., 2016, and RLlib 0.8's AsyncGradientsOptimizer. Unlike in RLlib,
+calls stay pending between two steps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class GradientsConfig(OptimizerConfig):
     """Options of optimizers whose driver applies the gradients of workers.
 
     Attributes:
-        grads_per_step: number of gradients that one `step()` takes.
+        grads_per_step: number of gradients that the driver receives in one `step()`.
     """
 
     grads_per_step: int = pydantic.Field(default=100, ge=1, le=10**7)
@@ -39,11 +39,12 @@ class AsyncGradientsConfig(GradientsConfig):
     """Options of `AsyncGradients`.
 
     Attributes:
-        max_requests_in_flight_per_worker: number of gradients that each worker is asked for at
-            once. With 2, a worker begins its next gradient before the driver has applied the last
-            one. It does not wait for the driver, but its weights are older.
-        max_policy_lag: a gradient is stale if more updates than this were made since its weights.
-            None: no gradient counts as stale.
+        max_requests_in_flight_per_worker: number of gradients that the driver requests from each
+            worker at once. With 2, a worker begins its next gradient before the driver has applied
+            the last gradient. The worker then does not wait for the driver, but uses older weights.
+        max_policy_lag: maximum lag of a gradient. The lag is the number of updates since the
+            weights with which the gradient was computed. A gradient with a larger lag is stale.
+            None means that no gradient is stale.
         stale_gradients: what the driver does with stale gradients. `drop` ignores them. `scale`
             multiplies the learning rate of their update by (max_policy_lag + 1) / (lag + 1), after
             Zhang et al., 2016.
@@ -57,21 +58,21 @@ class AsyncGradientsConfig(GradientsConfig):
         "max_requests_in_flight_per_env_runner": "max_requests_in_flight_per_worker",
     }
     removed: ClassVar[Mapping[str, str]] = {
-        "sync": "'async_gradients' waits for no worker; optimizer 'sync_gradients' waits for all",
+        "sync": "use optimizer 'sync_gradients', which waits for all workers",
     }
 
 
 def compute_gradient(
     worker: RolloutWorker, weights: Weights | None
 ) -> Gradients | PackedGradients | None:
-    """Runs in a worker: sets the weights, samples a rollout if the last one has no minibatch left,
-    and computes the gradient of the next minibatch.
+    """Runs in a worker: sets the weights, and computes the gradient of the next minibatch. Samples
+    a new rollout once all minibatches of the last rollout were used.
 
-    The other minibatches of the rollout stay in the worker. So does the part of the gradient that
-    compression has left out so far.
+    The worker keeps the other minibatches of the rollout, and the parts of gradients that
+    compression has not sent yet.
 
     Returns:
-        the gradient, packed as `compress_gradients` says. None if it is not finite.
+        the gradient, compressed as `compress_gradients` says. None if the gradient is not finite.
     """
     worker.set_weights(weights)
     rollout = current_rollout(worker)
@@ -81,7 +82,8 @@ def compute_gradient(
 
 
 def packer_of(worker: RolloutWorker) -> GradientPacker:
-    """The worker's packer. It keeps the part of the gradients that `topk` has not sent yet."""
+    """Returns the worker's packer, which keeps the parts of gradients that `topk` has not sent
+    yet."""
     options = worker.config.rollout
     if "packer" not in worker.state:
         worker.state["packer"] = GradientPacker(options.compress_gradients, options.topk_share)
@@ -91,8 +93,8 @@ def packer_of(worker: RolloutWorker) -> GradientPacker:
 
 class AsyncGradients(PolicyOptimizer):
     """Every worker samples and computes a gradient with its own copy of the weights. The driver
-    applies the first gradient that arrives, and sends that worker new weights. No process waits for
-    all workers.
+    applies the first gradient that arrives, and sends new weights to the worker that computed it.
+    No process waits for all workers.
 
         polopt.PolicyOptimizerTrainer(
             env="CartPole-v1",
@@ -111,8 +113,8 @@ class AsyncGradients(PolicyOptimizer):
     needs_gradients = True
     phases: ClassVar[tuple[str, ...]] = ("wait", "apply", "dispatch")
     tab: ClassVar[Tab] = Tab(
-        "Wait: the driver waits for gradients. Near 0, it is busy and more workers do not help: "
-        "gradients queue and get stale.",
+        "Wait: the driver waits for gradients. If this share is near 0, the driver is the "
+        "bottleneck. More workers then do not help: gradients queue and become stale.",
         (plots.GRADIENT_LAG, plots.GRADIENT_COUNTS, plots.GRADIENT_RATE, plots.STALE_SHARE),
         (plots.GRADIENTS_METRIC,),
     )
@@ -142,7 +144,8 @@ class AsyncGradients(PolicyOptimizer):
         return self.metrics.counts_since(before)
 
     def _lr_scale(self, gradients: Any) -> float:
-        """The factor on the learning rate for a gradient. It is below 1 for a stale gradient."""
+        """Returns the factor on the learning rate for a gradient. The factor is below 1 for a stale
+        gradient."""
         bound = self.config.max_policy_lag
         lag = 0 if gradients is None else self.policy.version - gradients.version
         if bound is None or lag <= bound:

@@ -1,7 +1,8 @@
 """AsyncReplay: samplers, replay shards and the learner run at the same time (Ape-X).
 
-After Horgan et al., 2018. A sampler computes the first priorities of its own rows. Its fragment
-goes to a shard by reference, so the driver moves only the batches that it learns.
+The strategy follows Horgan et al., 2018. A sampler computes the initial priorities of its rows. The
+shard receives a fragment by reference, directly from the sampler. So the only data that pass
+through the driver are the batches from which it learns.
 """
 
 from __future__ import annotations
@@ -42,11 +43,12 @@ from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-#: A batch larger than this stays with its shard until the learner fetches it. If the shard sent it,
-#: the kernel could not buffer the whole message, and the shard would wait while the driver learns.
+#: A batch above this size stays in its shard until the driver fetches it. If the shard sent such a
+#: batch at once, the message might not fit into the kernel's buffer, and the shard would have to
+#: wait while the driver learns.
 REFERENCE_BYTES = 100_000
-#: More calls than a process ever has, so `Calls` sets no limit here. The limits on requests are the
-#: rate limiter, `prefetch_batches`, and `most_fragments` of each sampler.
+#: This limit of calls per process is larger than any number that occurs. The rate limiter,
+#: `prefetch_batches`, and `most_fragments` of each sampler limit the requests instead.
 _MOST_CALLS = 10_000
 
 
@@ -54,19 +56,21 @@ class AsyncReplayConfig(ReplayOptions):
     """Options of `AsyncReplay`, in addition to the options of `ReplayOptions`.
 
     Attributes:
-        num_replay_shards: number of processes that hold the rows. Each one holds
-            `buffer_size / num_replay_shards` rows. A sampler always stores its fragments in the
-            same shard, so there must be at least one sampler for each shard. RLlib 0.8:
+        num_replay_shards: number of processes that hold the rows. Each shard holds
+            `buffer_size / num_replay_shards` rows. All fragments of a sampler are stored in the
+            same shard, so the number of samplers must be at least the number of shards. RLlib 0.8:
             `num_replay_buffer_shards`.
-        num_cpus_per_replay_shard: Ray CPUs of each shard.
-        prefetch_batches: number of batches that are drawn ahead of the learner. They are on their
-            way or wait in the driver.
-        max_requests_in_flight_per_worker: the most fragments that a sampler is asked for at once.
-            With 2, it samples the next one while the driver learns.
-        error_buffer: number of rows by which learning may fall behind `training_intensity` times
-            the rows sampled. At this bound, samplers wait. Learning never runs ahead. None: enough
-            for all fragments that can be under way and all batches drawn ahead. Then samplers wait
-            only if the learner is too slow.
+        num_cpus_per_replay_shard: number of Ray CPUs of each shard.
+        prefetch_batches: number of batches that the driver requests from shards in advance. These
+            batches are being drawn, are on their way, or wait in the driver.
+        max_requests_in_flight_per_worker: the largest number of fragments that the driver requests
+            from a sampler at once. With 2, a sampler can sample the next fragment while the driver
+            learns.
+        error_buffer: number of rows by which the rows learned may fall behind `training_intensity`
+            times the rows sampled. At this bound, samplers wait. The rows learned never exceed
+            this product. None means a bound that is large enough for all fragments that can be
+            under way and for all prefetched batches. Samplers then wait only if the learner is too
+            slow.
     """
 
     num_replay_shards: int = pydantic.Field(default=1, ge=1, le=10_000)
@@ -82,10 +86,11 @@ class AsyncReplayConfig(ReplayOptions):
     }
 
     def limiter(self, rollout: RolloutConfig, policy: Any = None, **options: Any) -> RateLimiter:
-        """Makes the rate limiter of a run.
+        """Returns the rate limiter for a run.
 
         Raises:
-            ConfigError: `error_buffer` is so small that samplers and learner would wait forever.
+            ConfigError: `error_buffer` is so small that samplers and learner would wait for each
+                other forever.
         """
         rows = self.rows_of_fragment(rollout)
         most = self.most_fragments * rollout.num_workers * rows
@@ -93,8 +98,8 @@ class AsyncReplayConfig(ReplayOptions):
             math.ceil(self.training_intensity * most)
             + self.prefetch_batches * self.train_batch_size
         )
-        # With this many rows, at least one environment has more steps than a window. So there is a
-        # row to draw.
+        # With `window + 1` rows, at least one environment has more steps than its n-step window, so
+        # that at least one row can be drawn.
         window = getattr(policy, "n_step", 1) * rollout.num_workers * rollout.num_envs_per_worker
         start = max(self.learning_starts, window + 1)
         limiter = RateLimiter(self.training_intensity, start, bound, **options)
@@ -103,24 +108,29 @@ class AsyncReplayConfig(ReplayOptions):
 
     @staticmethod
     def rows_of_fragment(rollout: RolloutConfig) -> int:
-        """Rows of one fragment: its steps T times the environments N of a worker."""
+        """Returns the number of rows of one fragment: its steps T times the environments N of a
+        worker."""
         return rollout.rollout_fragment_length * rollout.num_envs_per_worker
 
     @property
     def most_fragments(self) -> int:
-        """The most fragments of one sampler that may be under way: requested, or sampled but not
-        stored yet."""
+        """The largest number of fragments of one sampler that may be under way. A fragment is under
+        way from its request until its shard has stored it."""
         return 2 * self.max_requests_in_flight_per_worker
 
 
 class Task(NamedTuple):
-    """The tag of a call. Says what the call does.
+    """The tag of a call. It says what the call does.
 
     Attributes:
-        kind: `fragment`: sample a fragment. `stored`: store it in a shard. `batch`: draw a batch.
-            `updated`: set the batch's new priorities.
+        kind: the kind of the call.
+            `fragment`: a sampler samples a fragment.
+            `stored`: a shard stores a fragment.
+            `batch`: a shard draws a batch.
+            `updated`: a shard sets new priorities, or drops its rows after a restore.
         sampler: index of the worker that samples the fragment.
-        rows: rows of the fragment. Before it is sampled, the most that it can have.
+        rows: number of rows of the fragment. Before the fragment is sampled, this is the largest
+            number of rows that it can have.
     """
 
     kind: str
@@ -131,9 +141,10 @@ class Task(NamedTuple):
 def sample(worker: RolloutWorker, weights: Any, with_priorities: bool) -> Fragment:
     """Runs in a sampler: samples a fragment, and computes its priorities with the same weights.
 
-    The priority of a row needs its whole n-step window. The windows of the last `n_step - 1` steps
-    end only in the next fragment. So the sampler keeps these steps, and sends their priorities with
-    the next fragment. If the stream is interrupted, it never sends them.
+    The priority of a row depends on its whole n-step window. The windows of the last `n_step - 1`
+    steps end in the next fragment. So the sampler keeps these steps, and sends their priorities
+    with the next fragment. If the stream of fragments is interrupted, the sampler never sends these
+    priorities.
     """
     worker.set_weights(weights)
     batch = worker.next_batch()
@@ -155,8 +166,8 @@ def sample(worker: RolloutWorker, weights: Any, with_priorities: bool) -> Fragme
 
 
 class AsyncReplay(ReplayOptimizer):
-    """Samplers sample, shards store and draw, and the driver learns, all at the same time. They
-    wait for each other only where the training intensity requires it.
+    """Samplers sample, shards store and draw rows, and the driver learns, all at the same time.
+    These processes wait for each other only if the training intensity requires it.
 
         polopt.PolicyOptimizerTrainer(
             env="CartPole-v1",
@@ -166,7 +177,7 @@ class AsyncReplay(ReplayOptimizer):
         )
 
     A step handles the first reply from any sampler or shard. Results depend on timing. If a process
-    dies, the work that it has not handed over is lost, and the driver requests as much again.
+    dies, its pending work is lost, and the driver requests other work in its place.
     """
 
     name = "async_replay"
@@ -177,8 +188,8 @@ class AsyncReplay(ReplayOptimizer):
     in_process_instead = "sync_replay"
     after_failure = "drop"
     tab: ClassVar[Tab] = Tab(
-        "Wait: the driver has no batch, or the training intensity allows none. Fetch: a batch is "
-        "taken from the memory of its shard.",
+        "Wait: the driver has no batch, or the training intensity does not allow another update. "
+        "Fetch: the driver copies a batch from the memory of its shard.",
         (*plots.REPLAY, plots.PRIORITY_LAG, plots.SHARDS),
         (*plots.REPLAY_METRICS, plots.SHARDS_METRIC),
     )
@@ -193,13 +204,14 @@ class AsyncReplay(ReplayOptimizer):
         self.row_ages = AgeHistogram(self.config.buffer_size)
         self.priority_lag = DoublingHistogram()
         self.num_bytes_by_reference = 0
-        self._num_draws = self._num_learned = 0  # batches requested, and batches fetched
+        self._num_draws = self._num_learned = 0  # numbers of requested and of fetched batches
         self._batch_bytes = 0  # size of the last batch
         self._priorities: list[tuple[float, float]] = []  # mean and maximum of each batch
         self._num_requests = 0
         self._requested: Counter[int] = Counter()  # number of the last request, by sampler
         self._blocked_s = dict.fromkeys(("learner", "samplers", "learner_by_shards"), 0.0)
-        self._idle = 0.0, workers.clock()  # share of the samplers that wait, and since when (s)
+        # The share of the samplers that wait, and the time since which they wait.
+        self._idle = 0.0, workers.clock()
 
     @classmethod
     def check(cls, rollout: RolloutConfig, config: Any) -> None:
@@ -212,17 +224,17 @@ class AsyncReplay(ReplayOptimizer):
         if config.num_replay_shards > rollout.num_workers:
             raise ConfigError(
                 f"key 'num_replay_shards': got {config.num_replay_shards} with num_workers="
-                f"{rollout.num_workers}: each shard needs a worker that samples for it. Allowed: "
-                f"up to {rollout.num_workers}"
+                f"{rollout.num_workers}, but each shard needs at least one worker of its own. "
+                f"Allowed: up to {rollout.num_workers}"
             )
         config.limiter(rollout)
         samplers = -(-rollout.num_workers // config.num_replay_shards)
         least = 2 * samplers * config.rows_of_fragment(rollout) * config.num_replay_shards
         if config.buffer_size < least:
             raise ConfigError(
-                f"key 'buffer_size': got {config.buffer_size}, shared by "
-                f"{config.num_replay_shards} shards. Allowed: {least} or more, which is two "
-                "fragments of each sampler"
+                f"key 'buffer_size': got {config.buffer_size} with num_replay_shards="
+                f"{config.num_replay_shards}. Allowed: {least} or more, so that the shards can "
+                "hold two fragments of each sampler"
             )
 
     @classmethod
@@ -235,7 +247,7 @@ class AsyncReplay(ReplayOptimizer):
             self._request_fragments()
             self._request_batches()
         with self.timers["wait"]:
-            kind, reply = self._first()  # of any sampler or shard
+            kind, reply = self._first()  # from any sampler or shard
         if kind == "fragment":
             with self.timers["request"]:
                 self._store(reply)
@@ -258,10 +270,10 @@ class AsyncReplay(ReplayOptimizer):
     # ---- requests -------------------------------------------------------------------------------
 
     def _request_fragments(self) -> None:
-        """Requests fragments, as many as the limiter allows, from the samplers that have the fewest
-        under way. A sampler also waits if its shard does not keep up."""
+        """Requests as many fragments as the limiter allows. Samplers with the fewest fragments
+        under way come first. A sampler also waits if its shard is too slow."""
         if not self.shards.started:
-            self.shards.up()  # waits for all of them, once
+            self.shards.up()  # the first call waits for all shards
         if self.shards.drop_lost():
             self.limiter.set_size(self.shards.num_rows)
         tasks = self._tasks()
@@ -291,8 +303,7 @@ class AsyncReplay(ReplayOptimizer):
         self._note_idle(idle / len(samplers))
 
     def _request_batches(self) -> None:
-        """Requests batches ahead of the learner, as many as `prefetch_batches` and the limiter
-        allow."""
+        """Requests as many batches in advance as `prefetch_batches` and the limiter allow."""
         size = self.config.train_batch_size
         drawing = self._num_drawing
         while drawing < self.config.prefetch_batches:
@@ -309,20 +320,21 @@ class AsyncReplay(ReplayOptimizer):
 
     @property
     def _num_drawing(self) -> int:
-        """Number of batches that are on their way or wait for the learner."""
+        """Number of batches that were requested and not fetched yet."""
         return sum(task.kind == "batch" for task in self._tasks())
 
     @property
     def beta(self) -> float:
-        """The current exponent of the importance weights. It follows the environment steps of the
-        whole run. Only the driver knows them, so each draw is told the exponent."""
+        """The current exponent of the importance weights. The exponent depends on the environment
+        steps of the whole run. Shards do not know this number, so the driver sends the exponent
+        with each request."""
         config = self.config
         first, last = config.prioritized_replay_beta, config.final_prioritized_replay_beta
         over = config.prioritized_replay_beta_annealing_timesteps
         return first + min(1.0, self.metrics.num_env_steps_sampled / over) * (last - first)
 
     def _tasks(self) -> list[Task]:
-        """The tasks of all calls that are pending, and of replies that wait in the driver."""
+        """Returns the tasks of all pending calls, and of replies that wait in the driver."""
         pending = [work.tag for work in self.calls.pending_work()]
         return pending + [reply.tag for reply in self.calls.kept]
 
@@ -331,7 +343,8 @@ class AsyncReplay(ReplayOptimizer):
     def _first(self) -> tuple[str, Reply]:
         """Waits for the first reply. Returns the kind of its task, or `failure`, and the reply.
 
-        After a failure the process is being replaced, and the next step requests its work again.
+        After a failure, a replacement of the process is starting, and the next step requests work
+        in place of the lost work.
         """
         drawing, began_s = self._num_drawing, self.workers.clock()
         reply = self.calls.first() if self.calls.kept else self.calls.next()
@@ -342,7 +355,8 @@ class AsyncReplay(ReplayOptimizer):
         return reply.tag.kind, reply
 
     def _store(self, reply: Reply) -> None:
-        """Tells a sampler's shard to store its fragment. The shard takes it from the sampler."""
+        """Makes the shard of a sampler store the fragment. The shard fetches the fragment from the
+        sampler's process."""
         metrics, sampler = self.metrics, reply.worker.index
         metrics.add_lag(reply.counts.version, self.policy.version)
         metrics.rollouts.end_rollout(self.policy.version)
@@ -350,11 +364,11 @@ class AsyncReplay(ReplayOptimizer):
         self.calls.send(self.shards.of_sampler(sampler), add, reply.value, tag=task)
 
     def _fetch(self, reply: Reply) -> Batch | None:
-        """Fetches the batch of a reply. None if the batch was lost with its shard."""
+        """Fetches the batch of a reply. Returns None if the batch was lost with its shard."""
         self._batch_bytes = reply.counts.num_bytes
         try:
             batch: Batch = self.workers.transport.get(reply.value)
-        except ChannelError:  # its shard has died. The next call to it reports that
+        except ChannelError:  # the shard has died, which the next call to this shard reports
             return None
         self._num_learned += 1
         self.shards.note(reply.worker, batch.report)
@@ -366,14 +380,15 @@ class AsyncReplay(ReplayOptimizer):
     def _send_priorities(
         self, shard: WorkerHandle, indices: np.ndarray, errors: np.ndarray
     ) -> None:
-        """Sends the TD errors `[B]` of rows to the shard that drew the rows."""
+        """Sends the TD errors `[B]` of rows to the shard that drew these rows."""
         if self.config.prioritized_replay:
             self._priorities.append((float(errors.mean()), float(errors.max())))
             args = indices, errors, self.policy.version
             self.calls.send(shard, set_priorities, *args, tag=Task("updated"))
 
     def _note_idle(self, share: float) -> None:
-        """Notes the share of samplers that are idle from this moment."""
+        """Notes the present share of idle samplers. Adds the idle time since the last call to
+        `_blocked_s`."""
         now_s = self.workers.clock()
         before, since_s = self._idle
         self._blocked_s["samplers"] += before * (now_s - since_s)
@@ -417,13 +432,14 @@ class AsyncReplay(ReplayOptimizer):
         }
 
     def get_driver_state(self) -> dict[str, Any]:
-        """Adds the state of the limiter. The rows of the shards are not saved."""
+        """See `PolicyOptimizer.get_driver_state`. Adds the state of the limiter. Checkpoints do not
+        contain the rows of the shards."""
         return {**super().get_driver_state(), "limiter": self.limiter.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues from a state that `get_state` of any optimizer returned, with empty shards.
-        Learning goes on once they hold `learning_starts` rows again. These rows allow no learning
-        of their own: they give no credit."""
+        Learning continues once the shards hold `learning_starts` rows again. The rows up to this
+        point give no credit for learning."""
         super().set_state(state)
         self._num_draws = self._num_learned = 0
         if limiter := state.get("limiter") or state.get("replay", {}).get("limiter"):

@@ -1,7 +1,7 @@
-"""AsyncSamples: learns from the fragments that are ready. Workers do not wait for the learner.
+"""AsyncSamples: the driver learns from the first fragments that arrive. Workers do not wait for it.
 
-The data flow of IMPALA (Espeholt et al., 2018) and of RLlib's APPO. The lag of samples can be
-bounded. The policy's loss corrects for the lag, with V-trace or with PPO's importance ratio.
+This is the data flow of IMPALA (Espeholt et al., 2018) and of RLlib's APPO. The lag of samples can
+be bounded. The policy's loss corrects for the lag, with V-trace or with PPO's importance ratio.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from polopt.rollouts.workers.gathering import Fragments, check_batch, num_fragme
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-#: If a worker's fragment is expected to end within this time, the driver requests the next one now,
-#: so that the worker does not have to wait for it.
+#: If a worker will probably end its fragment within this time, the driver already requests the next
+#: fragment. So the worker does not have to wait for the request.
 SOON_S = 0.05
 
 
@@ -36,15 +36,16 @@ class AsyncSamplesConfig(OptimizerConfig):
     """Options of `AsyncSamples`.
 
     Attributes:
-        train_batch_size: environment steps of one batch, rounded up to whole fragments. None: one
-            fragment.
-        max_rollout_lag: maximum lag of a fragment. The lag is the number of batches that the driver
-            learns between sending the weights that sample the fragment and learning from it. To
-            keep the bound, workers wait. Nothing is dropped. With 0, and with one fragment of each
-            worker in a batch, results equal `sync_samples` bit for bit. None: no bound.
-        max_requests_in_flight_per_worker: the most fragments that a worker is asked for at once.
-            With 2, the driver asks for the next fragment if the current one may end while the
-            driver learns. So the worker does not wait for the learner.
+        train_batch_size: number of environment steps of one batch, rounded up to whole fragments.
+            None means one fragment.
+        max_rollout_lag: maximum lag of a fragment when the driver learns from it. The lag is the
+            number of batches that the driver has learned from since it sent the weights for the
+            fragment. To keep the bound, workers wait. No fragment is dropped. With 0, and with one
+            fragment from each worker in a batch, results equal the results of `sync_samples` bit
+            for bit. None means no bound.
+        max_requests_in_flight_per_worker: the largest number of fragments that the driver requests
+            from a worker at once. With 2, the driver requests the next fragment if the current
+            fragment may end while the driver learns. So the worker does not wait for the driver.
     """
 
     train_batch_size: Automatic = pydantic.Field(default=None, ge=0, le=10**8)
@@ -58,7 +59,7 @@ class AsyncSamplesConfig(OptimizerConfig):
 
 class AsyncSamples(PolicyOptimizer):
     """Learns from the first fragments that arrive. The driver requests a worker's next fragment
-    before the current one ends, so the worker samples while the driver learns.
+    before the current fragment ends, so the worker samples while the driver learns.
 
         polopt.PolicyOptimizerTrainer(
             env="CartPole-v1",
@@ -68,7 +69,7 @@ class AsyncSamples(PolicyOptimizer):
         )
 
     Results depend on timing, unless `max_rollout_lag` is 0. If a worker fails, its replacement
-    samples the fragments that it owed, with the weights of that time.
+    samples the pending fragments of this worker, with the weights that are current then.
     """
 
     name = "async_samples"
@@ -76,8 +77,9 @@ class AsyncSamples(PolicyOptimizer):
     config: AsyncSamplesConfig
     phases: ClassVar[tuple[str, ...]] = ("broadcast", "sample", "learn")
     tab: ClassVar[Tab] = Tab(
-        "Sample: the driver waits for fragments. Near 0, it limits the run: fragments wait for it, "
-        "and lag grows up to its bound, at which workers wait, too.",
+        "Sample: the driver waits for fragments. If this share is near 0, the driver is the "
+        "bottleneck: fragments queue, and their lag grows. If the lag reaches its bound, workers "
+        "wait.",
         (plots.PEAK_RATES, plots.FRAGMENTS_WAITING, plots.BOUNDED_POLICY_LAG),
         (plots.PEAK_METRIC, plots.FRAGMENTS_METRIC),
     )
@@ -90,8 +92,8 @@ class AsyncSamples(PolicyOptimizer):
         self._num_requested = 0
         self._requested: Counter[int] = Counter()  # number of the last request, by worker index
         self._num_batches = self._num_waiting = 0
-        self._sample_s: dict[int, float] = {}  # of the last fragment, by worker index
-        self._learn_s = 0.0  # of the last batch
+        self._sample_s: dict[int, float] = {}  # duration of the last fragment, by worker index
+        self._learn_s = 0.0  # duration of learning from the last batch
         self._sample_peak = 0.0  # environment steps/s
 
     @classmethod
@@ -123,12 +125,13 @@ class AsyncSamples(PolicyOptimizer):
             sampled_s += seconds
         with self.timers["broadcast"]:
             self._request(size, size)
-        # Sorted, so that with a bound of 0 the result equals `sync_samples` bit for bit.
+        # Sorting makes results with a bound of 0 equal to results of `sync_samples`.
         replies.sort(key=lambda reply: reply.order)
         self.calls.count(replies)
         batch = SampleBatch.concat([reply.value for reply in replies])
         if sampled_s > 0.0:
-            # Uses the workers' seconds. The driver's wait is 0 where fragments wait for it.
+            # The rate is computed from the workers' seconds, and not from the driver's waiting
+            # time, which is 0 if fragments queue.
             rate = batch.env_steps * len(self.workers.up()) / sampled_s
             self._sample_peak = max(self._sample_peak, rate)
         began_s = self.workers.clock()
@@ -139,29 +142,32 @@ class AsyncSamples(PolicyOptimizer):
         return self.metrics.counts_since(before)
 
     def _request(self, taken: int, size: int) -> None:
-        """Requests fragments, as many as `max_rollout_lag` allows, from the workers that have the
-        fewest requests.
+        """Requests as many fragments as `max_rollout_lag` allows. Workers with the fewest requested
+        fragments come first.
 
-        With `size` fragments in a batch, fragment k ahead of the learner (k = 0, 1, ...) is learned
-        `k // size` batches after this one. This is its lag.
+        Number the fragments that the driver has not learned from, k = 0, 1, ... With `size`
+        fragments in a batch, the driver learns from fragment k after `k // size` further batches.
+        This is the lag of the fragment.
 
-        A worker that still samples a fragment is asked for another one only if the first may end
-        while the driver learns. An earlier request would gain nothing: its fragment would be older
-        when the driver learns it, and would use up the bound that faster workers need. With a bound
-        of 0 the request goes out at once, because then timing must not decide anything.
+        If a worker still samples a fragment, the driver requests another fragment only if the
+        current fragment may end while the driver learns. An earlier request has no advantage: the
+        lag of its fragment is larger, so that fewer fragments can be requested from faster workers.
+        With a bound of 0, the driver always requests at once, because results must not depend on
+        timing.
 
         Args:
-            taken: fragments of the current batch that have been taken.
-            size: fragments in a batch.
+            taken: number of fragments of the current batch that were already taken.
+            size: number of fragments in a batch.
         """
         bound, workers = self.config.max_rollout_lag, self.workers.up()
         ahead = taken + self.calls.num_pending + len(self.calls.kept)
-        # Includes fragments that wait in the driver. Otherwise their number would grow with each
-        # drain.
+        # `num_of` includes fragments that wait in the driver. Otherwise their number would grow
+        # with each drain.
         work = {worker: self.fragments.num_of(worker) for worker in workers}
         ends_s = self._ends_s(workers)
-        # A reply that arrives while the driver learns is received up to `_learn_s` late. The
-        # worker's next fragment then seems to have begun that much later than it did.
+        # `_learn_s` counts twice. First, the driver cannot send requests while it learns. Second,
+        # if a reply arrives while the driver learns, the driver receives it up to `_learn_s` late.
+        # The worker's next fragment may then end up to `_learn_s` earlier than `ends_s` says.
         soon_s = math.inf if bound == 0 else self.workers.clock() + 2 * self._learn_s + SOON_S
         while bound is None or ahead // size <= bound:
             free = [
@@ -180,8 +186,9 @@ class AsyncSamples(PolicyOptimizer):
             self._requested[worker.index] = self._num_requested
 
     def _ends_s(self, workers: list[WorkerHandle]) -> dict[WorkerHandle, float]:
-        """The time at which each worker will end its last requested fragment, by the clock of
-        `workers`. Assumes that each fragment takes as long as the worker's last learned one."""
+        """Returns the time at which each worker will probably end its last requested fragment, on
+        the clock of `self.workers`. Assumes that each fragment takes as long as the last fragment
+        of the same worker from which the driver has learned."""
         ends_s: dict[WorkerHandle, float] = {}
         for call in self.calls.pending():
             worker = call.worker
@@ -191,14 +198,14 @@ class AsyncSamples(PolicyOptimizer):
         return {worker: ends_s.get(worker, now_s) for worker in workers}
 
     def _next(self, left: int, size: int) -> Reply:
-        """Waits for the next fragment of the batch, and does not count it yet.
+        """Waits for the next fragment of the batch. Does not count its reply yet.
 
-        Takes the first fragment that arrived. It is passed over if some older fragment, arrived or
-        not, would then be learned later than the bound allows.
+        Takes the first fragment that has arrived. Skips a fragment if taking it would make the lag
+        of an older fragment exceed the bound. The older fragment may still be pending.
 
         Args:
-            left: fragments that the batch still lacks.
-            size: fragments in a batch.
+            left: number of fragments that the batch still needs.
+            size: number of fragments in a batch.
         """
         bound = self.config.max_rollout_lag
 
@@ -208,12 +215,13 @@ class AsyncSamples(PolicyOptimizer):
         return self.calls.first(may_take, count=False)
 
     def _ages_without(self, reply: Reply) -> list[int]:
-        """The ages of all other fragments, arrived or pending. See `_age`."""
+        """Returns the ages of all other fragments that have arrived or are pending. See `_age`."""
         kept = [self._age(one.value.version) for one in self.calls.kept if one is not reply]
         return [*kept, *(self._age(call.version) for call in self.calls.pending())]
 
     def _age(self, version: int) -> int:
-        """The number of batches learned since the weights had this version."""
+        """Returns the number of batches that the driver has learned from since the weights had this
+        version."""
         return self.metrics.rollouts.since(version)
 
     def extra_stats(self) -> dict[str, Any]:
@@ -226,8 +234,15 @@ class AsyncSamples(PolicyOptimizer):
 
 
 def _fits(ages: list[int], left: int, size: int, bound: int) -> bool:
-    """Whether all fragments of these ages can be learned within the bound. The oldest ones are
-    learned first. The current batch has `left` places, and each later batch has `size`."""
+    """Returns True if the driver can learn from all fragments of these ages within the bound, if it
+    takes the oldest fragments first.
+
+    Args:
+        ages: ages of the fragments.
+        left: number of fragments that the current batch can still take.
+        size: number of fragments in each later batch.
+        bound: maximum lag.
+    """
     return all(
         age + (0 if i < left else 1 + (i - left) // size) <= bound
         for i, age in enumerate(sorted(ages, reverse=True))

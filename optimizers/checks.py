@@ -1,4 +1,4 @@
-"""Checks of options that several optimizers share. Each raises a `ConfigError`."""
+"""Checks of options that several optimizers share. Each check raises a `ConfigError`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from polopt.rollouts.rollout_config import RolloutConfig
 
 
 def check_collection(owner: str, key: str, rollout: RolloutConfig) -> None:
-    """Checks that each option of collection has an effect with this number of collectors.
+    """Checks that each option about collection has an effect with this number of collectors.
 
     Args:
-        owner: the process that computes gradients, as errors name it.
-        key: the option that holds the number of the owner's collectors.
+        owner: the process that computes gradients, as error messages name it.
+        key: the option with the number of collectors of the owner.
         rollout: options of sampling, which include `key`.
 
     Raises:
-        ConfigError: an option has no effect. Names the option and the reason.
+        ConfigError: an option has no effect. The error names the option and the reason.
     """
     collectors, how = getattr(rollout, key), rollout.collection
     if collectors == 0:
@@ -26,11 +26,11 @@ def check_collection(owner: str, key: str, rollout: RolloutConfig) -> None:
                 f"key 'collection': got {how!r} with {key}=0: {owner} samples in its own process, "
                 f"and cannot do so while it learns. Allowed: 'sync', or {key} of 1 or more"
             )
-        why = f"with {key}=0 no batch is sent"
+        why = f"with {key}=0, no process sends batches"
         check_unused(why, compress_data=(rollout.compress_data, "none"))
     below = rollout.fraction_workers_below
     if how == "async" or rollout.num_workers_below == 0:
-        why = "no process waits for workers below another"
+        why = "no process waits for all workers below it"
         check_unused(why, fraction_workers_below=(below, 1.0))
 
 
@@ -38,25 +38,25 @@ def check_central_gradients(rollout: RolloutConfig) -> None:
     """Checks the options of a strategy whose driver computes all gradients from workers' samples.
 
     Raises:
-        ConfigError: an option has no effect under such a strategy.
+        ConfigError: an option has no effect with such a strategy.
     """
     check_collection("the driver", "num_workers", rollout)
     check_unused(
-        "the driver computes all gradients: no worker has workers below it and no gradient is sent",
+        "the driver computes all gradients, so workers send no gradients and have no workers below",
         num_workers_below=(rollout.num_workers_below, 0),
         compress_gradients=(rollout.compress_gradients, "none"),
     )
 
 
 def check_unused(why: str, **options: tuple[Any, Any]) -> None:
-    """Checks that options without an effect are left at their default.
+    """Checks that options without an effect have their default values.
 
     Args:
-        why: the reason that they have no effect.
-        options: by key, the value that was given, and the only value that is allowed.
+        why: the reason why the options have no effect.
+        options: by key, the value of the option, and the only value that is allowed.
 
     Raises:
-        ConfigError: for the first option with another value.
+        ConfigError: an option has another value than the allowed value.
     """
     for key, (given, idle) in options.items():
         if given != idle:

@@ -1,7 +1,8 @@
 """DecentralizedAllReduce: workers sample, and learn together by all-reduce of gradients (DD-PPO).
 
-After Wijmans et al., 2020. Neither samples nor gradients pass through the driver. The driver only
-starts rounds, stops stragglers early, and forms the group again after failures (`rank_group.py`).
+The strategy follows Wijmans et al., 2020. Samples and gradients do not pass through the driver. The
+driver only starts rounds, ends the fragments of stragglers early, and forms a new group after
+failures (`rank_group.py`).
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 
 logger = logging.getLogger("polopt")
-#: Time that the other ranks have to answer after one rank's all-reduce has timed out.
+#: The time in which the other ranks must answer after the all-reduce of one rank has timed out.
 BREAK_GRACE_S = 1.5
-#: The weights of all ranks are compared each time after this many rounds. Each rank hashes its own
-#: weights, which takes some milliseconds for a million parameters.
+#: The driver compares the weights of all ranks after each `CHECKSUM_INTERVAL` rounds. Each rank
+#: hashes its own weights, which takes some milliseconds for a million parameters.
 CHECKSUM_INTERVAL = 10
-#: Ranks on different processors may round differently, so their weights may differ by this much,
-#: relatively. A larger difference is an error.
+#: The largest relative difference of weights between ranks. Small differences can occur because
+#: ranks on different processors may round differently. A larger difference is an error.
 MAX_DIFFERENCE = 1e-4
 
 
@@ -45,18 +46,18 @@ class DecentralizedAllReduceConfig(OptimizerConfig):
 
     Attributes:
         backend: how gradients are summed. `socket` uses sockets within one node, and suits small
-            networks. `gloo` and `nccl` are backends of torch.distributed. `auto` takes `nccl` if
-            each worker has a GPU of its own. It takes `gloo` for gradients above 1 MiB, for workers
-            on several nodes and with `transport: ray`. In all other cases it takes `socket`.
-        keep_local_weights_in_sync: fetch the weights to the driver once a step. Otherwise they are
-            fetched only when they are saved.
-        fraction_workers: once this share of the workers has finished sampling, the others stop
-            early (the paper's preemption threshold). With 1 the round waits for all workers.
-            Then results do not depend on timing. With two workers any share above 0.5 does the
-            same.
-        fraction_samples: a fragment that stops early keeps at least this share of its steps.
-        allreduce_timeout_s: time limit of each all-reduce. If it is exceeded, the group is broken
-            and is formed again.
+            networks. `gloo` and `nccl` are backends of torch.distributed. `auto` uses `nccl` if
+            each worker has its own GPU. Otherwise it uses `gloo` for gradients above 1 MiB, for
+            workers on several nodes and with `transport: ray`, and `socket` in all other cases.
+        keep_local_weights_in_sync: if True, the driver receives the weights once per step. If
+            False, the driver fetches the weights only when it saves them.
+        fraction_workers: once this share of the workers has finished sampling, the fragments of
+            the other workers end early. This is the paper's preemption threshold. With 1, the round
+            waits for all workers, and results do not depend on timing. With two workers, any share
+            above 0.5 has the same effect as 1.
+        fraction_samples: a fragment that ends early has at least this share of its steps.
+        allreduce_timeout_s: time limit of each all-reduce. After this time the group is broken, and
+            the driver forms a new group.
     """
 
     backend: Annotated[
@@ -73,27 +74,28 @@ class DecentralizedAllReduceConfig(OptimizerConfig):
     }
     removed: ClassVar[Mapping[str, str]] = {
         "checksum_interval": f"the weights of all ranks are compared every {CHECKSUM_INTERVAL} "
-        "rounds, which costs too little to choose",
+        "rounds, which takes so little time that it needs no option",
     }
 
     def check_evaluation(self) -> None:
         if not self.keep_local_weights_in_sync:
             raise ConfigError(
-                "key 'keep_local_weights_in_sync': got False with evaluation_interval: the driver "
-                "would not have the weights to evaluate. Allowed: True"
+                "key 'keep_local_weights_in_sync': got False with evaluation_interval, but "
+                "evaluation needs the current weights in the driver. Allowed: True"
             )
 
 
 class Learned(NamedTuple):
-    """What a rank reports about its learning in one round.
+    """The report of a rank about its learning in one round.
 
     Attributes:
         updates: number of updates that the rank made.
-        skipped_updates: updates that all ranks skipped because the gradient was not finite.
-        weights: the rank's weights after the round, if the call asked for them.
-        checksum: SHA-256 of weights and moments, if the call asked for it.
-        broken: why the group broke. The last gradient is then dropped, and this rank may be one
-            update ahead of others. None: the group is whole.
+        skipped_updates: number of updates that all ranks skipped because the gradient was not
+            finite.
+        weights: the rank's weights after the round, if the call requested them.
+        checksum: SHA-256 of weights and moments, if the call requested it.
+        broken: the reason why the group broke. In this case the last gradient is lost, and this
+            rank may have made one update more than other ranks. None if the group did not break.
     """
 
     updates: int
@@ -104,7 +106,7 @@ class Learned(NamedTuple):
 
 
 def sample(worker: RolloutWorker) -> None:
-    """Runs in a rank: samples, and keeps the batch for `learn`."""
+    """Runs in a rank: samples a batch, and keeps it for `learn`."""
     worker.state["batch"] = worker.next_batch()
 
 
@@ -115,20 +117,21 @@ def learn(
 
     Args:
         worker: the rank.
-        env_steps: environment steps of all workers before this round. Schedules follow them.
-        want_weights: return the weights.
-        want_checksum: return the SHA-256 of the weights and moments.
+        env_steps: number of environment steps of all workers before this round. The policy's
+            schedules depend on this number.
+        want_weights: if True, return the weights.
+        want_checksum: if True, return the SHA-256 of the weights and moments.
     """
     policy, batch = worker.policy, worker.state.pop("batch", None)
     if batch is None or "group" not in worker.state:
-        # `sample` failed before. The driver gets that failure from the reply to `sample`.
+        # The call of `sample` failed. The reply to `sample` carries this failure to the driver.
         return Learned(0, 0, broken="this rank has no batch")
     version, skipped = policy.version, policy.progress.skipped_updates
     reducer = TimedReducer(worker.state["group"], lambda: worker.phase("allreduce"))
     broken = None
     try:
         sampled = torch.tensor([batch.env_steps])
-        with worker.phase("skew"):  # the first sum waits for the rank that samples last
+        with worker.phase("skew"):  # this sum waits for the rank that finishes sampling last
             worker.state["group"].sum_(sampled)
         policy.env_steps = env_steps + int(sampled[0])
         worker.learn(batch, reducer)
@@ -144,8 +147,8 @@ def learn(
 
 
 class DecentralizedAllReduce(PolicyOptimizer):
-    """All workers sample, and then all workers learn. For each minibatch they sum their flat
-    gradients by all-reduce, and each worker applies the same update.
+    """All workers sample, and then all workers learn. For each minibatch, the workers sum their
+    flat gradients by all-reduce, and each worker applies the same update.
 
         polopt.PolicyOptimizerTrainer(
             env="CartPole-v1",
@@ -155,8 +158,8 @@ class DecentralizedAllReduce(PolicyOptimizer):
         )
 
     A step requests the next round before it returns, so workers do not wait for the driver. If a
-    worker fails, the rest of the round is lost. The others keep their updates, and form a new group
-    with its replacement.
+    worker fails, the rest of the round is lost. The other workers keep the updates that they have
+    made, and form a new group with the replacement.
     """
 
     name = "decentralized_allreduce"
@@ -164,10 +167,10 @@ class DecentralizedAllReduce(PolicyOptimizer):
     config: DecentralizedAllReduceConfig
     phases: ClassVar[tuple[str, ...]] = ("group", "sample", "learn")
     worker_phases: ClassVar[tuple[str, ...]] = ("allreduce", "skew")
-    after_failure = "drop"  # a rank cannot learn alone: its group is broken
+    after_failure = "drop"  # the group is then broken, so no other rank can do the work
     tab: ClassVar[Tab] = Tab(
-        "Group: the driver forms the group and launches the round. Sample and learn: it waits for "
-        "the ranks.",
+        "Group: the driver forms the group and starts the round. Sample and learn: the driver "
+        "waits for the ranks.",
         (
             plots.ALLREDUCE_LEARN,
             plots.SKEW_SAMPLE,
@@ -183,7 +186,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
         timeout_s = self.config.allreduce_timeout_s
         self.group = RankGroup(workers, self.config.backend, timeout_s)
         self.stragglers = Stragglers(self.config.fraction_workers, self.config.fraction_samples)
-        self._skew_s = 0.0  # time between the first and the last batch of this round
+        self._skew_s = 0.0  # time between the arrival of the first and the last batch of a round
         self.num_rounds = 0
         self.num_broken_rounds = 0
         self._num_skipped_updates = 0
@@ -199,7 +202,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
             )
         check_collection("each worker", "num_workers_below", rollout)
         check_unused(
-            "all-reduce sums gradients in place, without compression",
+            "all-reduce sums gradients in place and cannot compress them",
             compress_gradients=(rollout.compress_gradients, "none"),
         )
 
@@ -214,8 +217,8 @@ class DecentralizedAllReduce(PolicyOptimizer):
         return self.metrics.counts_since(before)
 
     def _request_round(self) -> None:
-        """Sends two calls to each rank, `sample` and `learn`. So a rank goes on from sampling to
-        learning without waiting for the driver. Does nothing while a round is pending."""
+        """Sends the calls `sample` and `learn` to each rank. A rank can then begin to learn after
+        sampling without waiting for the driver. Does nothing while a round is pending."""
         if not self.calls.idle:
             return
         with self.timers["group"]:
@@ -234,13 +237,14 @@ class DecentralizedAllReduce(PolicyOptimizer):
                     want_weights,
                     want_checksum,
                     tag="learn",
-                    # An all-reduce also waits for other ranks.
+                    # Learning also includes the time that an all-reduce waits for other ranks.
                     timeout_s=limit_s + self.config.allreduce_timeout_s,
                 )
         self._learned: list[Reply] = []
 
     def _await_samples(self) -> list[Reply]:
-        """Waits until every rank has sampled or failed. Stops stragglers early."""
+        """Waits until every rank has sampled or failed. Ends the fragments of stragglers early.
+        Returns the replies of the ranks that have sampled."""
         sampled: list[Reply] = []
         first_s = last_s = 0.0
         while late := [call for call in self.calls.pending() if call.work.tag == "sample"]:
@@ -266,8 +270,8 @@ class DecentralizedAllReduce(PolicyOptimizer):
         return sorted(self._learned, key=lambda reply: reply.order)
 
     def _keep(self, reply: Reply) -> None:
-        """Keeps the reply of a rank that has learned. A failure breaks the group. Then the other
-        ranks' all-reduces fail, too, and their replies say so."""
+        """Keeps the reply of a rank that has learned. Notes that a failure breaks the group. After
+        a failure, the all-reduces of the other ranks fail, too, and their replies report this."""
         if reply.failure is not None:
             self.group.broken = True
             return
@@ -276,21 +280,25 @@ class DecentralizedAllReduce(PolicyOptimizer):
             "skew", 0.0
         )
         if reply.value.broken and waited_s >= self.config.allreduce_timeout_s:
-            # This rank's all-reduce timed out, so another rank hangs. The all-reduces of the rest
-            # time out, too, at most `_skew_s` later. The rank that has not answered by then is the
-            # one that hangs. (If a rank dies, Ray reports it. Then the others may still be
-            # computing a gradient, and their deadlines stay.)
+            # The all-reduce of this rank timed out, so another rank hangs. The all-reduces of the
+            # remaining ranks time out at most `_skew_s` later. A rank that has not answered by then
+            # is the rank that hangs.
+            #
+            # This code does not run if a rank dies, because Ray reports the death. The other ranks
+            # may then still be computing a gradient, and keep their deadlines.
             for worker in self.group.ranks:
-                if self.calls.num_calls_of(worker) == 1:  # it has sampled
+                if self.calls.num_calls_of(worker) == 1:  # the worker has sampled
                     self.calls.tighten_deadline(worker, BREAK_GRACE_S + self._skew_s)
 
     def _finish_round(self, sampled: list[Reply], learned: list[Reply]) -> None:
-        """Counts the replies of a round, in order of worker index, and takes over its weights."""
+        """Counts the replies of a round, in order of worker index, and copies the weights to the
+        driver's policy."""
         self.calls.count(sorted(sampled, key=lambda reply: reply.order))
         lost = any(worker.removed for worker in self.group.ranks)
         if lost or self.group.broken or any(reply.value.broken for reply in learned):
-            # The ranks keep the updates that they have made: the new group starts from the latest
-            # version. The rest of this round is lost and not counted.
+            # The rest of this round is lost, and learning in this round is not counted. The updates
+            # that ranks have made are not lost, because the new group starts from the latest
+            # version.
             self.group.broken = True
             self.num_broken_rounds += 1
             return
@@ -307,8 +315,8 @@ class DecentralizedAllReduce(PolicyOptimizer):
             self.policy.set_weights(first.weights)
 
     def _compare(self, checksums: Mapping[int, str | None]) -> None:
-        """Compares the ranks' weights. If they differ only by rounding, all ranks get the weights
-        of one rank.
+        """Compares the weights of the ranks by their checksums. If the weights differ only by
+        rounding, all ranks will get the weights of one rank.
 
         Raises:
             RuntimeError: the weights differ by more than `MAX_DIFFERENCE`.
@@ -326,19 +334,19 @@ class DecentralizedAllReduce(PolicyOptimizer):
         )
         if not difference <= MAX_DIFFERENCE:
             raise RuntimeError(
-                f"the ranks have different weights in round {self.num_rounds}, relative difference "
-                f"{difference:.2g}: SHA-256 by worker "
+                f"the ranks have different weights after round {self.num_rounds}. The relative "
+                f"difference is {difference:.2g}. SHA-256 of the weights by worker: "
                 f"{ ({index: value[:12] for index, value in sums.items()}) }"
             )
         if self.num_resynchronized == 0:
             logger.warning(
-                "the ranks' weights differ by a relative %.2g, because their processors round "
-                "differently. When this happens, all ranks get the weights of one rank. Results "
-                "count it as num_resynchronized",
+                "the weights of the ranks have a relative difference of %.2g, probably because "
+                "their processors round differently. All ranks get the weights of one rank. This "
+                "warning appears once. Results count each case as num_resynchronized",
                 difference,
             )
         self.num_resynchronized += 1
-        self.group.broken = True  # the next `ensure` sends the state of one rank to all
+        self.group.broken = True  # the next `ensure` sends the state of one rank to all ranks
 
     def drain(self) -> None:
         """Waits for the pending round, and finishes it."""
@@ -346,8 +354,8 @@ class DecentralizedAllReduce(PolicyOptimizer):
             self._finish_round(self._await_samples(), self._await_learning())
 
     def get_state(self) -> dict[str, Any]:
-        """See `PolicyOptimizer.get_state`. Fetches the policy and its torch optimizer from a
-        rank."""
+        """See `PolicyOptimizer.get_state`. First fetches the state of the policy, including its
+        torch optimizer, from a rank."""
         self.drain()
         if self.group.ranks:
             self.policy.set_state(self.group.fetch_policy_state())
@@ -360,8 +368,8 @@ class DecentralizedAllReduce(PolicyOptimizer):
 
     @property
     def num_skipped_updates(self) -> int:
-        """Updates that all ranks skipped because the gradient was not finite. Counted from their
-        replies, because the driver's policy applies no gradients."""
+        """The number of updates that all ranks skipped because the gradient was not finite. This
+        number comes from replies, because the driver's policy applies no gradients."""
         return self._num_skipped_updates
 
     def extra_stats(self) -> dict[str, Any]:
@@ -376,8 +384,8 @@ class DecentralizedAllReduce(PolicyOptimizer):
 
 
 def _relative_difference(arrays: list[np.ndarray]) -> float:
-    """The largest difference between the first array and any other, divided by the largest absolute
-    value."""
+    """Returns the largest difference between the first array and any other array, divided by the
+    largest absolute value in all arrays."""
     largest = max(float(np.abs(array).max(initial=0.0)) for array in arrays)
     difference = max(float(np.abs(array - arrays[0]).max(initial=0.0)) for array in arrays)
     return difference / max(largest, 1e-12)

@@ -1,4 +1,4 @@
-"""`OptimizerConfig`: base class of the options of strategies, and of their checks."""
+"""`OptimizerConfig`: base class for the options of strategies."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from polopt.rollouts.workers.worker_config import WorkerConfig
 
 
 class OptimizerConfig(Config):
-    """Base class of the options of policy optimizers. It has no options itself.
+    """Base class for the options of policy optimizers. This class itself defines no options.
 
-    `PolicyOptimizer.check` checks them against the options of sampling.
+    `PolicyOptimizer.check` checks the options together with the options of sampling.
     """
 
     def check_spaces(self, worker_config: WorkerConfig) -> None:
@@ -19,14 +19,15 @@ class OptimizerConfig(Config):
             worker_config: the config of each worker.
 
         Raises:
-            ConfigError: an option does not fit. Names the option and the reason.
+            ConfigError: an option does not fit. The error names the option and the reason.
         """
         return
 
     def check_evaluation(self) -> None:
-        """Checks that the driver has the weights that evaluation during training needs.
+        """Checks that the driver has the current weights, which evaluation during training needs.
 
         Raises:
-            ConfigError: with an option, the driver does not have them. Names the option.
+            ConfigError: because of an option, the driver does not have the current weights. The
+                error names the option.
         """
         return

@@ -1,4 +1,4 @@
-"""Optimizers by name."""
+"""`OPTIMIZERS`: the registry of optimizers by name."""
 
 from __future__ import annotations
 

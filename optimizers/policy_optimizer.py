@@ -31,8 +31,8 @@ from polopt.rollouts.workers.worker_set import WorkerSet
 
 
 class PolicyOptimizer(ABC):
-    """Decides which process samples, which one computes gradients, which one applies them, and
-    which one waits.
+    """Base class of strategies. A strategy decides which processes sample, compute gradients and
+    apply gradients, and which processes wait for others.
 
         optimizer = SyncSamples(workers, SyncSamplesConfig())
         while optimizer.metrics.num_env_steps_sampled < 100_000:
@@ -41,24 +41,25 @@ class PolicyOptimizer(ABC):
         optimizer.stop()
         workers.stop()
 
-    A strategy has two halves in one file. The first half is functions that run in workers,
-    `fn(worker, ...)`. The second half is `step`, which runs in the driver: it sends these functions
-    to workers through `calls`, and uses the values that they return.
+    A strategy has two halves in one file. The first half consists of functions `fn(worker, ...)`
+    that run in workers. The second half is `step`, which runs in the driver. `step` sends these
+    functions to workers through `calls`, and uses the values that the functions return.
     `docs/write-an-optimizer.md` has complete examples.
 
-    A strategy counts nothing by hand. Samples, seconds, faults and bytes are counted when a reply
-    is taken. Updates are counted by `apply`, `learn` and `set_weights` in the driver, and by
-    `RolloutWorker.learn` in workers.
+    A strategy does not have to count anything itself. `calls` counts samples, seconds, faults and
+    bytes when the strategy takes a reply. `apply`, `learn` and `set_weights` count updates in the
+    driver. `RolloutWorker.learn` counts updates in workers.
 
-    A subclass may name the phases of a step in `phases`, and time each with
-    `with self.timers[phase]:`. Phases must not overlap, because results report their shares.
+    A subclass may name the phases of a step in `phases`, and time each phase with
+    `with self.timers[phase]:`. Phases must not overlap, because results report the share of each
+    phase.
 
     Args:
-        workers: the workers to use. The caller stops them.
+        workers: the workers to use. The caller must stop the workers.
         config: an instance of `config_class`.
 
     Attributes:
-        policy: policy of the local worker. It is the one that is evaluated and saved.
+        policy: policy of the local worker. The trainer evaluates and saves this policy.
         calls: sends functions to workers, and receives their replies.
         metrics: counters and statistics.
         timers: the timers of `metrics`, by phase.
@@ -70,25 +71,26 @@ class PolicyOptimizer(ABC):
     name: ClassVar[str] = ""
     config: Any  # an instance of `config_class`. A subclass declares the exact type
     config_class: ClassVar[type[OptimizerConfig]] = OptimizerConfig
-    #: The type of batch that this strategy gives to policies. A policy needs the same
-    #: `learns_from`.
+    #: The type of the batches from which policies learn under this strategy. A policy must have the
+    #: same `learns_from`.
     learns_from: ClassVar[type] = SampleBatch
-    #: Further types of batches, each with the option `(key, value)` that selects it.
+    #: Further types of batches, each with the option `(key, value)` that selects the type.
     also_learns_from: ClassVar[Mapping[type, tuple[str, Any]]] = {}
-    #: Whether a policy must define `compute_gradients`. See `Policy.gives_gradients`.
+    #: True if a policy must define `compute_gradients`. See `Policy.gives_gradients`.
     needs_gradients: ClassVar[bool] = False
+    #: The phases of `step`. See the docstring of the class.
     phases: ClassVar[tuple[str, ...]] = ()
-    #: Phases of calls in workers, besides `sample`, `gradient` and `learn`.
+    #: The phases of calls in workers, in addition to `sample`, `gradient` and `learn`.
     worker_phases: ClassVar[tuple[str, ...]] = ()
-    #: Whether the strategy also runs in one process, with `num_workers=0`.
+    #: True if the strategy also runs in one process, with `num_workers=0`.
     runs_in_process: ClassVar[bool] = False
-    #: The optimizer that errors suggest for `num_workers=0` if this one needs remote workers.
+    #: If this strategy needs remote workers, the error for `num_workers=0` suggests this optimizer.
     in_process_instead: ClassVar[str] = "sync_samples"
-    #: What happens to the calls of a worker that fails. See `Calls`.
+    #: The rule for the calls of a worker that fails. See `AfterFailure`.
     after_failure: ClassVar[AfterFailure] = "send again"
-    #: What dashboards show besides the panels that all optimizers have.
+    #: The plots of dashboards for this strategy, in addition to the plots for all strategies.
     tab: ClassVar[Tab] = Tab()
-    #: Saves the strategy's replay buffer to files. None: the strategy has no buffer to save.
+    #: Saves the strategy's replay buffer to files. None if the strategy has no replay buffer.
     buffer_files: BufferFiles | None = None
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
@@ -108,15 +110,15 @@ class PolicyOptimizer(ABC):
 
     @classmethod
     def title(cls) -> str:
-        """Name in results and messages."""
+        """Returns the name of the strategy in results and messages."""
         return cls.name or cls.__name__
 
     @abstractmethod
     def step(self) -> StepResult:
-        """Runs one round of optimization and returns its counts.
+        """Runs one round of optimization, and returns the counts of this round.
 
-        A step should last at least some milliseconds, so that the cost of calling it is small
-        beside its work.
+        A step should last at least some milliseconds. Otherwise the overhead of the call is large
+        in comparison with the work.
         """
 
     # ---- options --------------------------------------------------------------------------------
@@ -130,19 +132,23 @@ class PolicyOptimizer(ABC):
             config: an instance of `config_class`.
 
         Raises:
-            ConfigError: an option is not supported. Names the option and the reason.
+            ConfigError: an option is not supported. The error names the option and the reason.
         """
         if rollout.num_workers == 0 and not cls.runs_in_process:
             raise ConfigError(
-                f"optimizer {cls.title()!r} with num_workers=0: it needs remote workers. Allowed: "
-                f"num_workers of 1 or more, or optimizer {cls.in_process_instead!r}"
+                f"optimizer {cls.title()!r} with num_workers=0: this optimizer needs remote "
+                f"workers. Allowed: num_workers of 1 or more, or optimizer "
+                f"{cls.in_process_instead!r}"
             )
         cls.check(rollout, config)
 
     @classmethod
     def batches_of(cls, config: Any) -> type:
-        """The type of batch that a policy must learn from under `config`, an instance of
-        `config_class`."""
+        """Returns the type of the batches from which a policy learns with these options.
+
+        Args:
+            config: an instance of `config_class`.
+        """
         for kind, (key, value) in cls.also_learns_from.items():
             if getattr(config, key) == value:
                 return kind
@@ -150,8 +156,8 @@ class PolicyOptimizer(ABC):
 
     @classmethod
     def further_processes(cls, config: Any) -> list[dict[str, float]]:
-        """The Ray resources of each process that the strategy starts besides the workers, such as
-        `[{"CPU": 1.0}]` for one process. A trial reserves them. Empty by default.
+        """Returns the Ray resources of each process that the strategy starts in addition to the
+        workers, such as `[{"CPU": 1.0}]` for one process. A Tune trial reserves these resources.
 
         Args:
             config: an instance of `config_class`.
@@ -160,14 +166,15 @@ class PolicyOptimizer(ABC):
 
     @classmethod
     def check(cls, rollout: RolloutConfig, config: Any) -> None:
-        """Checks of one strategy, which `check_options` calls. Same arguments and errors."""
+        """Checks the options of this strategy. `check_options` calls this method, with the same
+        arguments. Raises the same errors."""
         return
 
-    # ---- counted once ---------------------------------------------------------------------------
+    # ---- counting -------------------------------------------------------------------------------
 
     def _count(self, reply: Reply) -> None:
-        """Counts a reply that was taken. Moves the policy's schedules on by the environment steps,
-        and adds the moments of the new samples to its normaliser."""
+        """Counts a reply that was taken. Also advances the policy's schedules by the environment
+        steps of the reply, and adds the moments of the new samples to the policy's normaliser."""
         own = reply.worker is self.workers.here
         self.metrics.add_record(reply.worker.index, reply.counts, in_driver=own)
         self.policy.env_steps = self.metrics.num_env_steps_sampled
@@ -182,11 +189,11 @@ class PolicyOptimizer(ABC):
         """Applies a gradient to the driver's policy, and counts its lag and the update.
 
         Args:
-            gradients: the gradient of a worker. None: it was not finite.
-            lr_scale: factor on the learning rate. 0 drops the gradient. A gradient with a factor
-                below 1 counts as stale.
-            parts: the workers' gradients, if `gradients` is their mean. Empty if `gradients` is
-                from one worker.
+            gradients: the gradient of a worker. None if the gradient was not finite.
+            lr_scale: a factor on the learning rate. With 0, the gradient is dropped. A gradient
+                with a factor below 1 counts as stale.
+            parts: if `gradients` is a mean, the gradients of the workers. Empty if `gradients` is
+                the gradient of one worker.
 
         Raises:
             NonFiniteError: too many updates in a row were skipped.
@@ -208,7 +215,8 @@ class PolicyOptimizer(ABC):
             metrics.rollouts.end_rollout(policy.version)
 
     def learn(self, batch: SampleBatch) -> None:
-        """Learns from a batch `[T, N]` with the driver's policy. Counts its lag and the updates.
+        """Learns from a batch `[T, N]` with the driver's policy. Counts the updates, and the lag of
+        the batch.
 
         Raises:
             NonFiniteError: too many updates in a row were skipped.
@@ -228,8 +236,8 @@ class PolicyOptimizer(ABC):
     def set_weights(self, weights: Weights) -> None:
         """Copies weights that workers have learned to the driver's policy.
 
-        Counts as many updates as the version grows by. The driver keeps its own moments, because
-        they already include the samples of all replies.
+        The increase of the version counts as the number of updates. The driver keeps its own
+        moments, because these already include the samples of all replies.
         """
         updates = weights.version - self.policy.version
         self.policy.set_weights(weights._replace(moments=None))
@@ -240,7 +248,7 @@ class PolicyOptimizer(ABC):
     # ---- results --------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """The `optimizer/` block of results. See `OptimizerStats.report`."""
+        """Returns the `optimizer/` block of results. See `OptimizerStats.report`."""
         return {
             "name": self.title(),
             **self.metrics.report([worker.index for worker in self.workers.remote] or [0]),
@@ -252,11 +260,12 @@ class PolicyOptimizer(ABC):
 
     @property
     def num_skipped_updates(self) -> int:
-        """Updates of this run that were skipped because the gradient was not finite."""
+        """The number of updates that were skipped because the gradient was not finite."""
         return self.policy.progress.skipped_updates
 
     def extra_stats(self) -> dict[str, Any]:
-        """Numbers that only this strategy reports. Every result must have the same keys."""
+        """Returns the numbers that only this strategy reports. Every result must have the same
+        keys."""
         return {}
 
     # ---- state ----------------------------------------------------------------------------------
@@ -266,17 +275,20 @@ class PolicyOptimizer(ABC):
         self.calls.drain()
 
     def get_state(self) -> dict[str, Any]:
-        """Counters, episode statistics, policy, and running statistics of the environments'
-        wrappers. Holds only tensors, numbers, strings, lists and dicts. `set_state` of any other
-        optimizer accepts it. Drains first."""
+        """Drains the optimizer, and returns its state.
+
+        The state consists of counters, episode statistics, the policy, and the running statistics
+        of the environments' wrappers. It holds only tensors, numbers, strings, lists and dicts.
+        `set_state` of any other optimizer accepts this state."""
         self.drain()
         return {**self.get_driver_state(), "workers": self.worker_states()}
 
     def get_driver_state(self) -> dict[str, Any]:
-        """The part of `get_state` that the driver has at this moment.
+        """Returns the part of the state that the driver has now.
 
-        Drains nothing and calls no worker, so it does not disturb training. The statistics of the
-        environments' wrappers come from each worker's last reply.
+        This method does not drain the optimizer and does not call workers, so it does not disturb
+        training. The running statistics of the environments' wrappers are the last statistics that
+        each worker has reported.
         """
         return {
             **self.metrics.get_state(),
@@ -286,25 +298,27 @@ class PolicyOptimizer(ABC):
         }
 
     def worker_states(self) -> dict[str, Any]:
-        """The state of each worker that is saved, by worker index as text."""
+        """Returns the state of each worker that checkpoints contain. The keys are worker indices as
+        strings."""
         return present_statistics(self.workers)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues from a state that `get_state` of any optimizer returned. Drops the results of
-        pending calls. Workers get the restored weights with their next calls."""
+        pending calls. The next call to each worker carries the restored weights."""
         self.drain()
         self.calls.clear()
-        self.policy.set_state(state["policy"])  # first: raises for another network
+        # The policy comes first, because it raises if the state belongs to another network.
+        self.policy.set_state(state["policy"])
         self.metrics.set_state(state)
         self.policy.env_steps = self.metrics.num_env_steps_sampled
         restore_workers(self.workers, int(state["restore_count"]), state.get("workers", {}))
 
     def update_algorithm_parameter(self, name: str, value: Any) -> None:
         """Changes an option of the policy in the driver, in all workers and in the workers below
-        them. Also changes their torch optimizers. Returns once all of them have applied it.
+        them. Also changes their torch optimizers. Returns once all workers have applied the change.
 
         Raises:
-            ConfigError: the name is unknown or the value is wrong. Nothing has changed then.
+            ConfigError: the name is unknown or the value is wrong. In this case, nothing changes.
         """
         self.drain()
         self.policy.set_option(name, value)

@@ -1,7 +1,7 @@
 """`RankGroup`: forms the group of workers that learn together, and gives them equal weights.
 
-The functions of this file run in the ranks. A rank keeps its end of the group's connections in
-`worker.state["group"]`.
+The class runs in the driver. The functions of this file run in the ranks. A rank keeps its
+connections to the other ranks in `worker.state["group"]`.
 """
 
 from __future__ import annotations
@@ -30,34 +30,35 @@ from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 logger = logging.getLogger("polopt")
-#: Maximum time for ranks to connect to each other. It can be short, because all ranks have just
-#: answered and are idle.
+#: The longest time in which ranks must connect to each other. This time can be short, because all
+#: ranks have just answered a call and are idle.
 JOIN_TIMEOUT_S = 10.0
 
 
 def version_of(worker: RolloutWorker) -> int:
-    """Version of the rank's weights."""
+    """Returns the version of the rank's weights."""
     return worker.policy.version
 
 
 def policy_state(worker: RolloutWorker) -> dict[str, Any]:
-    """State of the rank's policy, torch optimizer included."""
+    """Returns the state of the rank's policy, including its torch optimizer."""
     return worker.policy.get_state()
 
 
 def take_policy_state(worker: RolloutWorker, state: dict[str, Any]) -> None:
-    """Takes over the state of another rank's policy. The rank keeps its own random numbers."""
+    """Sets the state of the rank's policy. The rank keeps its own random numbers."""
     worker.set_state({"policy": state})
 
 
 def checksum(worker: RolloutWorker) -> str:
-    """SHA-256 of the bytes of weights and moments."""
+    """Returns the SHA-256 of the bytes of the rank's weights and moments."""
     numbers = numbers_of(worker.policy.get_weights())
     return hashlib.sha256(b"".join(part.tobytes() for part in numbers)).hexdigest()
 
 
 def numbers_of(weights: Weights) -> list[np.ndarray]:
-    """The arrays that must be equal in all ranks: the weights, and the moments if there are any."""
+    """Returns the arrays that must be equal in all ranks: the weights, and the moments if the
+    policy has moments."""
     moments = weights.moments
     if moments is None:
         return [weights.flat]
@@ -68,7 +69,7 @@ def listen(worker: RolloutWorker, spec: GroupSpec, rank: int) -> str | None:
     """Leaves the previous group, and listens for the other ranks of the next group.
 
     Returns:
-        the address at which the other ranks reach this one. None for torch's groups.
+        the address at which this rank listens. None for torch's process groups.
     """
     leave(worker)
     group = worker.state["group"] = AllReducer(spec, rank, worker.config.device)
@@ -83,9 +84,9 @@ def join(worker: RolloutWorker, addresses: Sequence[Any]) -> str | None:
         addresses: addresses of all ranks, by rank.
 
     Returns:
-        None, or why the group was not formed. This is not an exception, because the cause is
-        another rank. After an exception, this rank's process would be replaced, and the weights
-        that it has learned would be lost.
+        None if the group was formed, or the reason why it was not formed. The function does not
+        raise, because the cause is usually another rank. After an exception, this rank's process
+        would be replaced, and the weights that it has learned would be lost.
     """
     if "group" not in worker.state:
         return "this rank was restarted while the group formed"
@@ -98,7 +99,7 @@ def join(worker: RolloutWorker, addresses: Sequence[Any]) -> str | None:
 
 
 def leave(worker: RolloutWorker) -> None:
-    """Leaves the group, if there is one."""
+    """Leaves the group, if the rank is in a group."""
     group = worker.state.pop("group", None)
     if group is not None:
         group.close()
@@ -113,10 +114,10 @@ class RankGroup:
         timeout_s: time limit of each all-reduce.
 
     Attributes:
-        backend: `socket`, `gloo` or `nccl`: the backend of the last group that was formed.
-        ranks: the group's workers. Empty before the first `ensure`.
-        broken: a rank has failed, so the group must be formed again.
-        version: the newest version of the weights that any rank has reported.
+        backend: the backend of the last group: `socket`, `gloo` or `nccl`.
+        ranks: the workers of the group. Empty before the first `ensure`.
+        broken: True if a new group must be formed, for example because a rank has failed.
+        version: the newest version of the weights that a rank has reported.
     """
 
     def __init__(self, workers: WorkerSet, backend: str, timeout_s: float) -> None:
@@ -124,10 +125,10 @@ class RankGroup:
         self._wanted = backend
         self.backend = self._resolve([])
         self._timeout_s = timeout_s
-        # A rank that waits for another one must give up well before it counts as hanging itself.
+        # A rank that waits for other ranks must give up well before it counts as hanging itself.
         hang_s = workers.config.rollout.worker_timeout_s
         self._join_timeout_s = min(JOIN_TIMEOUT_S, timeout_s, hang_s / 2.0)
-        self._store: Any = None  # for torch's groups. Lives in the driver, so it survives any rank
+        self._store: Any = None  # the store for torch's process groups, see `collective.py`
         self._generation = 0
         owner = "group of ranks"
         self._calls = Calls(workers, owner, is_work=False, after_failure="drop")
@@ -137,19 +138,20 @@ class RankGroup:
         self.version = 0
 
     def ensure(self) -> None:
-        """Forms the group, unless it is unbroken and has exactly the workers that are up. These
-        change when workers are replaced, added or removed.
+        """Forms a new group if the group is broken, or if its ranks are not exactly the workers
+        that are up. The latter happens when workers are replaced, added or removed.
 
         Raises:
-            WorkersFailedError: workers keep failing, or cannot connect to each other. Or all ranks
-                that had learned have failed, and the driver does not have their weights.
+            WorkersFailedError: workers keep failing, or cannot connect to each other. Also raised
+                if all ranks that had learned have failed and the driver does not have their
+                weights.
         """
         problem: str | None = None
         for _ in range(self._workers.config.rollout.max_consecutive_failures):
             candidates = self._workers.up()
             if candidates == self.ranks and not self.broken:
                 return
-            self.broken = True  # from here on ranks leave their old group
+            self.broken = True  # the following calls make ranks leave their old group
             problem = self._agree(candidates) or self._join(candidates)
             if problem is None:
                 self.ranks, self.broken = candidates, False
@@ -162,8 +164,8 @@ class RankGroup:
         self.broken = True
 
     def call_ranks(self, fn: Any, *args: Any) -> dict[int, Any]:
-        """Runs `fn(worker, *args)` in all ranks. Returns the values by worker index. Ranks that
-        failed are missing."""
+        """Runs `fn(worker, *args)` in all ranks. Returns the values by worker index, without the
+        ranks that failed."""
         return self._call_each(dict.fromkeys(self.ranks, args), fn)
 
     def _call_each(self, args: dict[WorkerHandle, tuple[Any, ...]], fn: Any) -> dict[int, Any]:
@@ -172,10 +174,10 @@ class RankGroup:
         return {reply.worker.index: reply.value for reply in self._calls.all()}
 
     def fetch_policy_state(self) -> dict[str, Any]:
-        """State of the policy as the ranks have it.
+        """Fetches the state of the policy from a rank, and returns it.
 
         Raises:
-            WorkersFailedError: if workers keep failing.
+            WorkersFailedError: see `ensure`.
         """
         while True:
             self.ensure()
@@ -186,11 +188,12 @@ class RankGroup:
             self.broken = True
 
     def _agree(self, workers: list[WorkerHandle]) -> str | None:
-        """Gives all workers the same policy: at first the local policy, later the policy of the
-        rank with the most updates, because ranks of a broken group may differ by one update.
+        """Gives all workers the same policy. This is the driver's policy for the first group and
+        after a restore. Later it is the policy of the rank with the most updates, because ranks of
+        a broken group may differ by one update.
 
         Returns:
-            None, or the failure.
+            None, or the message of a failure.
         """
         leader: WorkerHandle | None = None
         if not self._local_leads:
@@ -214,26 +217,27 @@ class RankGroup:
         return None
 
     def _leader(self, workers: list[WorkerHandle], versions: dict[int, int]) -> WorkerHandle | None:
-        """The rank with the most updates. None if the driver's policy has more updates than any
-        rank, because every rank that had learned has failed.
+        """Returns the worker with the most updates. None if the driver's policy has more updates
+        than any worker, because every rank that had learned has failed.
 
         Raises:
-            WorkersFailedError: updates are lost, because neither a rank nor the driver has them.
+            WorkersFailedError: updates are lost, because no worker has them and the driver does not
+                have them either.
         """
         leader = max(workers, key=lambda w: (versions[w.index], -w.index))
         newest, local = versions[leader.index], self._workers.local.policy.version
         if max(newest, local) < self.version - 1:  # a broken group may lose one update
             raise WorkersFailedError(
-                f"all ranks that had learned have failed, and their weights, version "
-                f"{self.version}, are lost: the driver has version {local}. Restore a checkpoint. "
-                "With keep_local_weights_in_sync: true the driver keeps the weights, too. The last "
-                f"failure: {self._last_failure()}"
+                f"all ranks that had learned have failed. Their weights of version "
+                f"{self.version} are lost, because the driver only has version {local}. Restore a "
+                "checkpoint. To keep the weights in the driver, too, set "
+                f"keep_local_weights_in_sync: true. The last failure: {self._last_failure()}"
             )
         if newest >= local:
             return leader
         logger.warning(
-            "every worker that had learned has failed. The others continue from the driver's "
-            "policy, version %d",
+            "every worker that had learned has failed. The present workers continue from the "
+            "driver's policy, version %d",
             local,
         )
         return None
@@ -243,7 +247,8 @@ class RankGroup:
         return "none" if failure is None else failure.message
 
     def _join(self, workers: list[WorkerHandle]) -> str | None:
-        """Connects the ranks. Returns None, or the reason why the group was not formed."""
+        """Connects the workers as ranks of a new group. Returns None, or the reason why the group
+        was not formed."""
         self._generation += 1
         self.backend = self._resolve([worker.channel.started.node for worker in workers])
         spec = self._spec(len(workers))
@@ -260,14 +265,14 @@ class RankGroup:
         return next((problem for problem in problems.values() if problem is not None), None)
 
     def _resolve(self, nodes: list[str]) -> str:
-        """The backend that the option `backend` selects for ranks on these nodes."""
+        """Returns the backend that the option `backend` selects for ranks on these nodes."""
         config = self._workers.config
         num_bytes = self._workers.local.policy.flat.params.nbytes
         gpus, transport = config.rollout.num_gpus_per_worker, config.rollout.transport
         return resolve_backend(self._wanted, config.device, gpus, transport, num_bytes, nodes)
 
     def _spec(self, world_size: int) -> GroupSpec:
-        """The description of the next group, with new keys."""
+        """Returns the description of the next group, with new secrets."""
         limits = (self._timeout_s, self._join_timeout_s)
         spec = GroupSpec(self._generation, world_size, self.backend, *limits)
         if self.backend == "socket":

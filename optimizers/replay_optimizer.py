@@ -1,4 +1,4 @@
-"""`ReplayOptimizer`: the common part of the strategies with a replay buffer, and their options."""
+"""`ReplayOptimizer`, the base class of strategies with a replay buffer, and their options."""
 
 from __future__ import annotations
 
@@ -20,23 +20,25 @@ class ReplayOptions(OptimizerConfig):
     """Options of optimizers with a replay buffer.
 
     Attributes:
-        buffer_size: rows (environment steps) that the buffer holds. The newest row replaces the
-            oldest.
+        buffer_size: number of rows (environment steps) that the buffer can hold. In a full buffer,
+            a new row replaces the oldest row.
         learning_starts: number of rows that the buffer must hold before learning begins.
-        train_batch_size: rows of one update.
-        training_intensity: rows learned per row sampled, once learning has begun. With batches of
-            32 rows, an intensity of 8 is one update for every 4 environment steps. At every
-            step, rows learned differ from intensity times rows sampled by less than one batch.
-        prioritized_replay: draw rows in proportion to `|TD error|^alpha` (Schaul et al., 2016).
-            False: all rows with the same probability.
-        prioritized_replay_alpha: the exponent alpha of the priorities. With 0, all rows would have
-            the same probability.
+        train_batch_size: number of rows of one update.
+        training_intensity: number of rows learned per row sampled, once learning has begun. For
+            example, with batches of 32 rows, an intensity of 8 means one update for every 4
+            environment steps. After every step, the rows learned differ from the intensity times
+            the rows sampled by less than one batch.
+        prioritized_replay: if True, rows are drawn in proportion to `|TD error|^alpha` (Schaul et
+            al., 2016). If False, all rows have the same probability.
+        prioritized_replay_alpha: the exponent alpha of the priorities. An exponent of 0 would give
+            all rows the same probability.
         prioritized_replay_beta: exponent of the importance-sampling weights at the start of a run.
-        final_prioritized_replay_beta: the exponent at the end of the annealing. With 1 the weights
-            correct the whole bias.
-        prioritized_replay_beta_annealing_timesteps: number of environment steps over which the
-            exponent changes to `final_prioritized_replay_beta`.
-        prioritized_replay_eps: added to each absolute TD error, so that every row can be drawn.
+        final_prioritized_replay_beta: exponent of the importance-sampling weights at the end of the
+            annealing. With 1, the weights correct the whole bias.
+        prioritized_replay_beta_annealing_timesteps: number of environment steps in which the
+            exponent changes from its first to its final value.
+        prioritized_replay_eps: a constant that is added to each absolute TD error, so that every
+            row can be drawn.
     """
 
     buffer_size: int = pydantic.Field(default=50_000, ge=1, le=10**10)
@@ -76,12 +78,12 @@ class ReplayOptions(OptimizerConfig):
     def new_buffer(
         self, policy: Any, seed: int | np.random.SeedSequence, num_shards: int = 1, **unit: Any
     ) -> ReplayBuffer:
-        """Makes an empty buffer. If `num_shards` buffers share the rows, makes one of them.
+        """Returns an empty buffer for `buffer_size / num_shards` rows.
 
         Args:
             policy: config of a `ReplayPolicy`.
             seed: seed of the draws.
-            num_shards: number of buffers that share `buffer_size`.
+            num_shards: number of buffers of the run, which share `buffer_size`.
             unit: further arguments of `ReplayBuffer`.
         """
         return ReplayBuffer(
@@ -99,14 +101,15 @@ class ReplayOptions(OptimizerConfig):
         )
 
     def make_buffer(self, policy: Any, seed: int | np.random.SeedSequence = 0) -> ReplayBuffer:
-        """Makes an empty buffer for the transitions of a policy. It takes memory as it fills.
+        """Returns an empty buffer for the transitions of a policy. The operating system provides
+        memory only as the buffer fills.
 
         Args:
             policy: a `ReplayPolicy`.
             seed: seed of the draws.
 
         Raises:
-            ConfigError: the full buffer is larger than the free memory.
+            ConfigError: the full buffer would be larger than the free memory.
         """
         buffer = self.new_buffer(policy.config, seed)
         action = policy.dist.random(np.random.default_rng(0), 1)
@@ -117,17 +120,19 @@ class ReplayOptions(OptimizerConfig):
         return buffer
 
     def check_spaces(self, worker_config: WorkerConfig) -> None:
-        """Checks that the full buffer fits into the free memory."""
+        """See `OptimizerConfig.check_spaces`. Checks that the full buffer fits into the free
+        memory."""
         spaces = worker_config.observation_space, worker_config.action_space
         self.make_buffer(worker_config.policy_class(*spaces, worker_config.policy))
 
 
 class ReplayOptimizer(PolicyOptimizer):
-    """A strategy whose driver learns from rows of a replay buffer. `policy` is a `ReplayPolicy`.
+    """Base class of strategies whose driver learns from rows of a replay buffer. `policy` is a
+    `ReplayPolicy`.
 
-    A subclass decides in `step` where rows are stored and drawn. It learns with
+    In `step`, a subclass decides where rows are stored and drawn, and learns from them:
 
-        errors = self.learn_transitions(rows)          # one update, counted
+        errors = self.learn_transitions(rows)          # makes and counts one update
         buffer.update_priorities(rows.indices, errors)
     """
 
@@ -136,14 +141,14 @@ class ReplayOptimizer(PolicyOptimizer):
     learns_from: ClassVar[type] = Transitions
 
     def learn_transitions(self, rows: Any) -> np.ndarray:
-        """Makes one update of the driver's policy, and counts the update and its rows. A row that
-        is drawn several times counts each time.
+        """Makes one update of the driver's policy, and counts the update and its rows. A row counts
+        each time that it is drawn.
 
         Args:
-            rows: `Transitions` or `Sequences`.
+            rows: the batch, as `Transitions` or `Sequences`.
 
         Returns:
-            the absolute TD errors `[B]` before the update. They are the rows' new priorities.
+            the absolute TD errors `[B]` before the update. They are the new priorities of the rows.
 
         Raises:
             NonFiniteError: too many updates in a row were skipped.
@@ -160,7 +165,11 @@ class ReplayOptimizer(PolicyOptimizer):
         return new_priorities
 
     def buffer_stats(self, buffer: Mapping[str, Any]) -> dict[str, Any]:
-        """The numbers of a result about the buffer, from `ReplayBuffer.stats`."""
+        """Returns the numbers about the buffer for results.
+
+        Args:
+            buffer: the return value of `ReplayBuffer.stats`.
+        """
         priority = buffer.get("priority", {"mean": 0.0, "max": 0.0})
         return {
             "buffer_rows": buffer["num_rows"],

@@ -1,7 +1,7 @@
 """`ReplayShards`: the processes that hold the rows of AsyncReplay.
 
-The functions of this file run in a shard. A shard runs calls like a worker does: one at a time, in
-the order in which they were sent.
+`ReplayShards` runs in the driver. The functions of this file run in a shard. Like a worker, a shard
+runs one call at a time, in the order in which the driver sent them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from polopt.rollouts.workers.process_group import ProcessGroup
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-#: Kinds of failures, as they are named in the keys of results.
+#: The names of kinds of failures in result keys.
 _FAILURES = ("deaths", "hangs", "exceptions", "lost_arguments")
 
 
@@ -32,9 +32,9 @@ class Fragment(NamedTuple):
 
     Attributes:
         batch: the fragment `[T, N]`.
-        priorities: priorities `[K + T, N]` of the rows whose windows this fragment completes. All
-            other rows have NaN. The first K steps are the last steps of the previous fragment.
-            None: drawing is uniform.
+        priorities: priorities `[K + T, N]` of the rows whose windows end in this fragment, and NaN
+            for all other rows. The first K steps are the last steps of the previous fragment. None
+            if all rows are drawn with the same probability.
     """
 
     batch: SampleBatch
@@ -42,15 +42,16 @@ class Fragment(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a shard reports about itself in each answer.
+    """The report of a shard about its buffer. Each answer of a shard contains a report.
 
     Attributes:
         num_rows: number of rows that the shard holds.
         fill: share of the shard's buffer that is in use.
         buffer_bytes: memory of the full buffer.
-        weight: the sum of the priorities of the shard's rows, or the number of rows where drawing
-            is uniform. Shards are drawn from in proportion to it.
-        num_gaps: streams of fragments that were interrupted.
+        weight: sum of the priorities of the shard's rows, or the number of rows if all rows are
+            drawn with the same probability. The number of draws from a shard is proportional to
+            its weight.
+        num_gaps: number of interruptions of streams of fragments.
     """
 
     num_rows: int = 0
@@ -61,20 +62,20 @@ class Report(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Answer of `add`: the number of rows that were stored, and the report."""
+    """The return value of `add`: the number of rows that were stored, and the report."""
 
     num_rows: int
     report: Report
 
 
 class Batch(NamedTuple):
-    """Answer of `draw`.
+    """The return value of `draw`.
 
     Attributes:
         rows: B rows.
-        ages: for each row, how many rows the shard has stored after it.
+        ages: for each row, the number of rows that the shard has stored after this row.
         priority_versions: for each row, the version of the weights that computed its priority.
-        report: report of the shard.
+        report: the report of the shard.
     """
 
     rows: Transitions
@@ -84,18 +85,18 @@ class Batch(NamedTuple):
 
 
 class ReplayShard(CallRunner):
-    """Holds a part of the rows of a run, in a process of its own.
+    """Holds a part of the rows of a run, in its own process.
 
     Args:
-        make: makes the buffer of a shard from a seed.
+        make: a function that returns an empty buffer for a seed.
         seed: seed of the draws.
         control: see `CallRunner`.
         clock: see `CallRunner`.
 
     Attributes:
-        buffer: the rows.
+        buffer: the buffer with the rows.
         priority_versions: for each place in the buffer `[capacity]`, the version of the weights
-            that computed the row's priority.
+            that computed the priority of the row in this place.
     """
 
     def __init__(
@@ -110,12 +111,12 @@ class ReplayShard(CallRunner):
         self.restart(seed)
 
     def restart(self, seed: list[int]) -> None:
-        """Forgets all rows."""
+        """Drops all rows, and seeds the draws anew."""
         self.buffer = self.make(np.random.SeedSequence(seed))
         self.priority_versions = np.zeros(self.buffer.capacity, dtype=np.int64)
 
     def report(self) -> Report:
-        """The current report of this shard."""
+        """Returns the current report of this shard."""
         buffer = self.buffer
         return Report(
             buffer.num_rows,
@@ -127,8 +128,8 @@ class ReplayShard(CallRunner):
 
 
 def add(shard: ReplayShard, fragment: Fragment) -> Stored:
-    """Runs in a shard: stores a fragment, with the priorities that the sampler has computed. A row
-    whose window is cut off by a gap in the stream gets the largest priority so far."""
+    """Runs in a shard: stores a fragment with the priorities that the sampler has computed. If a
+    gap in the stream cuts off the window of a row, this row gets the largest priority so far."""
     buffer, batch = shard.buffer, fragment.batch
     begin = buffer.end
     with shard.phase("insert"):
@@ -139,7 +140,8 @@ def add(shard: ReplayShard, fragment: Fragment) -> Stored:
 
 
 def draw(shard: ReplayShard, num_rows: int, beta: float) -> Batch:
-    """Runs in a shard: draws a batch. `beta` is the exponent of the importance weights."""
+    """Runs in a shard: draws a batch of `num_rows` rows. `beta` is the exponent of the importance
+    weights."""
     buffer = shard.buffer
     with shard.phase("draw"):
         buffer.beta = buffer.final_beta = beta
@@ -151,8 +153,8 @@ def draw(shard: ReplayShard, num_rows: int, beta: float) -> Batch:
 def set_priorities(
     shard: ReplayShard, indices: np.ndarray, priorities: np.ndarray, version: int
 ) -> Report:
-    """Runs in a shard: sets the new priorities `[B]` of a batch's rows. Skips rows that were
-    overwritten since the batch was drawn."""
+    """Runs in a shard: sets the new priorities `[B]` of the rows of a batch. Skips rows that were
+    overwritten after the batch was drawn."""
     buffer = shard.buffer
     with shard.phase("prioritize"):
         buffer.update_priorities(indices, priorities)
@@ -162,24 +164,24 @@ def set_priorities(
 
 
 def forget(shard: ReplayShard, seed: list[int]) -> Report:
-    """Runs in a shard: drops all rows, after a restore."""
+    """Runs in a shard: drops all rows. The driver calls this function after a restore."""
     shard.restart(seed)
     return shard.report()
 
 
 class ReplayShards(ProcessGroup):
-    """The shards of a run. Chooses the shard that draws the next batch.
+    """The shards of a run, in the driver. Also chooses the shard that draws the next batch.
 
-    They share the transport of the workers. A shard that fails is replaced by an empty one.
+    The shards share the transport of the workers. The replacement of a shard that fails is empty.
 
     Args:
         workers: the samplers.
         config: an `AsyncReplayConfig`.
 
     Attributes:
-        reports: the last report of each shard that is up and has answered.
-        num_rows_lost: rows of shards that have failed.
-        busy_s: seconds that each shard has worked, by index and phase.
+        reports: the last report of each shard that is up and has answered a call.
+        num_rows_lost: number of rows that were lost because shards have failed.
+        busy_s: the seconds that each shard has worked, by index and phase.
     """
 
     def __init__(self, workers: WorkerSet, config: Any) -> None:
@@ -200,7 +202,8 @@ class ReplayShards(ProcessGroup):
         self.reports: dict[WorkerHandle, Report] = {}
         self.num_rows_lost = 0
         self.busy_s: dict[int, Counter[str]] = {}
-        self._turn: Counter[int] = Counter()  # by index. See `next_to_draw`
+        # The number of draws that each shard is behind its share, by index. See `next_to_draw`.
+        self._turn: Counter[int] = Counter()
         for _ in range(config.num_replay_shards):
             self._add_process()
 
@@ -212,38 +215,41 @@ class ReplayShards(ProcessGroup):
         return WorkerHandle(index, channel, self.clock())
 
     def seed_of(self, index: int) -> list[int]:
-        """Seed of a shard's draws. It is new for each replacement and in each restored run."""
+        """Returns the seed of a shard's draws. Each replacement and each restored run has a new
+        seed."""
         restarts = self.restart_counts.get(index, 0)
         config = self._workers.config
         return [config.seed, index, restarts, config.restore_count]
 
     def of_sampler(self, index: int) -> WorkerHandle:
-        """The shard that stores all fragments of a sampler. It must always be the same one, because
-        windows go on from one fragment to the next. The shard may still be starting."""
+        """Returns the shard that stores all fragments of a sampler. Each sampler always has the
+        same shard, because windows can continue from one fragment to the next. The shard may still
+        be starting."""
         return self.remote[(index - 1) % len(self.remote)]
 
     def note(self, shard: WorkerHandle, report: Report) -> None:
-        """Keeps the report of a shard's answer."""
+        """Keeps the report from a shard's answer."""
         if not shard.removed:
             self.reports[shard] = report
 
     def count(self, reply: Reply) -> None:
-        """Counts the seconds of a call."""
+        """Counts the seconds of a call to a shard."""
         self.busy_s.setdefault(reply.worker.index, Counter()).update(reply.counts.seconds)
 
     def drop_lost(self) -> bool:
-        """Forgets the reports of shards that were replaced. Returns whether there were any."""
+        """Drops the reports of shards that were replaced, and counts their rows as lost. Returns
+        True if there were such reports."""
         lost = [shard for shard in self.reports if shard.removed]
         for shard in lost:
             self.num_rows_lost += self.reports.pop(shard).num_rows
         return bool(lost)
 
     def forget_all(self) -> dict[WorkerHandle, list[int]]:
-        """Forgets all reports.
+        """Drops all reports, after a restore.
 
         Returns:
-            the shards that are up, with their next seed. The caller tells them to forget their
-            rows. All other shards start without rows.
+            the shards that are up, each with its new seed. The caller must call `forget` in these
+            shards. All other shards start without rows.
         """
         self.reports.clear()
         self._turn.clear()
@@ -251,14 +257,14 @@ class ReplayShards(ProcessGroup):
 
     @property
     def num_rows(self) -> int:
-        """Rows in all shards, by their last reports."""
+        """Number of rows in all shards, from their last reports."""
         return sum(report.num_rows for report in self.reports.values())
 
     def next_to_draw(self) -> WorkerHandle | None:
-        """The shard that draws the next batch. None if no shard has a row.
+        """Returns the shard that draws the next batch. None if no shard has rows.
 
-        Shards take turns in proportion to their `weight`, so each row is drawn as often as from one
-        buffer that holds all rows.
+        Shards take turns in proportion to their `weight`. So each row is drawn as often as from a
+        single buffer with all rows.
         """
         weights = {shard: r.weight for shard, r in self.reports.items() if r.weight > 0.0}
         total = sum(weights.values())
@@ -271,7 +277,7 @@ class ReplayShards(ProcessGroup):
         return chosen
 
     def extra_stats(self) -> dict[str, Any]:
-        """Numbers for all shards together, and for each shard."""
+        """Returns the numbers for results: for all shards together, and for each shard."""
         faults = self.stats()
         return {
             "num_replay_shards_up": faults["num_healthy_workers"],

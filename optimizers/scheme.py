@@ -1,26 +1,31 @@
-"""The scheme matrix: which process collects, computes gradients and updates, and which ones wait.
+"""The scheme matrix: PyTorchRL's terms for who collects, computes gradients and applies updates.
 
-The terms are PyTorchRL's. Each combination that makes sense is one of the optimizers with a few
-options. `scheme_config` returns these options.
+Each useful combination of terms is one of the optimizers with a few options. `scheme_config`
+returns these options.
 
 Collection, for each process that computes gradients:
 
-- `central sync`: the process collects samples itself.
-- `central async`: one other process collects, and goes on while gradients are computed.
-- `parallel sync`: several processes collect, and the process waits for all of them.
-- `parallel async`: several processes collect, and the process takes the first that is ready.
+- `central sync`: this process collects samples itself.
+- `central async`: one other process collects samples, and continues while gradients are computed.
+- `parallel sync`: several processes collect samples. The process that computes gradients waits for
+  all of them.
+- `parallel async`: several processes collect samples. The process that computes gradients takes
+  the first samples that arrive.
 
 Gradients:
 
-- `central sync`: the driver computes them, between two updates.
-- `central async`: one other process computes them, and does not wait for the update.
-- `parallel sync`: several processes compute them. One update applies the mean of all.
-- `parallel async`: several processes compute them. Each gradient is applied as it arrives.
+- `central sync`: the driver computes gradients between two updates.
+- `central async`: one other process computes gradients, and does not wait for updates.
+- `parallel sync`: several processes compute gradients. One update applies the mean of their
+  gradients.
+- `parallel async`: several processes compute gradients. The driver applies each gradient when it
+  arrives.
 
 Update:
 
 - `central`: the driver applies gradients, and sends weights to the other processes.
-- `decentralized`: gradients are all-reduced, and each process applies the sum to its own weights.
+- `decentralized`: the processes all-reduce their gradients, and each process applies the result to
+  its own weights.
 """
 
 from __future__ import annotations
@@ -43,7 +48,7 @@ UPDATES = ("central", "decentralized")
 
 
 class Scheme(NamedTuple):
-    """One cell of the matrix. All terms are "unspecified" for an optimizer outside of the matrix.
+    """One cell of the matrix. For an optimizer outside of the matrix, all terms are "unspecified".
 
     Attributes:
         collection: one of `COLLECTIONS`.
@@ -63,7 +68,7 @@ def scheme_config(
     num_collection_workers: int = 2,
     num_gradient_workers: int = 2,
 ) -> dict[str, Any]:
-    """The trainer options for a cell of the matrix.
+    """Returns the trainer options for a cell of the matrix.
 
         polopt.PolicyOptimizerTrainer({
             "env": "CartPole-v1",
@@ -72,14 +77,15 @@ def scheme_config(
 
     Args:
         collection: `central sync`, `central async`, `parallel sync` or `parallel async`.
-        gradients: one of the same four terms.
+        gradients: `central sync`, `central async`, `parallel sync` or `parallel async`.
         update: `central` or `decentralized`.
         num_collection_workers: with parallel collection, the number of collectors of each process
             that computes gradients.
-        num_gradient_workers: with parallel gradients, the number of processes that compute them.
+        num_gradient_workers: with parallel gradients, the number of processes that compute
+            gradients.
 
     Raises:
-        ConfigError: a term is unknown, or the combination makes no sense.
+        ConfigError: a term is unknown, or no optimizer supports this combination.
     """
     _check_term("collection", collection, COLLECTIONS)
     _check_term("gradients", gradients, GRADIENTS)
@@ -109,8 +115,12 @@ def scheme_config(
 
 
 def collection_of(collectors: int, how: str) -> str:
-    """The collection term of a process that computes gradients with this number of remote
-    collectors."""
+    """Returns the collection term for a process that computes gradients.
+
+    Args:
+        collectors: number of remote collectors of this process.
+        how: the option `collection` of the config.
+    """
     if collectors == 0:
         return "central sync"
     kind = "central" if collectors == 1 else "parallel"
@@ -119,13 +129,13 @@ def collection_of(collectors: int, how: str) -> str:
     return "parallel async" if how == "async" else "parallel sync"
 
 
-#: Why gradients of this kind cannot be all-reduced.
+#: The reason why all-reduce is not possible, by the term for gradients.
 _NO_ALLREDUCE = {
     "central sync": "all-reduce needs several processes that compute gradients",
     "central async": "all-reduce needs several processes that compute gradients",
-    "parallel async": "in an all-reduce each process waits for all others",
+    "parallel async": "in an all-reduce, each process waits for all other processes",
 }
-#: The key `collection` for each kind of collection.
+#: The option `collection` of the config, by the term for collection.
 _HOW = {
     "central sync": "sync",
     "central async": "overlapped",
@@ -140,8 +150,8 @@ def _check_term(name: str, given: str, allowed: tuple[str, ...]) -> None:
 
 
 def scheme_of(optimizer: PolicyOptimizer) -> Scheme:
-    """The cell of an optimizer with its options. Unspecified for an optimizer outside of the
-    matrix."""
+    """Returns the cell of an optimizer with its options. For an optimizer outside of the matrix,
+    all terms are "unspecified"."""
     rollout = optimizer.workers.config.rollout
     workers, how = rollout.num_workers, rollout.collection
     below = collection_of(rollout.num_workers_below, how)

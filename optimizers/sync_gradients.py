@@ -1,6 +1,6 @@
 """SyncGradients: the driver averages and applies the gradients of all workers (DPPO).
 
-After Heess et al., 2017.
+The strategy follows Heess et al., 2017.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class SyncGradientsConfig(GradientsConfig):
 
 
 class SyncGradients(PolicyOptimizer):
-    """Sends weights to all workers, waits for a gradient from each, and applies the mean gradient
-    over all rows.
+    """Sends weights to all workers, waits for a gradient from each worker, and applies the mean
+    gradient over all rows.
 
         polopt.PolicyOptimizerTrainer(
             env="CartPole-v1",
@@ -39,9 +39,9 @@ class SyncGradients(PolicyOptimizer):
             num_workers=4,
         )
 
-    A worker that has just started takes part in the next update. If a worker fails, the update is
-    made without its gradient. As long as no worker fails, a run is reproducible bit for bit for
-    one seed, config and number of workers.
+    A worker that has just started takes part in all later updates. If a worker fails, the driver
+    makes the update without its gradient. As long as no worker fails, a run is reproducible bit for
+    bit for one seed, config and number of workers.
     """
 
     name = "sync_gradients"
@@ -51,7 +51,8 @@ class SyncGradients(PolicyOptimizer):
     phases: ClassVar[tuple[str, ...]] = ("wait", "apply", "dispatch")
     after_failure = "drop"
     tab: ClassVar[Tab] = Tab(
-        "Wait: the driver waits for the slowest worker, and so do the others, which are idle then.",
+        "Wait: the driver and all faster workers are idle, because they wait for the slowest "
+        "worker.",
         (plots.GRADIENT_LAG, plots.GRADIENT_COUNTS, plots.GRADIENT_RATE),
         (plots.GRADIENTS_METRIC,),
     )
@@ -80,8 +81,8 @@ class SyncGradients(PolicyOptimizer):
         return self.metrics.counts_since(before)
 
     def _request(self) -> None:
-        """Sends weights to every worker that is up and asks it for a gradient. Does nothing while
-        such calls are pending."""
+        """Sends weights to all workers that are up, and requests a gradient from each worker. Does
+        nothing while such calls are pending or kept."""
         if self.calls.idle:
             self.calls.fill(compute_gradient, self.workers.up())
 
@@ -95,7 +96,8 @@ class SyncGradients(PolicyOptimizer):
 
 @np.errstate(all="ignore")
 def mean_gradients(parts: Sequence[Gradients]) -> Gradients:
-    """The gradient of the mean loss over all rows of several gradients."""
+    """Returns the mean of several gradients, weighted by their numbers of rows. This mean is the
+    gradient of the mean loss over all rows."""
     if len(parts) == 1:
         return parts[0]
     rows = sum(part.rows for part in parts)

@@ -1,7 +1,7 @@
-"""SyncReplay: inserts samples into a replay buffer, and learns from rows that it draws (DQN, SAC).
+"""SyncReplay: the driver stores samples in a replay buffer, and learns from drawn rows (DQN, SAC).
 
-After RLlib 0.8's SyncReplayOptimizer. Here the training intensity is exact, and the buffer can be
-saved. Results do not depend on the order in which samples arrive.
+The strategy follows RLlib 0.8's SyncReplayOptimizer. Unlike in RLlib, the training intensity is
+exact, and the buffer can be saved. Results do not depend on the order in which samples arrive.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from polopt.rollouts.workers.worker_set import WorkerSet
 
 logger = logging.getLogger("polopt")
 
-#: Identifies the random stream that draws rows: the first number of its spawn key. Workers use
-#: their index as this number, and evaluation uses 2**31.
+#: The first number of the spawn key of the random stream that draws rows. No other stream uses this
+#: number: workers use their index, and evaluation uses 2**31.
 _DRAWS = 2**31 + 1
 
 
@@ -45,15 +45,17 @@ class SyncReplayConfig(ReplayOptions):
     """Options of `SyncReplay`, in addition to the options of `ReplayOptions`.
 
     Attributes:
-        save_replay_buffer: save the buffer in checkpoints. Without it, a restored run first fills
-            the buffer to `learning_starts` again, and then goes on learning.
+        save_replay_buffer: if True, checkpoints contain the replay buffer. If False, a restored run
+            first samples `learning_starts` rows into an empty buffer before it continues to learn.
         replay_unit: `transition` draws single transitions. `sequence` draws sequences, for policies
-            with memory, whose `learns_from` is `Sequences`. A batch has `train_batch_size` rows.
-            Rows of the burn-in do not count.
-        sequence_length: steps of a sequence, including the burn-in. Sequences begin where fragments
-            begin, so `rollout_fragment_length` must not be larger. None with transitions.
-        burn_in: number of steps at the start of each sequence that only bring the memory up to date
-            with the current weights. They give no loss (Kapturowski et al., 2019).
+            with memory (`learns_from` is `Sequences`). In both cases a batch has `train_batch_size`
+            rows. Rows of the burn-in do not count.
+        sequence_length: number of steps of a sequence, including burn-in steps. Sequences
+            begin at the beginnings of fragments, so `rollout_fragment_length` must not be larger
+            than `sequence_length`. None with `replay_unit: transition`.
+        burn_in: number of steps at the start of each sequence that only serve to recompute the
+            memory with the current weights. These steps do not contribute to the loss (Kapturowski
+            et al., 2019).
     """
 
     save_replay_buffer: bool = False
@@ -105,8 +107,8 @@ class SyncReplayConfig(ReplayOptions):
         return super().new_buffer(policy, seed, num_shards, **unit)
 
     def check_spaces(self, worker_config: WorkerConfig) -> None:
-        """Checks that the buffer fits into the free memory, and has room for one window of each
-        environment."""
+        """See `OptimizerConfig.check_spaces`. Checks that the buffer fits into the free memory, and
+        can hold one window and one fragment of each environment."""
         rollout, policy = worker_config.rollout, cast("ReplayConfig", worker_config.policy)
         window = self.sequence_length or policy.n_step
         envs = rollout.num_envs_per_worker * max(1, rollout.num_workers)
@@ -114,15 +116,15 @@ class SyncReplayConfig(ReplayOptions):
         if self.buffer_size < needed:
             raise ConfigError(
                 f"key 'buffer_size': got {self.buffer_size:,}. Allowed: {needed:,} or more, "
-                f"because {envs} environments fill the buffer, and a row can be drawn only when "
-                f"the buffer holds the {window} steps of its window and its whole fragment"
+                f"because {envs} environments fill the buffer, and a row can be drawn only if the "
+                f"buffer holds the {window} steps of its window and its whole fragment"
             )
         super().check_spaces(worker_config)
 
 
 class SyncReplay(ReplayOptimizer):
-    """Gathers one fragment from each worker, inserts them into a buffer, and learns from batches of
-    the buffer, as often as the training intensity requires.
+    """Gathers one fragment from each worker, inserts the fragments into a buffer, and learns from
+    batches of the buffer. The training intensity determines the number of these batches.
 
         polopt.PolicyOptimizerTrainer(
             env="CartPole-v1",
@@ -132,10 +134,10 @@ class SyncReplay(ReplayOptimizer):
         )
 
     As long as no worker fails, a run is reproducible bit for bit for one seed, config and number of
-    workers. This holds for `collection: overlapped`, too. Then workers sample the next fragments
-    while the driver learns, with weights that are one step older. If a worker fails, the others
-    sample its fragments. The buffer then begins a new stream for the replacement, so that no window
-    joins steps of two workers.
+    workers. This is also true with `collection: overlapped`. With this option, workers sample the
+    next fragments while the driver learns, with weights that are one step older. If a worker fails,
+    the other workers sample its fragments. The buffer then begins a new stream for the replacement,
+    so that no window contains steps of two workers.
     """
 
     name = "sync_replay"
@@ -148,8 +150,8 @@ class SyncReplay(ReplayOptimizer):
     }
     after_failure = "reassign"
     tab: ClassVar[Tab] = Tab(
-        "Workers are idle while the driver learns, unless collection is overlapped. Where learning "
-        "takes most of the time, more workers gain nothing at this training intensity.",
+        "Workers are idle while the driver learns, unless collection is overlapped. If learning "
+        "takes most of the time, more workers do not help at this training intensity.",
         plots.REPLAY,
         plots.REPLAY_METRICS,
     )
@@ -162,9 +164,9 @@ class SyncReplay(ReplayOptimizer):
         self._begin_buffer()
         if self.config.save_replay_buffer:
             size = readable_bytes(self.buffer.nbytes)
-            logger.info("each checkpoint holds the replay buffer, up to %s", size)
+            logger.info("each checkpoint contains the replay buffer, which has up to %s", size)
         self._samplers_blocked_s = 0.0
-        self._learn_s = 0.0  # of the last step
+        self._learn_s = 0.0  # duration of learning in the last step
 
     @classmethod
     def check(cls, rollout: RolloutConfig, config: Any) -> None:
@@ -178,7 +180,7 @@ class SyncReplay(ReplayOptimizer):
         if length is not None and steps > length:
             raise ConfigError(
                 f"key 'rollout_fragment_length': got {steps} with sequence_length={length}. "
-                f"Allowed: 1 to {length}, because sequences begin where fragments begin"
+                f"Allowed: 1 to {length}, because sequences begin at the beginnings of fragments"
             )
 
     def step(self) -> StepResult:
@@ -210,20 +212,21 @@ class SyncReplay(ReplayOptimizer):
 
     def _request(self) -> None:
         """Requests one fragment from each worker that is up. Does nothing while fragments are
-        pending."""
+        pending or kept."""
         if self.calls.idle:
             workers = self.workers.up()
             self.fragments.request_in_turn(workers, len(workers))
 
     def _draw(self) -> Transitions | Sequences:
-        """A batch of `train_batch_size` rows. It has fewer if sequences contain reset rows."""
+        """Draws a batch of `train_batch_size` rows. The batch has fewer rows if its sequences
+        contain reset rows."""
         count, length = self.config.train_batch_size, self.config.sequence_length
         if length is None:
             return self.buffer.sample(count)
         return self.buffer.sample_sequences(count // (length - self.config.burn_in))
 
     def _begin_buffer(self) -> None:
-        """Makes an empty buffer and its limiter. After each restore the draws have a new seed."""
+        """Makes an empty buffer and its limiter. After each restore, draws use a new seed."""
         config = self.workers.config
         draws = np.random.SeedSequence(config.seed, spawn_key=(_DRAWS, config.restore_count))
         self.buffer = self.config.make_buffer(self.policy, draws)
@@ -234,16 +237,16 @@ class SyncReplay(ReplayOptimizer):
         self.buffer_files = BufferFiles(self.buffer, self.limiter, saves)
 
     def _insert(self, fragment: SampleBatch) -> None:
-        """Adds a fragment to the buffer. The buffer itself finds out whether the fragment continues
-        the worker's last one."""
+        """Adds a fragment to the buffer. The buffer itself detects whether the fragment continues
+        the last fragment of the same worker."""
         self.metrics.add_lag(fragment.version, self.policy.version, weight=fragment.shape[1])
         self.limiter.inserted(self.buffer.add(fragment), self.buffer.num_drawable > 0)
 
     def _count_blocked(self, replies: list[Reply]) -> None:
-        """Counts the time for which samplers stood still while the driver learned in the last step.
+        """Counts the time for which samplers were idle while the driver learned in the last step.
 
-        Without overlap this is all of the learning time. With overlap it is the rest of the
-        learning time after the samplers had finished their fragments.
+        Without `collection: overlapped`, this is the whole learning time. With this option, it is
+        the part of the learning time after the samplers had finished their fragments.
         """
         busy_s = 0.0
         if self.overlaps and replies:
@@ -268,19 +271,20 @@ class SyncReplay(ReplayOptimizer):
         self.calls.wait()
 
     def worker_states(self) -> dict[str, Any]:
-        """The statistics, and the state of the environments and random numbers. See
+        """Returns the running statistics, and the state of the environments and random numbers. See
         `sampler_states`."""
         return sampler_states(self.workers)
 
     def get_driver_state(self) -> dict[str, Any]:
-        """Adds the counts of the limiter and the buffer. The rows are not part of the state."""
+        """See `PolicyOptimizer.get_driver_state`. Adds the counts of the limiter and of the buffer.
+        The state does not contain the rows of the buffer."""
         replay = {"limiter": self.limiter.get_state(), "buffer": self.buffer.get_state()}
         return {**super().get_driver_state(), "replay": replay}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues with an empty buffer, which `buffer_files` fills if rows were saved. If not,
-        `learning_starts` rows are sampled before learning continues. The training intensity stays
-        the same."""
+        """Continues with an empty buffer. If rows were saved, `buffer_files` then fills the buffer.
+        Otherwise, `learning_starts` rows are sampled before learning continues. In both cases, the
+        training intensity stays the same."""
         super().set_state(state)
         restore_samplers(self.workers, state.get("workers", {}))
         self._begin_buffer()

@@ -1,8 +1,8 @@
 """SyncSamples: the driver learns from the samples of all workers (A2C, PPO).
 
-After RLlib 0.8's SyncSamplesOptimizer. The driver uses all samples, and results do not depend on
-the order in which they arrive. With `collection: overlapped`, workers sample while the driver
-learns, as in PyTorchRL's overlapped PPO.
+The strategy follows RLlib 0.8's SyncSamplesOptimizer. The driver uses all samples, and results do
+not depend on the order in which samples arrive. With `collection: overlapped`, workers sample while
+the driver learns, as in PyTorchRL's overlapped PPO.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ class SyncSamplesConfig(OptimizerConfig):
     """Options of `SyncSamples`.
 
     Attributes:
-        train_batch_size: environment steps of one batch, rounded up to whole fragments. A batch is
-            smaller if next-step resets take some of its rows. None: one fragment of each worker.
-        fraction_workers: once this share of the workers has sampled all its fragments, the others
-            stop early, and their samples so far are used. With 1 the driver waits for all workers.
-            Only then do results not depend on timing.
-        fraction_samples: a fragment that stops early keeps at least this share of its steps.
+        train_batch_size: number of environment steps of one batch, rounded up to whole fragments. A
+            batch has fewer steps if some of its rows are resets in next-step autoreset mode. None
+            means one fragment from each worker.
+        fraction_workers: once this share of the workers has sampled all its fragments, the
+            fragments of the other workers end early. The driver uses these shortened fragments.
+            With 1, the driver waits for all workers. With other values, results depend on timing.
+        fraction_samples: a fragment that ends early has at least this share of its steps.
     """
 
     train_batch_size: Automatic = pydantic.Field(default=None, ge=0, le=10**8)
@@ -47,7 +48,7 @@ class SyncSamplesConfig(OptimizerConfig):
 
 
 class SyncSamples(PolicyOptimizer):
-    """Sends weights to all workers, gathers their samples in one batch, and learns in the driver.
+    """Sends weights to all workers, gathers their samples into one batch, and learns in the driver.
 
         polopt.PolicyOptimizerTrainer(
             env="CartPole-v1",
@@ -56,10 +57,11 @@ class SyncSamples(PolicyOptimizer):
             num_workers=4,
         )
 
-    A worker that has just started takes part in the next step. If a worker fails, the others sample
-    its fragments, so a worker that hangs delays only one step. As long as no worker fails, a run is
-    reproducible bit for bit for one seed, config and number of workers. This holds for
-    `collection: overlapped`, too. With `num_workers=0` the local worker samples.
+    A worker that has just started takes part in all later steps. If a worker fails, the other
+    workers sample its fragments, so a worker that hangs delays only one step. As long as no worker
+    fails and `fraction_workers` is 1, a run is reproducible bit for bit for one seed, config and
+    number of workers. This is also true with `collection: overlapped`. With `num_workers=0`, the
+    local worker samples.
     """
 
     name = "sync_samples"
@@ -69,8 +71,8 @@ class SyncSamples(PolicyOptimizer):
     runs_in_process = True
     after_failure = "reassign"
     tab: ClassVar[Tab] = Tab(
-        "Workers are idle while the driver learns, unless collection is overlapped, and the driver "
-        "waits while workers sample: the larger share is what to speed up.",
+        "Workers are idle while the driver learns, unless collection is overlapped. The driver is "
+        "idle while workers sample. Speed up the phase with the larger share.",
         (plots.PEAK_RATES, plots.EARLY_STOPPED, plots.POLICY_LAG),
         (plots.PEAK_METRIC, plots.EARLY_STOPPED_METRIC),
     )
@@ -106,8 +108,8 @@ class SyncSamples(PolicyOptimizer):
         return self.metrics.counts_since(before)
 
     def _request(self) -> None:
-        """Requests the fragments of one batch from all workers in turn. The first request of each
-        worker carries the weights. Does nothing while fragments are pending."""
+        """Requests the fragments of one batch from all workers in turn. The first request to each
+        worker carries the weights. Does nothing while fragments are pending or kept."""
         if self.calls.idle:
             workers, rows = self.workers.up(), self.config.train_batch_size
             count = num_fragments(self.workers.config.rollout, rows, default=len(workers))
@@ -118,10 +120,10 @@ class SyncSamples(PolicyOptimizer):
         self.calls.wait()
 
     def worker_states(self) -> dict[str, Any]:
-        """The statistics, and the state of the environments and random numbers.
+        """Returns the running statistics, and the state of the environments and random numbers.
 
-        With `collection: sync`, a run continues bit for bit from this state if its environments can
-        save their state. See `sampler_states`.
+        With `collection: sync`, a run that is restored from this state continues bit for bit if its
+        environments can save their state. See `sampler_states`.
         """
         return sampler_states(self.workers)
 

@@ -1,4 +1,4 @@
-"""Processes at the other end of a channel, and how a test calls them."""
+"""Processes at the other end of a channel, and helpers with which tests call them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from polopt.rollouts.workers.answer import Answer
 from polopt.rollouts.workers.call_runner import CallRunner
 
 LIMIT_S = 60.0
-#: Options of a process that needs nothing.
+#: Options of a process that needs no resources.
 NO_RESOURCES = {"num_cpus": 0}
 
 
 class Notebook(CallRunner):
-    """Notes what it is given.
+    """An object that keeps a list of notes. Calls add notes.
 
     Args:
-        first: the first note.
+        first: the first note. None means that the list is empty.
         control: see `CallRunner`.
-        clock: of the channel.
+        clock: see `CallRunner`.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ def note_slowly(book: Notebook, value: Any, duration_s: float) -> Any:
 
 
 class Line:
-    """A process, and calls of it.
+    """A channel to a process, with methods for calls.
 
     Attributes:
         kind: name of the transport.
-        transport: started it.
-        channel: of the process.
+        transport: the transport that started the process.
+        channel: the channel to the process.
     """
 
     _numbers = itertools.count(1)
@@ -78,11 +78,12 @@ class Line:
         return self.channel.send(Message(number, "a function", function, args, by_reference))
 
     def answer(self, ticket: Ticket) -> Any:
-        """What came back, an `Answer`. Raises what `Ticket.result` raises."""
+        """Waits for the result of a ticket, and returns it. Raises the errors of
+        `Ticket.result`."""
         return ticket_answer(self.transport, ticket)
 
     def call(self, function: Callable[..., Any], *args: Any, by_reference: bool = False) -> Any:
-        """The value of a function."""
+        """Calls a function in the process, and returns its value."""
         answer = self.answer(self.send(function, *args, by_reference=by_reference))
         assert isinstance(answer, Answer)
         assert answer.error is None, answer.error

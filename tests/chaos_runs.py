@@ -24,14 +24,15 @@ from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-#: File whose presence makes one process fail. This process removes it.
+#: If this file exists, one process removes the file and fails.
 FAULT_FILE = Path(tempfile.gettempdir(), f"polopt-chaos-{os.getpid()}")
 #: File with the time of the failure, in seconds of `time.time()`.
 FAULT_TIME_FILE = FAULT_FILE.with_suffix(".stamp")
 
 
 def claim_fault(path: Path = FAULT_FILE) -> bool:
-    """Removes the file, writes the time to `FAULT_TIME_FILE`. True in exactly one process."""
+    """Tries to remove the file. Returns True in the one process that succeeds, which also writes
+    the time to `FAULT_TIME_FILE`."""
     try:
         path.unlink()
     except FileNotFoundError:
@@ -47,7 +48,9 @@ class PacedCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
     """CartPole whose steps take a configured time, like the steps of a simulator.
 
     Args:
-        config: `step_s`. `slow`: index of the worker whose steps take ten times as long.
+        config: the options of the environment.
+            `step_s`: seconds of a step.
+            `slow`: index of the worker whose steps take ten times as long.
             `hangs`: index of the worker that hangs in the step in which it finds `FAULT_FILE`.
     """
 
@@ -66,9 +69,10 @@ class PacedCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class DiesInConstructor(PacedCartPole):
-    """Kills its worker process in the constructor while `FAULT_FILE` exists.
+    """An environment whose constructor kills its worker process while `FAULT_FILE` exists.
 
-    The environment that the driver makes to read the spaces (worker index 0) is excepted.
+    In the driver (worker index 0), which makes one environment to read the spaces, the constructor
+    does not do this.
     """
 
     def __init__(self, config: Any) -> None:
@@ -81,7 +85,7 @@ class DiesInConstructor(PacedCartPole):
 
 
 class NoRepeatA2C(A2CPolicy):
-    """Raises AssertionError if the same gradient is applied twice."""
+    """A policy that raises AssertionError if the same gradient is applied twice."""
 
     def apply_gradients(self, gradients: Gradients, lr_scale: float = 1.0) -> dict[str, float]:
         refuse_repeated(self, gradients.flat.tobytes())
@@ -89,7 +93,7 @@ class NoRepeatA2C(A2CPolicy):
 
 
 class NoRepeatPPO(PPOPolicy):
-    """Raises AssertionError if it learns from the same observations twice."""
+    """A policy that raises AssertionError if it learns from the same observations twice."""
 
     def learn_on_batch(self, batch: SampleBatch, reducer: Any = None) -> dict[str, float]:
         for env in range(batch.all_obs.shape[1]):
@@ -98,8 +102,8 @@ class NoRepeatPPO(PPOPolicy):
 
 
 class HashingPPO(NoRepeatPPO):
-    """Keeps a hash of the weights of each version. Kills its process within an all-reduce once
-    `FAULT_FILE` exists."""
+    """A policy that keeps a hash of the weights of each version. Once `FAULT_FILE` exists, it kills
+    its process within an all-reduce."""
 
     def learn_on_batch(self, batch: SampleBatch, reducer: Any = None) -> dict[str, float]:
         if claim_fault():
@@ -117,7 +121,7 @@ class HashingPPO(NoRepeatPPO):
 
 
 class HangingPPO(PPOPolicy):
-    """Hangs within an all-reduce once `FAULT_FILE` exists."""
+    """A policy that hangs while other ranks wait in an all-reduce, once `FAULT_FILE` exists."""
 
     def learn_on_batch(self, batch: SampleBatch, reducer: Any = None) -> dict[str, float]:
         if claim_fault():
@@ -133,11 +137,11 @@ def refuse_repeated(policy: Any, data: bytes) -> None:
 
 
 class DyingReducer:
-    """Reducer that kills its process during one of the sums of gradients.
+    """A reducer that kills its process during one of the sums of gradients.
 
     Args:
         reducer: computes the sums.
-        left: `sums_left` counts down the sums until then.
+        left: a dict in which `sums_left` is the number of sums until the kill.
     """
 
     def __init__(self, reducer: Any, left: dict[str, Any]) -> None:
@@ -162,7 +166,7 @@ class DyingReducer:
 
 
 def kill(worker: WorkerHandle) -> float:
-    """Sends SIGKILL. Returns the time, in seconds of `time.time()`."""
+    """Sends SIGKILL to a worker. Returns the time of the kill, in seconds of `time.time()`."""
     pid = pid_of(worker)
     assert pid > 0
     os.kill(pid, signal.SIGKILL)
@@ -173,7 +177,7 @@ class Killer(threading.Thread):
     """Kills random workers at random times while the main thread trains.
 
     Attributes:
-        back_s: for each kill, seconds until the replacement had answered its first call.
+        back_s: for each kill, the seconds until the replacement was up.
     """
 
     def __init__(self, workers: WorkerSet, kills: int, over_s: float, seed: int = 0) -> None:
@@ -188,7 +192,8 @@ class Killer(threading.Thread):
 
     def run(self) -> None:
         for pause_s in self._pauses_s:
-            # Pauses count from the last kill, so that a late replacement is not killed at once.
+            # Each pause begins after the last kill, so that a late replacement is not killed at
+            # once.
             due_s = time.time() + pause_s
             while not self._kill_one(due_s):
                 if self.stopped.wait(0.01):
@@ -219,10 +224,11 @@ class Killer(threading.Thread):
 
 
 def steps_until(optimizer: Any, condition: Callable[[], Any], limit_s: float) -> list[float]:
-    """Calls `step` until `condition()`. Returns the duration of each step in seconds.
+    """Calls `step` until `condition()` is true. Returns the duration of each step in seconds.
 
     Raises:
-        AssertionError: `limit_s` is over, or a result counts updates without data.
+        AssertionError: the condition is not true within `limit_s` seconds, or a result counts
+            updates without data.
     """
     deadline_s = time.monotonic() + limit_s
     durations_s = []

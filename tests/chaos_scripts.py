@@ -1,4 +1,4 @@
-"""Programs with a Ray of their own that tests run: `chaos_scripts.py PROGRAM ARGUMENT ...`.
+"""Programs that tests run, each with its own Ray: `chaos_scripts.py PROGRAM ARGUMENT ...`.
 
 The last line of the output is JSON.
 """
@@ -30,7 +30,7 @@ QUIET = {"include_dashboard": False, "log_to_driver": False, "logging_level": lo
 
 
 class Wide(gymnasium.Env[np.ndarray, int]):
-    """Observations of 40 KB."""
+    """An environment with observations of 40 KB."""
 
     observation_space = spaces.Box(0.0, 1.0, (10_000,), np.float32)
     action_space = spaces.Discrete(2)
@@ -85,8 +85,8 @@ def memory(name: str, steps: str) -> dict[str, Any]:
 
 
 def two_nodes() -> dict[str, Any]:
-    """Runs a head node without CPUs and a node with two until standard input ends. Prints the
-    address of the head."""
+    """Runs a head node without CPUs, and a node with two CPUs, until standard input ends. Prints
+    the address of the head node."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
@@ -100,7 +100,7 @@ def two_nodes() -> dict[str, Any]:
 
 
 def nodes(name: str) -> dict[str, Any]:
-    """Loses one of two nodes with four workers, and gets another."""
+    """Trains with four workers on two nodes. Removes one of the nodes, and later adds a node."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
@@ -141,8 +141,8 @@ def nodes(name: str) -> dict[str, Any]:
 
 
 def driver(name: str, directory: str) -> dict[str, Any]:
-    """Restores the newest complete checkpoint and trains until killed. Saves and prints every
-    second iteration."""
+    """Restores the newest complete checkpoint, and trains until the process is killed. After every
+    second iteration, saves a checkpoint and prints its number of steps."""
     ray.init(num_cpus=8, **QUIET)
     trainer = PolicyOptimizerTrainer(
         {

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-# Ray reads the home when it is imported. Results of tests, and of the programs that they run, go to
-# `ray_results` in a home of this process. The object removes the directory that it has made, and
-# nothing else: never remove what an environment variable names.
+# Ray reads HOME when it is imported. This process sets its own HOME, so that results of tests, and
+# of the programs that tests run, go to `ray_results` in this directory. The `TemporaryDirectory`
+# object later removes exactly the directory that it has made. Do not remove a directory by the
+# value of an environment variable.
 os.environ["HOME"] = (_home := tempfile.TemporaryDirectory(prefix="polopt-tests-home-")).name
 
 import ray
@@ -27,14 +28,15 @@ from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-# Tests, and the programs that they run, start their own Ray even where a cluster is running.
+# Tests, and the programs that tests run, start their own Ray even if a cluster is running.
 os.environ["RAY_ADDRESS"] = "local"
 FIGURES = pytest.StashKey[list[tuple[str, str, str]]]()
 
 
 @pytest.fixture
 def report(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Adds a fault and its measured cost to the table at the end of the run."""
+    """Returns a function that adds a fault and its measured cost to the table at the end of the
+    run."""
 
     def add(fault: str, figures: str) -> None:
         callspec = getattr(request.node, "callspec", None)
@@ -54,7 +56,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Has functions and classes of the tests pickled by value: Ray's workers cannot import them."""
+    """Makes cloudpickle pickle functions and classes of tests by value, because Ray's workers
+    cannot import them."""
     folder = Path(__file__).parent
     for module in list(sys.modules.values()):
         if folder in Path(getattr(module, "__file__", None) or "").parents:
@@ -63,10 +66,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _names_of_this_module() -> Iterator[None]:
-    """Forgets the classes that a module's tests register, or name in a config.
+    """After the tests of a module, removes the classes that they have registered or named in a
+    config.
 
-    Errors list all registered names, so that tests of such errors would depend on the tests that
-    ran before them in the same process.
+    Errors list all registered names. So without this fixture, tests of such errors would depend on
+    the tests that ran earlier in the same process.
     """
     before = [(registry, dict(registry._known)) for registry in (OPTIMIZERS, POLICIES, NETWORKS)]
     yield
@@ -77,7 +81,8 @@ def _names_of_this_module() -> Iterator[None]:
 
 @pytest.fixture
 def quick_collections() -> Iterator[None]:
-    """`gc.collect()` looks at the objects that the test makes, not at a million older ones."""
+    """Makes `gc.collect()` fast: it visits only the objects that the test makes, and not a million
+    older objects."""
     gc.collect()
     gc.freeze()
     yield
@@ -86,15 +91,15 @@ def quick_collections() -> Iterator[None]:
 
 @pytest.fixture
 def compare_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`DecentralizedAllReduce` compares the weights of all ranks after each round."""
+    """Makes `DecentralizedAllReduce` compare the weights of all ranks after each round."""
     monkeypatch.setattr(decentralized_allreduce, "CHECKSUM_INTERVAL", 1)
 
 
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
-    """One Ray for all tests of a session.
+    """Starts one Ray for all tests of a session.
 
-    `num_cpus` is a logical number, large enough that no trial waits for a CPU while `worker_pool`
+    `num_cpus` is a logical number. It is so large that no trial waits for a CPU while `worker_pool`
     holds its workers.
     """
     ray.init(
@@ -104,8 +109,8 @@ def ray_session() -> Iterator[None]:
         configure_logging=False,
         log_to_driver=False,
         object_store_memory=200_000_000,
-        # Otherwise Ray starts one process per logical CPU, 32 here, before a test needs any. No
-        # public option prevents that.
+        # Without this private option, Ray starts one process per logical CPU, 32 here, before a
+        # test needs any process. Ray has no public option against this.
         _system_config={"prestart_worker_first_driver": False},
     )
     yield
@@ -113,8 +118,9 @@ def ray_session() -> Iterator[None]:
 
 
 def reused(workers: WorkerSet, config: WorkerConfig) -> bool:
-    """Reconfigures the workers. False if they do not fit or one of them has died."""
-    # A test may have removed workers and added others, which have other indices.
+    """Reconfigures the workers. Returns False if the config needs other processes, or if a worker
+    has died."""
+    # A test may have removed workers and added new workers, which have other indices.
     expected = list(range(1, config.rollout.num_workers + 1))
     if [worker.index for worker in workers.remote] != expected:
         return False
@@ -126,11 +132,11 @@ def reused(workers: WorkerSet, config: WorkerConfig) -> bool:
 
 @pytest.fixture(scope="session")
 def worker_pool(ray_session: None) -> Iterator[Callable[[WorkerConfig], WorkerSet]]:
-    """Returns a worker set for a config.
+    """Yields a function that returns a worker set for a config.
 
-    Processes of an earlier set with as many workers are used again where they fit and none has
-    died, because a start takes seconds. A set is valid until the next call with the same number of
-    workers.
+    The start of a process takes seconds. So the function reuses the processes of an earlier set
+    with the same number of workers, if the config allows this and no worker has died. A set is
+    valid until the next call with the same number of workers.
     """
     pool: dict[int, WorkerSet] = {}
 

@@ -1,7 +1,7 @@
 """Simulated remote workers on a virtual clock, and policies and environments that fail.
 
-The test sets the order and the outcome of calls. The fakes check their arguments. No processes, no
-waiting.
+A test determines the order and the results of calls. The fakes check their arguments. They start no
+processes and do not wait.
 """
 
 from __future__ import annotations
@@ -39,27 +39,28 @@ from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-#: File whose presence makes one process of `StallingPPO` or `NonFiniteGradientPPO` fail.
+#: If this file exists, one process with a `StallingPPO` or `NonFiniteGradientPPO` removes the file
+#: and fails.
 FAULT_FILE = os.path.join(tempfile.gettempdir(), f"polopt-test-{os.getpid()}")
 
 
 def of_worker(*indices: int) -> Script:
-    """Returns the script in which only calls of the workers `indices` end, oldest first."""
+    """Returns a script in which only calls to the workers `indices` end, oldest first."""
     return of_process(*(f"worker {index}" for index in indices))
 
 
 def in_order(indices: Iterable[int]) -> Script:
-    """Returns the script in which calls of the workers `indices` end in this order."""
+    """Returns a script in which one call ends for each index, in the order of `indices`."""
     return processes_in_order(f"worker {index}" for index in indices)
 
 
 class FakeTransport(SimulatedTransport):
-    """`SimulatedTransport` whose channels are `FakeChannel`s, and whose cluster the test describes.
+    """A `SimulatedTransport` with `FakeChannel`s, and with a cluster that the test describes.
 
     Attributes:
-        cluster: resources of the cluster. All are free.
-        unplaced: names of the processes that find no resources.
-        lacking: how many processes the cluster has no resources for. None: all of them.
+        cluster: resources of the cluster. All of them are free.
+        unplaced: names of the processes that may be waiting for resources.
+        lacking: number of processes that really wait for resources. None means all of `unplaced`.
     """
 
     def __init__(self) -> None:
@@ -82,13 +83,13 @@ class FakeTransport(SimulatedTransport):
 
 
 class FakeChannel(SimulatedChannel):
-    """`SimulatedChannel` that remembers its calls, and fails the calls that the test names.
+    """A `SimulatedChannel` that records its calls, and fails calls as the test demands.
 
     Attributes:
         calls: `(name, arguments)` of all calls so far.
-        values: their return values.
-        next_error: error of the next call.
-        errors: error of the next call of a function or method, by name.
+        values: the return values of these calls.
+        next_error: the error with which the next call fails. None if it does not fail.
+        errors: the errors with which the next call of a function or method fails, by its name.
     """
 
     def __init__(self, make: Callable[..., Any], args: tuple[Any, ...], name: str) -> None:
@@ -100,7 +101,7 @@ class FakeChannel(SimulatedChannel):
 
     @property
     def index(self) -> int:
-        """Of the worker."""
+        """The index of the worker."""
         return int(self.name.rpartition(" ")[2])
 
     @property
@@ -121,7 +122,8 @@ class FakeChannel(SimulatedChannel):
 
 
 class CheckedWorker(RolloutWorker):
-    """Real worker that checks weights: none is received twice, and the first fragment has some."""
+    """A real worker that checks the weights that it receives. It must not receive the same weights
+    twice, and must receive weights before its first fragment."""
 
     version_received: int | None = None
 
@@ -137,17 +139,17 @@ class CheckedWorker(RolloutWorker):
 
 
 class FakeWorkerSet(WorkerSet):
-    """WorkerSet whose remote workers are `CheckedWorker`s in this process.
+    """A `WorkerSet` whose remote workers are `CheckedWorker`s in this process.
 
     Args:
         config: see `WorkerSet`.
-        transport: starts them.
+        transport: starts the workers.
         kind: class of the workers.
-        up: workers count as started from the beginning. Replacements, too.
+        up: if True, workers and replacements are up as soon as they are started.
         meanwhile: see `WorkerSet`.
 
     Attributes:
-        channels: of all workers that were started, in this order.
+        channels: the channels of all workers so far, in the order of their starts.
     """
 
     def __init__(
@@ -178,7 +180,7 @@ class FakeWorkerSet(WorkerSet):
 
 
 class FakeWorkerProcess:
-    """Smallest actor class that can raise, hang and be killed."""
+    """A small actor class whose actors can raise, hang and be killed."""
 
     def pid(self) -> int:
         return os.getpid()
@@ -198,7 +200,8 @@ def worker_config(
     rollout: dict[str, Any] | None = None,
     **policy_options: Any,
 ) -> WorkerConfig:
-    """Returns the config of workers. Default: two workers, two environments each, five steps."""
+    """Returns a config of workers. By default, two workers each have two environments and
+    fragments of five steps."""
     options = {
         "num_workers": 2,
         "num_envs_per_worker": 2,
@@ -220,7 +223,7 @@ def make_optimizer(cls: Any, workers: WorkerSet, **options: Any) -> Any:
 
 
 class RandomDelayDrift(Drift):
-    """Drift whose steps take random times, so that results arrive in random order."""
+    """A `Drift` whose steps take random times, so that results arrive in random order."""
 
     def step(self, action: int) -> Any:
         time.sleep(ord(os.urandom(1)) * 4e-5)
@@ -228,8 +231,8 @@ class RandomDelayDrift(Drift):
 
 
 def inside(worker: WorkerHandle, function: Callable[..., Any], *args: Any) -> Any:
-    """Has `function(worker, *args)` run in the process of a worker that is not a fake, after the
-    calls that were sent before. Returns Ray's reference to its value."""
+    """Runs `function(worker, *args)` in the process of a worker that is not a fake, after the calls
+    that were sent before. Returns Ray's reference to the return value."""
     channel: Any = worker.channel
     if isinstance(channel, SocketChannel):
         channel.pause()
@@ -245,7 +248,8 @@ def pid_of(worker: WorkerHandle) -> int:
 
 
 def connect_workers(workers: WorkerSet) -> None:
-    """All workers are up and, unless calls go through Ray, connected."""
+    """Waits until all workers are up and connected. Workers whose calls go through Ray do not
+    connect."""
     until_s = time.monotonic() + 60.0
     for worker in workers.up():
         channel = worker.channel
@@ -257,7 +261,7 @@ def connect_workers(workers: WorkerSet) -> None:
 
 
 class SlowFourthWorkerDrift(Drift):
-    """Drift that is slow in worker 4."""
+    """A `Drift` that is slow in worker 4."""
 
     def step(self, action: int) -> Any:
         if self.context.worker_index == 4:
@@ -266,7 +270,7 @@ class SlowFourthWorkerDrift(Drift):
 
 
 class SlowSecondWorkerDrift(Drift):
-    """Drift that is slow in worker 2."""
+    """A `Drift` that is slow in worker 2."""
 
     def step(self, action: int) -> Any:
         if self.context.worker_index == 2:
@@ -275,14 +279,15 @@ class SlowSecondWorkerDrift(Drift):
 
 
 class OwnAdvantagesPPO(PPOPolicy):
-    """Wrong variant: each learner standardises its advantages by its own rows."""
+    """A wrong variant, in which each learner standardises its advantages by its own rows."""
 
     def training_rows(self, batch: SampleBatch, reducer: Any = None) -> dict[str, np.ndarray]:
         return super().training_rows(batch)
 
 
 class UnweightedPPO(PPOPolicy):
-    """Wrong variant: unweighted mean over learners, although their row counts differ."""
+    """A wrong variant, which computes the unweighted mean over learners, although they have
+    different numbers of rows."""
 
     def learn_on_batch(self, batch: SampleBatch, reducer: Any = None) -> dict[str, float]:
         right = fragment_policy.reduce_gradient
@@ -296,7 +301,8 @@ class UnweightedPPO(PPOPolicy):
 
 
 class StallingPPO(PPOPolicy):
-    """The first process that finds `FAULT_FILE` removes it and hangs in `learn_on_batch`."""
+    """A policy with which the first process that finds `FAULT_FILE` removes the file, and hangs in
+    `learn_on_batch`."""
 
     def learn_on_batch(self, batch: SampleBatch, reducer: Any = None) -> dict[str, float]:
         try:
@@ -308,7 +314,8 @@ class StallingPPO(PPOPolicy):
 
 
 class NonFiniteGradientPPO(PPOPolicy):
-    """The first process that finds `FAULT_FILE` removes it and computes a non-finite gradient."""
+    """A policy with which the first process that finds `FAULT_FILE` removes the file, and computes
+    a non-finite gradient."""
 
     def backward(self, rows: Any) -> dict[str, float]:
         stats = super().backward(rows)
@@ -321,7 +328,7 @@ class NonFiniteGradientPPO(PPOPolicy):
 
 
 class UncheckedGradientPPO(NonFiniteGradientPPO):
-    """Wrong variant: applies non-finite gradients."""
+    """A wrong variant, which applies non-finite gradients."""
 
     def apply_flat(self, lr_scale: float = 1.0) -> dict[str, float]:
         with torch.no_grad():

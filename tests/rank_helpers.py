@@ -1,4 +1,5 @@
-"""Helpers for tests of `DecentralizedAllReduce`: makes one, and runs functions on its ranks."""
+"""Helpers for tests of `DecentralizedAllReduce`. They make this optimizer, and run functions on its
+ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def make_decentralized(
 
 
 def on_ranks(optimizer: DecentralizedAllReduce, function: Callable[[Any], Any]) -> list[Any]:
-    """Results of `function` for the `RolloutWorker` of each rank, between two rounds."""
+    """Drains the optimizer, runs `function(worker)` in each rank, and returns the results."""
     optimizer.drain()
     return run_on(optimizer.group.ranks, function)
 
@@ -42,7 +43,7 @@ def run_on(workers: Iterable[WorkerHandle], function: Callable[[Any], Any]) -> l
 
 
 def learned_state(worker: Any) -> tuple[str, int, bytes, bytes, dict[str, float]]:
-    """The state that all ranks must share."""
+    """Returns the state that must be equal in all ranks."""
     state = worker.policy.get_state()
     adam = state["adam"]["network"]
     moments = (adam["exp_avg"].numpy().tobytes(), adam["exp_avg_sq"].numpy().tobytes())

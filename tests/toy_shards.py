@@ -1,4 +1,4 @@
-"""Processes besides rollout workers: shards that hold rows, like the shards of a replay buffer."""
+"""Processes that are not rollout workers: shards that hold rows, as replay shards do."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from polopt.rollouts.workers.worker_handle import WorkerHandle
 
 
 class Shard(CallRunner):
-    """Holds rows.
+    """A shard that holds rows.
 
     Attributes:
-        index: place in the group.
-        rows: `[B, D]` float32.
+        index: index of the shard in its group.
+        rows: the rows, `[B, D]` float32.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Shard(CallRunner):
 
 
 class Shards(ProcessGroup):
-    """Shards with rows of `num_columns` numbers."""
+    """A group of shards whose rows have `num_columns` numbers."""
 
     def __init__(
         self,
@@ -62,21 +62,21 @@ class Shards(ProcessGroup):
 
 
 def make_rows(shard: Shard, num_rows: int) -> np.ndarray:
-    """`[B, D]`: rows of the shard's index."""
+    """Returns rows `[B, D]` that are filled with the index of the shard."""
     return np.full((num_rows, shard.rows.shape[1]), shard.index, np.float32)
 
 
 def add_rows(shard: Shard, *parts: np.ndarray) -> tuple[int, float]:
-    """Adds rows. The number of rows of the shard, and the sum of their first column."""
+    """Adds rows. Returns the number of rows of the shard, and the sum of their first column."""
     shard.rows = np.concatenate([shard.rows, *parts])
     return len(shard.rows), float(shard.rows[:, 0].sum())
 
 
 def count(shard: Shard, tag: Any = None) -> tuple[Any, int, int]:
-    """The tag, the shard's index and its number of rows."""
+    """Returns the tag, the index of the shard, and its number of rows."""
     return tag, shard.index, len(shard.rows)
 
 
 def fail_with_rows(shard: Shard, rows: np.ndarray) -> None:
-    """Raises."""
+    """Raises ValueError."""
     raise ValueError(f"expected failure with {len(rows)} rows")

@@ -1,1 +1,1 @@
-"""Messages between processes."""
+"""Channels and transports, which carry calls and their answers between processes."""

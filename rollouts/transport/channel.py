@@ -1,11 +1,11 @@
-"""The seam for messages: `Channel`, `Ticket` and `Transport`.
+"""The interface for messages between processes: `Channel`, `Ticket` and `Transport`.
 
     strategy -> Calls -> Channel.send(...) -> Ticket -> Transport.wait(tickets) -> Ticket.result()
 
-`Calls` knows only these classes. A transport decides how a call travels, how a call is sent that
-is too large for its connection, and what happens if no connection can be made. A transport over
-MPI would implement the abstract methods of this file, have a process side as `ProcessActor` is, and
-be named in `open_transport`.
+`Calls` uses only these classes. A transport decides how calls travel. It also handles calls that
+are too large for a connection, and processes that cannot connect. To add a transport, for example
+over MPI, implement the abstract methods in this file, write a counterpart of `ProcessActor` for the
+processes, and add the transport to `open_transport`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ class Message(NamedTuple):
     """One call, as a channel sends it.
 
     Attributes:
-        number: number of the call, 1 or larger. Every call has its own number.
+        number: number of the call, at least 1. Every call has its own number.
         name: name of the function, for error messages.
-        function: runs as `function(target, *args)`, where `target` is the object in the process.
-            Cloudpickle encodes it.
-        args: the arguments after `target`. A reference (`Transport.put`) stands for its object.
-        by_reference: the value stays in the process that makes it, and the answer holds a reference
-            to the value.
-        version: version of the driver's weights when the call is sent. Records of a run hold it.
+        function: the function, which runs as `function(target, *args)`. `target` is the object in
+            the process. Cloudpickle encodes the function.
+        args: the arguments after `target`. In place of a reference (`Transport.put`), the function
+            gets the object.
+        by_reference: if True, the return value stays in the process, and the answer holds a
+            reference to this value.
+        version: version of the driver's weights when the call is sent. The record of a run contains
+            this version.
     """
 
     number: int
@@ -43,7 +45,7 @@ class Message(NamedTuple):
 
 
 class TransportError(RuntimeError):
-    """A process cannot be reached, and the config allows no other transport."""
+    """The driver cannot reach a process, and the config allows no other transport."""
 
 
 class ChannelError(RuntimeError):
@@ -51,12 +53,12 @@ class ChannelError(RuntimeError):
 
 
 class UndecodableAnswerError(ChannelError):
-    """The answer of a process cannot be unpickled in this process. The message says why."""
+    """The driver cannot unpickle the answer of a process. The message says why."""
 
 
 class UnsendableError(RuntimeError):
-    """The arguments of a call, or its answer, cannot be pickled. The call would fail in the same
-    way in every process."""
+    """The arguments or the answer of a call cannot be pickled. The call would fail in the same way
+    in every process."""
 
 
 class LostProcessError(ChannelError):
@@ -64,7 +66,7 @@ class LostProcessError(ChannelError):
     the error is a plain `ChannelError`.
 
     Attributes:
-        at_start: the process died while its object was being made.
+        at_start: True if the process failed while it was making its object.
     """
 
     def __init__(self, message: str, at_start: bool = False) -> None:
@@ -73,12 +75,12 @@ class LostProcessError(ChannelError):
 
 
 class LostReferenceError(ChannelError):
-    """A reference among the arguments of a call stands for an object that is lost, because the
-    process that made it has died."""
+    """The object of a reference among the arguments of a call is lost, because the process that
+    made this object has died."""
 
 
 class AnswerTimeoutError(ChannelError):
-    """An answer exists, but could not be fetched in time."""
+    """A call has ended, but the driver could not fetch its answer in time."""
 
 
 class Ticket(ABC):
@@ -93,15 +95,15 @@ class Ticket(ABC):
 
     @abstractmethod
     def ended(self) -> bool:
-        """Whether there is an answer or a failure. Returns at once.
+        """Returns True if the call has an answer or has failed. Does not wait.
 
-        This may be True before the answer has reached this process, so `result` may still wait.
-        Once `Transport.wait` has returned the ticket, `result` does not wait.
+        The result may be True before the answer has arrived in this process, so `Ticket.result` may
+        still wait. Once `Transport.wait` has returned the ticket, `Ticket.result` does not wait.
         """
 
     @abstractmethod
     def result(self, timeout_s: float) -> Any:
-        """The answer of the process.
+        """Returns the answer of the process.
 
         Args:
             timeout_s: the longest time to wait for the answer.
@@ -122,7 +124,8 @@ class Started(NamedTuple):
     Attributes:
         pid: process id.
         node: id of the node on which the process runs.
-        control: path of the `ControlPage` of the process. Empty if it could not share one.
+        control: path of the `ControlPage` of the process. Empty if the process could not share its
+            page.
     """
 
     pid: int = 0
@@ -140,8 +143,8 @@ class Channel(ABC):
 
     Attributes:
         name: name of the process, for error messages.
-        start: the ticket of the start. Its answer is `Started`.
-        started: the answer to `start`, after `note_started` was called with it.
+        start: the ticket of the start. Its answer is a `Started`.
+        started: the answer to `start`. Set by `note_started`.
     """
 
     name: str
@@ -153,7 +156,8 @@ class Channel(ABC):
         """Sends a call. Does not wait for its answer.
 
         Raises:
-            TransportError: the process cannot be reached, and the config allows no other transport.
+            TransportError: the driver cannot reach the process, and the config allows no other
+                transport.
             Exception: the function or its arguments cannot be pickled. Pickling can raise any
                 exception.
         """
@@ -161,14 +165,14 @@ class Channel(ABC):
     @abstractmethod
     def stop_early(self, number: int, keep_steps: int) -> None:
         """Asks the process to end the fragments of a call once they have `keep_steps` steps. Does
-        not wait. Any thread may call this."""
+        not wait. Any thread may call this method."""
 
     @abstractmethod
     def silent_s(self) -> float | None:
-        """Seconds since the process last made progress. None if that is not known."""
+        """Returns the seconds since the process last made progress. None if this is not known."""
 
     def note_started(self, started: Started) -> None:
-        """Keeps the answer to `start`."""
+        """Stores the answer to `start`."""
         self.started = started
 
 
@@ -177,8 +181,8 @@ class Transport(ABC):
 
     Attributes:
         name: name of the transport, as in the option `transport`.
-        clock: returns the seconds of a monotonic clock. All code that `step()` runs measures time
-            with this clock.
+        clock: a function that returns the seconds of a monotonic clock. All code behind `step()`
+            measures time with this clock.
     """
 
     name: str
@@ -186,41 +190,41 @@ class Transport(ABC):
 
     @property
     def event(self) -> int | None:
-        """Number of the last event in the record of the run. None: the run is not recorded."""
+        """Number of the last event in the record of the run. None if the run is not recorded."""
         return None
 
     @abstractmethod
     def start(
         self, make: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], name: str
     ) -> Channel:
-        """Starts a process with the object that `make(*args)` returns. Does not wait.
+        """Starts a process, which makes its object by `make(*args, control=page)`. Does not wait.
 
         Args:
-            make: makes the object in the process. Calls run as `fn(object, *args)`. The object
-                needs the methods of `polopt.rollouts.workers.call_runner.CallRunner`.
+            make: a function or class that returns the object. Calls run as `fn(object, *args)`. The
+                object needs the methods of `polopt.rollouts.workers.call_runner.CallRunner`.
             args: the arguments of `make`.
-            options: resources of the process, in the form that Ray's `ActorClass.options` takes.
+            options: resources of the process, as arguments of Ray's `ActorClass.options`.
             name: name of the process, for error messages.
         """
 
     @abstractmethod
     def remake(self, channel: Channel, args: tuple[Any, ...]) -> Ticket:
-        """Has a process replace its object by a new `make(*args)`. The process first runs the calls
-        that were sent before. Returns the ticket of the new start."""
+        """Makes a process replace its object by a new object from `make`, with other arguments. The
+        process first runs the calls that were sent earlier. Returns the ticket of the new start."""
 
     @abstractmethod
     def wait(self, tickets: Collection[Ticket], timeout_s: float) -> list[Ticket]:
-        """Waits until one of several calls has ended. A call to this process itself runs during the
-        wait.
+        """Waits until one of several calls has ended. If a call is to this process itself, it runs
+        during the wait.
 
         Args:
             tickets: the oldest ticket of each process. A process answers in order, so its other
                 calls cannot end earlier.
-            timeout_s: the longest wait.
+            timeout_s: the longest time to wait, in seconds.
 
         Returns:
-            the calls that have ended, in order of arrival where that is known. Empty if the time is
-            over, or if the caller should look at something else that has happened.
+            the calls that have ended, in order of arrival if the transport knows this order. May be
+            empty, even before `timeout_s` seconds have passed.
         """
 
     @abstractmethod
@@ -231,22 +235,24 @@ class Transport(ABC):
             channels: the processes that have not started.
 
         Returns:
-            the processes that may be waiting, and the largest number of them that can be. Ray only
-            counts requests, and some may come from other programs.
+            the processes that may be waiting, and an upper limit of the number of processes that
+            really wait. The two can differ, because Ray only counts requests, and some requests may
+            come from other programs.
         """
 
     @abstractmethod
     def resources(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
-        """Amounts of resources in the cluster, and the amounts that are free, by name."""
+        """Returns the amounts of resources in the cluster, and the amounts that are free, both by
+        name."""
 
     @abstractmethod
     def put(self, value: Any) -> Any:
-        """A reference to an object. It can be an argument of several calls, and the object is
-        encoded only once."""
+        """Stores an object, and returns a reference to it. The reference can be an argument of
+        several calls, and the object is encoded only once."""
 
     @abstractmethod
     def get(self, value: Any) -> Any:
-        """The object of a reference. A value that is not a reference is returned unchanged.
+        """Returns the object of a reference. Returns a value that is not a reference unchanged.
 
         Raises:
             LostReferenceError: the object is lost.
@@ -255,27 +261,28 @@ class Transport(ABC):
 
     @abstractmethod
     def kill(self, channel: Channel) -> None:
-        """Ends a process at once, and all calls that it has not answered. Any thread may call this,
-        also for a process that has ended already."""
+        """Kills a process at once. This ends all calls that the process has not answered. Any
+        thread may call this method. The process may already have ended."""
 
     @abstractmethod
     def stop(self, channels: Sequence[Channel], timeout_s: float) -> None:
-        """Ends processes. Their objects first get `timeout_s` seconds to stop."""
+        """Ends processes. Waits up to `timeout_s` seconds for the `stop` methods of their objects,
+        and then kills the processes."""
 
     @abstractmethod
     def close(self) -> None:
-        """Closes everything that this transport has opened, except for the processes that `start`
-        started. Those are ended by `stop`, which comes first."""
+        """Closes everything that this transport has opened, except for the processes. Call `stop`
+        first, which ends the processes."""
 
     def paths(self, channels: Sequence[Channel]) -> str:
-        """The transports of calls to these processes, as results report them: one name, or several
-        names with commas between them."""
+        """Returns the names of the transports that calls to these processes use, separated by
+        commas. Results report this text."""
         return self.name
 
 
 def is_of_signal(error: BaseException) -> bool:
-    """Whether a signal handler raised an exception, as Ray's handler of SIGTERM raises SystemExit.
-    The data that this process was unpickling then did not cause it."""
+    """Returns True if a signal handler raised the exception. For example, Ray's handler of SIGTERM
+    raises SystemExit. In this case, the data that this process was unpickling are not the cause."""
     handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.Signals}
     frames = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
     return isinstance(error, KeyboardInterrupt) or not frames.isdisjoint(handlers)

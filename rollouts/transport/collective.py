@@ -1,8 +1,8 @@
-"""Sums over the workers of a group: over sockets, or by torch's process groups (gloo, NCCL).
+"""All-reduce over the workers of a group, over sockets or with torch's process groups (gloo, NCCL).
 
-The ranks of a torch group find each other through a store in the driver, which outlives the ranks.
-The store and torch's groups neither authenticate nor encrypt. See docs/security.md. Groups that use
-sockets need no store.
+The ranks of a torch group find each other through a store. The store runs in the driver, because
+the driver outlives the ranks. The store and torch's process groups have no authentication and no
+encryption. See docs/security.md. Groups that use sockets do not need a store.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from polopt.rollouts.transport.channel import TransportError
 from polopt.rollouts.transport.socket_allreduce import SocketAllReduce
 from polopt.rollouts.transport.sockets import CONNECTION_ERRORS
 
-#: `backend: auto` sums tensors up to this size over sockets, in log2(ranks) exchanges of the whole
-#: tensor. Larger ones by torch's all-reduce, which sends each number twice for any number of ranks.
+#: `backend: auto` sums tensors up to this size over sockets, which takes log2(ranks) exchanges of
+#: the whole tensor. For larger tensors it uses torch's all-reduce, in which each rank sends the
+#: tensor about twice, whatever the number of ranks.
 SMALL_TENSOR_BYTES = 1 << 20
 
 
 class GroupSpec(NamedTuple):
-    """A group of ranks, as one rank receives it through Ray.
+    """The description of a group that the driver sends to each rank through Ray.
 
     Attributes:
         generation: number of the group, for messages.
         world_size: number of ranks.
         backend: `socket`, `gloo` or `nccl`.
-        timeout_s: limit of a rank's wait for the others in a sum.
-        join_timeout_s: the same while the group forms.
-        key: by which ranks authenticate. Only for `socket`.
-        host: address of the store. Only for `gloo` and `nccl`, as are the next ones.
-        port: of the store.
-        prefix: of the group's keys in the store. Differs for each group, which separates the keys
-            of a broken group from the next.
+        timeout_s: the longest time that a rank waits for other ranks in a sum, in seconds.
+        join_timeout_s: the longest time that a rank waits for other ranks while the group forms.
+        key: the key with which ranks authenticate. Only for `socket`.
+        host: address of the store. Only for `gloo` and `nccl`.
+        port: port of the store. Only for `gloo` and `nccl`.
+        prefix: prefix of the group's keys in the store. Each group has a different prefix, so a new
+            group does not read keys of a broken group. Only for `gloo` and `nccl`.
     """
 
     generation: int
@@ -55,22 +56,22 @@ class GroupSpec(NamedTuple):
     prefix: str = ""
 
     def __repr__(self) -> str:
-        return f"GroupSpec({self.generation}, {self.world_size} ranks)"  # without the secrets
+        return f"GroupSpec({self.generation}, {self.world_size} ranks)"  # omits the secrets
 
 
 class GroupBroken(RuntimeError):
-    """An all-reduce failed: a rank died or hung. Its buffer holds a partial sum, different on each
-    survivor, and must not be used."""
+    """An all-reduce failed, because a rank died or did not answer in time. The tensor may hold a
+    partial sum, which differs between the surviving ranks. Do not use the tensor."""
 
 
 def start_store(host: str) -> TCPStore:
-    """A store that listens on one address of this node, at a free port.
+    """Returns a store that listens on one address of this node, at a free port.
 
     Raises:
-        OSError: the address is not of this node.
+        OSError: this node does not have the address.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Without a bound socket, torch listens on all addresses.
+    # If torch gets no bound socket, it listens on all addresses.
     listener = socket.create_server((host, 0), family=family, backlog=1024)
     port = listener.getsockname()[1]
     return TCPStore(
@@ -79,19 +80,20 @@ def start_store(host: str) -> TCPStore:
 
 
 class AllReducer:
-    """A rank's place in a group. Sums tensors over it. `join` has to follow.
+    """The connection of one rank to its group. Sums tensors over all ranks. Call `join` before
+    `sum_`.
 
     Args:
         spec: the group.
-        rank: 0 to world_size - 1.
-        device: device of the tensors that are summed.
+        rank: rank of this process, from 0 to `world_size - 1`.
+        device: device on which tensors are summed.
 
     Attributes:
         world_size: number of ranks.
-        address: at which this rank listens. None for torch's groups.
+        address: address at which this rank listens. None for torch's process groups.
 
     Raises:
-        OSError: no socket can be bound.
+        OSError: the rank cannot bind a socket.
     """
 
     def __init__(self, spec: GroupSpec, rank: int, device: str = "cpu") -> None:
@@ -113,7 +115,7 @@ class AllReducer:
             addresses: `address` of all ranks, by rank.
 
         Raises:
-            GroupBroken: the others did not connect within the timeout.
+            GroupBroken: the other ranks did not connect within the timeout.
         """
         spec = self._spec
         try:
@@ -133,11 +135,11 @@ class AllReducer:
     def sum_(self, tensor: Tensor) -> None:
         """Replaces `tensor` by its sum over all ranks, in place.
 
-        A rank that finds the group broken leaves it at once, because others may wait for this rank
-        and not for the one that failed.
+        If the sum fails, this rank leaves the group at once. Other ranks may be waiting for this
+        rank, and not for the rank that failed, so they then also notice the failure at once.
 
         Raises:
-            GroupBroken: a rank died, or did not come within the timeout.
+            GroupBroken: a rank died, or did not join the sum within the timeout.
         """
         try:
             moved = tensor.to(self._device)
@@ -158,22 +160,22 @@ class AllReducer:
     def _count_sum(self) -> None:
         if not SUMS.completed():
             self.close()
-            raise GroupBroken("the group broke here in the recorded run")
+            raise GroupBroken("rerun: the group broke at this sum in the recorded run")
 
     def close(self) -> None:
         """Leaves the group."""
         if self._sockets is not None:
             self._sockets.close()
             self._sockets = None
-        self._group = None  # its destructor closes the connections
+        self._group = None  # the destructor of the group closes its connections
 
 
 class TimedReducer:
-    """Sums over a group, in a phase of the call.
+    """Sums tensors over a group, and counts the time as a phase of the worker's call.
 
     Args:
         group: the group that this process has joined.
-        phase: begins the phase, such as `lambda: worker.phase("allreduce")`.
+        phase: a function that begins the phase, such as `lambda: worker.phase("allreduce")`.
 
     Attributes:
         world_size: number of ranks.
@@ -193,8 +195,8 @@ class TimedReducer:
 
 
 def _torch_group(spec: GroupSpec, rank: int) -> Any:
-    """A process group of torch. Not by `init_process_group`, whose state is global and survives
-    groups that did not form."""
+    """Returns a process group of torch. Does not use `init_process_group`, because its global state
+    remains after a group has failed to form."""
     timeout = timedelta(seconds=spec.join_timeout_s)
     client = TCPStore(spec.host, spec.port, is_master=False, timeout=timeout)
     store = PrefixStore(spec.prefix, client)
@@ -211,28 +213,28 @@ def resolve_backend(
     tensor_bytes: int,
     nodes: Collection[str],
 ) -> str:
-    """Returns the backend that a config chooses. `auto` stands for one of these:
+    """Returns the backend for a group. `auto` chooses one of these backends:
 
-    - `nccl`, if each rank has a GPU of its own.
-    - `socket`, if all ranks are on one node and tensors have at most `SMALL_TENSOR_BYTES`. Not with
-      `transport: ray`.
+    - `nccl`, if each rank has its own GPU.
+    - `socket`, if all ranks are on one node, tensors have at most `SMALL_TENSOR_BYTES`, and
+      `transport` is not `ray`.
     - `gloo` in all other cases.
 
     Args:
-        backend: the option of the config.
+        backend: the option `backend` of the config.
         device: device of the tensors that are summed.
-        num_gpus: Ray GPUs of each rank. NCCL refuses ranks that share a GPU.
-        transport: the option of the config. See `RolloutConfig`.
+        num_gpus: number of Ray GPUs of each rank. NCCL refuses ranks that share a GPU.
+        transport: the option `transport` of the config. See `RolloutConfig`.
         tensor_bytes: size of the largest tensor.
         nodes: the node of each rank.
 
     Raises:
-        TransportError: `socket` for ranks on several nodes.
+        TransportError: `backend` is `socket`, and the ranks are on several nodes.
     """
     if backend == "socket" and len(set(nodes)) > 1:
         raise TransportError(
-            f"backend: socket sums within one node, and the ranks run on {len(set(nodes))} nodes. "
-            "Allowed there: gloo, nccl, or auto, which chooses"
+            f"backend: socket works only within one node, but the ranks are on {len(set(nodes))} "
+            "nodes. Allowed for several nodes: gloo, nccl or auto"
         )
     if backend != "auto":
         return backend

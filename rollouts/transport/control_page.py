@@ -1,9 +1,9 @@
-"""`ControlPage`: a process's progress and requests to end its call early, in shared memory.
+"""`ControlPage`: shared memory with the progress of a process, and requests to end its call early.
 
-The main thread of a worker is busy with a call for seconds, and makes and steps environments, which
-may be bound to it. So the driver neither asks it nor sends it anything meanwhile: it reads and
-writes a few numbers in a file that both have mapped into memory. Processes on other nodes are
-reached through a `ControlAgent` on their node.
+The main thread of a worker can be busy with one call for seconds, and environments may have to run
+in this thread. So the worker cannot receive messages during a call. Instead, the driver and the
+worker map the same file into memory. The driver reads the worker's progress there, and writes its
+requests there. For a process on another node, the driver calls a `ControlAgent` on that node.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from polopt.common.progress import PROGRESS
 from polopt.rollouts.transport.sockets import left_behind
 
 _PREFIX = "polopt-control-"
-#: The first bytes of each page. They tell a page from other files.
+#: The first bytes of each page, which identify the file as a page.
 _MAGIC = b"polopt01"
-#: Number of requests for which a page has room. The numbers of a process's calls have about equal
-#: distances, for example twice the number of processes. With a prime number of slots, such calls
-#: still get different slots.
+#: Number of requests that fit into a page. The call with number `n` has slot `n % _SLOTS`. The
+#: numbers of consecutive calls of a process often have a constant difference, for example twice the
+#: number of processes. `_SLOTS` is prime, so these calls still get different slots.
 _SLOTS = 509
 _BYTES = 16 + 16 * _SLOTS
 
@@ -33,7 +33,7 @@ class EarlyStopRequest(NamedTuple):
 
     Attributes:
         call: number of the call.
-        keep_steps: least number of steps of each fragment.
+        keep_steps: least number of steps that each fragment keeps.
     """
 
     call: int
@@ -41,38 +41,39 @@ class EarlyStopRequest(NamedTuple):
 
 
 class ControlPage:
-    """What the driver reads and writes of a process while that process runs a call.
+    """Memory through which the driver observes and controls a process while it runs a call.
 
         page = ControlPage()            # in the worker
-        path = page.share()             # from now on other processes can open it
+        path = page.share()             # the driver can now open the page
         page = ControlPage.open(path)   # in the driver, once
         page.request_stop(EarlyStopRequest(call, keep_steps=16))
         page.silent_s()
 
-    Without `share`, the page is memory of this process alone.
+    Before `share` is called, other processes cannot open the page.
     """
 
     def __init__(self) -> None:
-        self._at_s = PROGRESS.at_s  # [1] float64, of time.monotonic
-        # [2 * _SLOTS] int64: call and steps to keep, by slot
+        self._at_s = PROGRESS.at_s  # [1] float64: time.monotonic() at the last progress
+        # [2 * _SLOTS] int64: for each slot, the number of the call, and the steps to keep
         self._requests = memoryview(bytearray(16 * _SLOTS)).cast("q")
 
     def share(self) -> str:
         """Moves the page of this process into a file that only this user can open.
 
         Returns:
-            its path, for `open`.
+            the path of the file, for `open`.
 
         Raises:
-            OSError: no file can be written.
+            OSError: the file cannot be written.
         """
-        for path in left_behind(f"{_PREFIX}*"):  # by processes that died before it was opened
+        # Remove the files of processes that died before the driver opened their pages.
+        for path in left_behind(f"{_PREFIX}*"):
             remove(path)
         file, path = tempfile.mkstemp(prefix=_PREFIX)
         try:
             os.write(file, _MAGIC.ljust(_BYTES, b"\0"))
             memory = mmap.mmap(file, _BYTES)
-        except OSError:  # the disk is full
+        except OSError:  # for example because the disk is full
             remove(path)
             raise
         finally:
@@ -84,11 +85,11 @@ class ControlPage:
 
     @classmethod
     def open(cls, path: str) -> ControlPage:
-        """Maps the page of another process of this node, and removes its file, which both no longer
-        need.
+        """Maps the page of another process on this node. Then removes the file, because both
+        processes have mapped it.
 
         Raises:
-            OSError, ValueError: the page does not exist, or it is another user's.
+            OSError, ValueError: the file does not exist, belongs to another user, or is not a page.
         """
         page = cls()
         file = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
@@ -110,35 +111,37 @@ class ControlPage:
         self._requests = view[16:].cast("q")
 
     def silent_s(self) -> float:
-        """Seconds since the process last made progress."""
+        """Returns the seconds since the process last made progress."""
         return max(0.0, time.monotonic() - self._at_s[0])
 
     def request_stop(self, request: EarlyStopRequest) -> None:
-        """Ends the fragments of a call early. Has no effect on another call."""
+        """Asks the process to end the fragments of a call early. Has no effect on other calls."""
         requests, slot = self._requests, 2 * (request.call % _SLOTS)
-        requests[slot] = 0  # no call has this number: the process never sees half a request
+        # No call has the number 0. So the process never acts on a request that is half written.
+        requests[slot] = 0
         requests[slot + 1] = request.keep_steps
         requests[slot] = request.call
 
     def keep_steps(self, call: int) -> int | None:
-        """Least number of steps that a request leaves to each fragment of a call. None without a
-        request."""
+        """Returns `EarlyStopRequest.keep_steps` of the request for a call. None if the page has no
+        request for this call."""
         requests, slot = self._requests, 2 * (call % _SLOTS)
         if requests[slot] != call:
             return None
         steps = requests[slot + 1]
-        # Another request may have come in between.
+        # The driver may have overwritten the slot between the two reads.
         return steps if requests[slot] == call else None
 
 
 def remove(path: str) -> None:
-    """Removes the file of a page, if it is still there."""
+    """Removes the file of a page, if the file still exists."""
     with contextlib.suppress(OSError):
         os.unlink(path)
 
 
 class ControlAgent:
-    """An actor that opens the pages of processes on its node for a driver on another node."""
+    """An actor that reads and writes the pages of processes on its node for a driver on another
+    node."""
 
     def __init__(self) -> None:
         self._pages: dict[str, ControlPage] = {}
@@ -156,5 +159,5 @@ class ControlAgent:
         self._pages[path].request_stop(request)
 
     def forget(self, path: str) -> None:
-        """Drops the page of a process that has ended."""
+        """Closes the page of a process that has ended."""
         self._pages.pop(path, None)

@@ -1,4 +1,4 @@
-"""`LocalChannel`: calls of an object in this process."""
+"""`LocalChannel`: a channel to an object in this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from polopt.rollouts.transport.control_page import EarlyStopRequest
 
 
 class LocalTicket(Ticket):
-    """A call that runs in this process, when the caller waits for it."""
+    """A call that runs in this process while the caller waits for the call."""
 
     reraises: ClassVar[bool] = True
 
@@ -23,7 +23,7 @@ class LocalTicket(Ticket):
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Runs the call, unless it has run."""
+        """Runs the call, unless it has already run."""
         if self._ended:
             return
         number, _, function, args, by_reference, _ = self._message
@@ -46,12 +46,13 @@ class LocalTicket(Ticket):
 
 
 class LocalChannel(Channel):
-    """Calls of an object in this process. They run one at a time, in `Transport.wait`.
+    """A channel to an object in this process. Its calls run one at a time, in `Transport.wait`.
 
     Args:
-        target: its `run_here(number, function, *args)` is called, and its `control` page gets the
-            requests to stop early.
-        transport: carries references.
+        target: the object, such as a `CallRunner`. The channel calls
+            `target.run_here(number, function, *args)`, and writes requests to stop early to
+            `target.control`.
+        transport: makes and resolves references.
         name: see `Channel`.
     """
 
@@ -67,11 +68,12 @@ class LocalChannel(Channel):
         self.target.control.request_stop(EarlyStopRequest(number, keep_steps))
 
     def silent_s(self) -> float | None:
-        return 0.0  # it runs while the caller waits
+        return 0.0  # the call runs while the caller waits, so it always makes progress
 
 
 def run_here(tickets: Collection[Ticket]) -> list[Ticket]:
-    """Runs the first call of a local channel, if there is one among `tickets`."""
+    """Runs the first call among `tickets` that belongs to a local channel, if any. Returns the
+    ticket of this call in a list, or an empty list."""
     for ticket in tickets:
         if isinstance(ticket, LocalTicket):
             ticket.run()

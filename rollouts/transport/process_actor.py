@@ -14,13 +14,14 @@ from polopt.rollouts.transport.socket_server import Endpoint, SocketServer
 
 
 class ProcessActor:
-    """A process that runs functions on the object that it holds, its target.
+    """A process that holds an object, its target, and runs functions on this object.
 
-    The target is made, called and stopped in the main thread of the process. Environments may be
-    bound to the thread that made them, and some of what they use works in the main thread only.
+    The actor makes, calls and stops the target in the main thread of the process. Environments may
+    work only in the thread that made them, and some of their libraries work only in the main
+    thread.
 
-    Its constructor takes no time: `booted` answers as soon as the process is up, and `make` may
-    take long.
+    The constructor of the actor takes almost no time. So `booted` answers as soon as the process
+    exists, while `make` may still take long.
     """
 
     _target: Any = None
@@ -30,20 +31,21 @@ class ProcessActor:
         self._server = SocketServer()
 
     def booted(self) -> None:
-        """Tells that there is a process, which has its resources."""
+        """Does nothing. Its answer shows that the process exists and has its resources."""
 
     def make(self, make: Callable[..., Any], *args: Any) -> Started:
-        """Makes the target, and tells that the process has started.
+        """Makes the target, and returns the data that the driver needs about the process.
 
         Args:
-            make: makes the target: `make(*args, control=page)`. The target has the methods of
+            make: returns the target for `make(*args, control=page)`. The target has the methods of
                 `polopt.rollouts.workers.call_runner.CallRunner`.
-            args: its arguments.
+            args: the arguments of `make`.
         """
         self._target = make(*args, control=self._control)
         try:
             self._control_path = self._control.share()
-        except OSError:  # the driver then knows nothing of a call until it ends
+        except OSError:
+            # The driver cannot read the progress of this process, and cannot end calls early.
             self._control_path = ""
         return self._started()
 
@@ -52,14 +54,18 @@ class ProcessActor:
         return Started(os.getpid(), node, self._control_path)
 
     def remake(self, *args: Any) -> Started:
-        """Replaces the target by another one, in the same process."""
+        """Replaces the target by a new target, in the same process."""
         self._target = self._target.remade(*args, control=self._control)
         return self._started()
 
     def run_encoded(self, call: bytes) -> Any:
-        """Runs a call: number, function, arguments and whether to answer by reference, encoded by
-        cloudpickle together. Encoding them together takes less time than Ray needs to encode each
-        argument. Returns the target's answer."""
+        """Runs a call, and returns the answer of the target.
+
+        Args:
+            call: the number, the function, the arguments and `by_reference` of the call. The driver
+                encodes them together by cloudpickle, because this takes less time than letting Ray
+                encode each argument.
+        """
         try:
             number, function, args, by_reference = ray.cloudpickle.loads(call)
         except Exception as error:  # an import of the user's module may raise anything
@@ -69,10 +75,11 @@ class ProcessActor:
     def run_with_references(
         self, number: int, function: bytes, by_reference: bool, *args: Any
     ) -> Any:
-        """Runs a call whose arguments may be references. Ray has replaced them by their objects."""
+        """Runs a call that has references among its arguments. Ray replaces each reference by its
+        object before the call."""
         try:
             decoded = ray.cloudpickle.loads(function)
-        except Exception as error:  # whatever the user's code raises
+        except Exception as error:  # an import of the user's module may raise anything
             return self._target.refuse(f"the call cannot be unpickled in the worker: {error!r}")
         return self._run(number, decoded, args, by_reference)
 
@@ -87,7 +94,7 @@ class ProcessActor:
         return self._server.connect(endpoint)
 
     def serve(self, endpoint: Endpoint) -> str:
-        """Answers calls over the socket until the driver ends that. See `SocketServer.serve`."""
+        """Answers calls over the socket until the driver ends this. See `SocketServer.serve`."""
         return self._server.serve(self._target, endpoint)
 
     def stop(self) -> None:

@@ -50,23 +50,24 @@ from polopt.rollouts.transport.ray_resources import (
 
 logger = logging.getLogger("polopt")
 
-#: Larger arguments of a process go into the object store once for all processes.
+#: The driver puts larger arguments of processes into the object store once for all processes.
 MAX_ARGUMENT_BYTES = 100_000
-#: Limit for fetching the object of a reference.
+#: The longest time to wait for the object of a reference.
 GET_TIMEOUT_S = 60.0
-#: Limit for an agent on another node to tell what its processes do.
+#: The longest time to wait for the answer of a `ControlAgent` on another node.
 AGENT_TIMEOUT_S = 5.0
 
 
 class RayTicket(Ticket):
-    """One actor call.
+    """The ticket of one actor call.
 
     Args:
-        ref: see below.
-        starts: the call makes the object of the process, which may fail.
+        ref: see the attribute.
+        starts: True if the call makes the object of the process, so its failure is a failure to
+            start.
 
     Attributes:
-        ref: its `ray.ObjectRef`.
+        ref: the `ray.ObjectRef` of the call.
     """
 
     __slots__ = ("_starts", "ref")
@@ -82,8 +83,10 @@ class RayTicket(Ticket):
         try:
             return ray.get(self.ref, timeout=timeout_s)
         except GetTimeoutError as error:
-            raise AnswerTimeoutError("its result could not be fetched in time") from error
-        except RayTaskError as error:  # calls of `ProcessActor` themselves raise nothing
+            raise AnswerTimeoutError("the result of a call could not be fetched in time") from error
+        # The answer holds the errors of functions. So this error is about an argument or a value
+        # that cannot be pickled, or about an argument that is lost.
+        except RayTaskError as error:
             if self._starts:
                 raise LostProcessError(str(error), at_start=True) from error
             cause = error.cause if isinstance(error.cause, Exception) else error
@@ -105,14 +108,15 @@ class RayTicket(Ticket):
 
 
 class RayChannel(Channel):
-    """Calls of one actor.
+    """A channel to one actor.
 
     Args:
         actor: handle of a `ProcessActor`.
         name: see `Channel`.
-        request: what it requests of the cluster. None: a placement group has reserved it.
-        transport: started the actor.
-        make: arguments of `ProcessActor.make`.
+        request: the resources that the actor requests from the cluster. None if a placement group
+            has reserved them.
+        transport: the transport that started the actor.
+        make: the arguments of `ProcessActor.make`.
     """
 
     def __init__(
@@ -132,7 +136,8 @@ class RayChannel(Channel):
         self._control: ControlPage | _RemotePage | None = None
 
     def has_process(self) -> bool:
-        """Whether there is a process of this actor, which may still be making its target."""
+        """Returns True if Ray has started the process of the actor. The process may still be making
+        its target."""
         return self._booted.ended()
 
     def note_started(self, started: Started) -> None:
@@ -143,14 +148,15 @@ class RayChannel(Channel):
     def send(self, message: Message) -> Ticket:
         number, _, function, args, by_reference, _ = message
         if any(isinstance(arg, ray.ObjectRef) for arg in args):
-            # Ray replaces references that are arguments themselves.
+            # Ray replaces a reference by its object only if the reference itself is an argument of
+            # the actor call. So the arguments must not be encoded together.
             encoded = cloudpickle.dumps(function)
             call = self.actor.run_with_references.remote(number, encoded, by_reference, *args)
             return RayTicket(call)
         return self.send_encoded(cloudpickle.dumps((number, function, args, by_reference)))
 
     def send_encoded(self, call: bytes) -> Ticket:
-        """Sends a call that is encoded already. See `ProcessActor.run_encoded`."""
+        """Sends a call that is already encoded. See `ProcessActor.run_encoded`."""
         return RayTicket(self.actor.run_encoded.remote(call))
 
     def stop_early(self, number: int, keep_steps: int) -> None:
@@ -163,21 +169,22 @@ class RayChannel(Channel):
         return None if control is None else control.silent_s()
 
     def close(self) -> None:
-        """Drops the control page of a process that ends."""
+        """Closes the control page of a process that ends."""
         control, self._control = self._control, None
         if isinstance(control, _RemotePage):
             control.forget()
 
 
 class RayTransport(Transport):
-    """Starts actors, and calls them through Ray."""
+    """A transport that starts Ray actors, and calls them through Ray."""
 
     name = "ray"
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self._agents: dict[str, Any] = {}  # by node
-        self._stored: tuple[bytes, Any] = (b"", None)  # the last large argument: digest, reference
+        self._agents: dict[str, Any] = {}  # the `ControlAgent` actors, by node
+        # The digest of the last large argument, and the reference to this argument.
+        self._stored: tuple[bytes, Any] = (b"", None)
 
     def start(
         self, make: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], name: str
@@ -201,8 +208,9 @@ class RayTransport(Transport):
         return [by_ref[ref] for ref in refs]
 
     def waiting(self, channels: Sequence[Channel]) -> tuple[list[Channel], int]:
-        """Ray tells how many requests it cannot meet, and which actors have no process. An actor
-        without a process may also have its resources and start slowly."""
+        """See `Transport.waiting`. Ray reports how many requests it cannot meet, but not of which
+        actors. So this method returns actors whose request is unmet and whose process has not
+        started. Such an actor may also have its resources already, and start slowly."""
         requesting = [c for c in channels if isinstance(c, RayChannel) and c.request is not None]
         unmet = unmet_requests() if requesting else Counter()
         waiting: list[Channel] = []
@@ -248,8 +256,9 @@ class RayTransport(Transport):
         self._agents.clear()
 
     def _argument(self, value: Any) -> Any:
-        """An argument of a process: the value if it is small, else a reference to one object for
-        all processes. This process owns the object, so it survives the loss of others."""
+        """Returns an argument for `make`: a small value itself, or a reference to a large value.
+        All processes share the object of this reference. The driver owns the object, so the object
+        survives the loss of other processes."""
         encoded = cloudpickle.dumps(value)
         if len(encoded) <= MAX_ARGUMENT_BYTES:
             return value
@@ -259,15 +268,16 @@ class RayTransport(Transport):
         return self._stored[1]
 
     def open_control(self, started: Started) -> ControlPage | _RemotePage | None:
-        """The page of a process that has started: through an agent, if it runs on another node."""
+        """Opens the control page of a process that has started. For a process on another node, an
+        agent on that node opens the page."""
         if started.node != ray.get_runtime_context().get_node_id():
             return _RemotePage(self._agent(started.node), started.control)
         try:
             return ControlPage.open(started.control)
         except (OSError, ValueError) as error:
             logger.warning(
-                "process %d does not share memory with this one (%s): its calls cannot be ended "
-                "early, and count as hanging when they take longer than worker_timeout_s",
+                "cannot open the shared memory of process %d (%s). Its calls cannot be ended "
+                "early, and every call that takes longer than worker_timeout_s counts as hanging",
                 started.pid,
                 error,
             )
@@ -282,14 +292,14 @@ class RayTransport(Transport):
 
 
 class _RemotePage:
-    """The page of a process on another node."""
+    """The control page of a process on another node."""
 
     def __init__(self, agent: Any, path: str) -> None:
         self._agent, self._path = agent, path
         agent.open.remote(path)
 
     def silent_s(self) -> float | None:
-        """See `ControlPage.silent_s`. None if the agent does not answer."""
+        """See `ControlPage.silent_s`. Returns None if the agent does not answer."""
         with contextlib.suppress(RayError):
             silent_s: float = ray.get(
                 self._agent.silent_s.remote(self._path), timeout=AGENT_TIMEOUT_S
@@ -308,8 +318,8 @@ _CLASSES: dict[type, Any] = {}
 
 
 def _actor_class() -> Any:
-    """Made once in each process: Ray exports an actor class to its control service, and waits for
-    that without a limit."""
+    """Returns the actor class of `ProcessActor`. Makes the actor class only once in each process,
+    because Ray exports it to its control service, and waits for the export without a time limit."""
     if ProcessActor not in _CLASSES:
         _CLASSES[ProcessActor] = ray.remote(ProcessActor)
     return _CLASSES[ProcessActor]

@@ -1,4 +1,4 @@
-"""What actors request of Ray's cluster, and how many of them still wait for it."""
+"""The resources that actors request from Ray's cluster, and the number of unmet requests."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import ray
 
-#: Amounts of resources by Ray's names of them.
+#: Pairs of a resource and its amount. The resources have Ray's names.
 Request = frozenset[tuple[str, float]]
 
 
 def cluster_request(options: Mapping[str, Any]) -> Request | None:
-    """What an actor with these options requests of the cluster. None if it gets resources that are
-    reserved by the placement group of this process, for example of a Tune trial."""
+    """Returns the resources that an actor with these options requests from the cluster. None if the
+    placement group of this process, for example of a Tune trial, has reserved the resources."""
     if options.get("scheduling_strategy") is None and ray.util.get_current_placement_group():
         return None
     names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
@@ -28,14 +28,16 @@ def _request(amounts: Mapping[str, float | None]) -> Request:
 
 
 def unmet_requests() -> Counter[Request]:
-    """Number of tasks and actors of the cluster that wait for resources, by what they request.
+    """Returns the number of tasks and actors in the cluster that wait for resources. The keys are
+    their requests.
 
     Raises:
         ray.exceptions.RpcError: Ray's control service does not answer within 10 s.
     """
-    from ray.autoscaler.v2.sdk import get_cluster_status  # 0.1 s. Seldom needed
+    # The import takes 0.1 s and is seldom needed, so it is here.
+    from ray.autoscaler.v2.sdk import get_cluster_status
 
-    # The cluster's control service answers, also where no autoscaler runs.
+    # Ray's control service also answers in clusters without an autoscaler.
     status = get_cluster_status(ray.get_runtime_context().gcs_address)
     unmet: Counter[Request] = Counter()
     for demand in status.resource_demands.ray_task_actor_demand:

@@ -1,8 +1,8 @@
-"""`SimulatedTransport`: processes that live in this one, on a virtual clock.
+"""`SimulatedTransport`: simulates processes inside this process, with a virtual clock.
 
-A call runs when it is sent. A script decides which answer arrives next, and when none does, time
-passes. So a test, or a simulation, sets the order of arrival, and runs the real `step()` of a
-strategy.
+A call runs when it is sent. A script decides which answer arrives next. If the script chooses no
+answer, the virtual time advances. So a test or a simulation determines the order of arrival, and
+runs the real `step()` of a strategy.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from polopt.rollouts.transport.local_channel import run_here
 
 
 class Reference:
-    """Reference to an object of a simulated process. See `Transport.put`."""
+    """A reference to an object. See `Transport.put`. If `value` is an Exception, the object is
+    lost."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
 class SimulatedTicket(Ticket):
-    """One call of a simulated process.
+    """The ticket of one call to a simulated process.
 
     Attributes:
-        channel: of the process.
-        answer: what `result` returns.
-        error: what it raises instead. None: nothing.
-        done: the answer has arrived.
+        channel: the channel to the process.
+        answer: the return value of `result`.
+        error: the exception that `result` raises instead, or None.
+        done: True once the answer has arrived.
     """
 
     def __init__(self, channel: SimulatedChannel) -> None:
@@ -53,33 +54,34 @@ class SimulatedTicket(Ticket):
         return self.done
 
     def result(self, timeout_s: float) -> Any:
-        assert self.done, "would wait"
+        assert self.done, "the call has not ended, so `result` would wait forever"
         if self.error is not None:
             raise self.error
         return self.answer
 
 
-#: Chooses the pending call that ends next. None: no call ends, and time passes.
+#: A function that chooses the pending call that ends next. None means that no call ends now, and
+#: time advances.
 Script = Callable[[list[SimulatedTicket]], SimulatedTicket | None]
 
 
 def oldest_first(pending: list[SimulatedTicket]) -> SimulatedTicket | None:
-    """Script of equally fast processes."""
+    """A script in which the oldest call ends first, as with equally fast processes."""
     return pending[0]
 
 
 def none_ready(pending: list[SimulatedTicket]) -> SimulatedTicket | None:
-    """Script of processes that all hang."""
+    """A script in which no call ends, because all processes hang."""
     return None
 
 
 def of_process(*names: str) -> Script:
-    """The script in which only calls of these processes end, oldest first."""
+    """Returns a script in which only calls to these processes end, oldest first."""
     return lambda pending: next((one for one in pending if one.channel.name in names), None)
 
 
 def in_order(names: Iterable[str]) -> Script:
-    """The script in which calls of these processes end in this order."""
+    """Returns a script in which one call ends for each name, in the order of the names."""
     remaining = iter(names)
 
     def script(pending: list[SimulatedTicket]) -> SimulatedTicket | None:
@@ -90,18 +92,18 @@ def in_order(names: Iterable[str]) -> Script:
 
 
 def shuffled_by(seed: int) -> Script:
-    """The script in which a random pending call ends next."""
+    """Returns a script in which a random pending call ends next."""
     return random.Random(seed).choice
 
 
 class SimulatedChannel(Channel):
-    """Calls of an object in this process that behaves as if it were in another one.
+    """A channel to an object in this process that behaves as if it were in another process.
 
     Attributes:
         target: the object.
-        alive: the process runs. A call after its death is an AssertionError: nobody may call a
-            process that does not exist.
-        tickets: of all calls so far.
+        alive: True until the process is killed. A call after this raises AssertionError, because
+            no code may call a process that does not exist.
+        tickets: the tickets of all calls so far.
     """
 
     def __init__(self, make: Callable[..., Any], args: tuple[Any, ...], name: str) -> None:
@@ -113,7 +115,8 @@ class SimulatedChannel(Channel):
         self.start = self.reply(Started())
 
     def reply(self, answer: Any) -> SimulatedTicket:
-        """A ticket with this answer, which arrives when the script says so."""
+        """Returns a ticket with this answer. The answer arrives when the script chooses the
+        ticket."""
         ticket = SimulatedTicket(self)
         ticket.answer = answer
         self.tickets.append(ticket)
@@ -155,28 +158,29 @@ class SimulatedChannel(Channel):
         self.control.request_stop(EarlyStopRequest(number, keep_steps))
 
     def silent_s(self) -> float | None:
-        return None  # on the virtual clock, a process that does not answer makes no progress
+        return None  # on the virtual clock, a call makes no progress until it ends
 
     def die(self, error: Exception | None = None) -> None:
-        """Ends all pending calls as the death of a process does, or with another error."""
+        """Ends all pending calls with an error. By default, this is the error after the death of
+        the process."""
         for ticket in self.tickets:
             if not ticket.done:
                 ticket.error = error or LostProcessError("the process died")
                 ticket.done = True
 
     def finish(self) -> None:
-        """Ends all pending calls, independent of the script."""
+        """Ends all pending calls, whatever the script says."""
         for ticket in self.tickets:
             ticket.done = True
 
 
 class SimulatedTransport(Transport):
-    """Processes in this one.
+    """A transport to simulated processes inside this process.
 
     Attributes:
         script: see `Script`.
-        channels: of all processes that were started, in this order.
-        num_puts: number of references made.
+        channels: the channels to all processes so far, in the order of their starts.
+        num_puts: number of calls of `put`.
     """
 
     name = "simulated"
@@ -198,7 +202,7 @@ class SimulatedTransport(Transport):
     def make_channel(
         self, make: Callable[..., Any], args: tuple[Any, ...], name: str
     ) -> SimulatedChannel:
-        """Makes a process."""
+        """Returns a channel to a new simulated process. A subclass may return another channel."""
         return SimulatedChannel(make, args, name)
 
     def remake(self, channel: Channel, args: tuple[Any, ...]) -> Ticket:
@@ -250,4 +254,4 @@ class SimulatedTransport(Transport):
             self.kill(channel)
 
     def close(self) -> None:
-        """Has opened nothing."""
+        """Does nothing, because this transport opens nothing."""

@@ -1,7 +1,9 @@
 """`SocketAllReduce`: sums arrays over the processes of one node, by recursive doubling.
 
-Thakur, Rabenseifner and Gropp, 2005: in log2(ranks) exchanges of the whole array, which suits small
-ones. Ranks beyond the largest power of two add theirs to a partner first, and get the sum last.
+The algorithm is from Thakur, Rabenseifner and Gropp, 2005. It needs log2(ranks) exchanges of the
+whole array, which suits small arrays. If the number of ranks is not a power of two, each rank
+beyond the largest power of two first sends its array to a partner, and finally receives the sum
+from this partner.
 """
 
 from __future__ import annotations
@@ -24,23 +26,23 @@ from polopt.rollouts.transport.sockets import (
 
 
 class SocketAllReduce:
-    """A rank's place in a group.
+    """The connections of one rank to the other ranks of its group.
 
         ranks = SocketAllReduce(rank, world_size, key, timeout_s=60.0)
         ranks.connect(addresses, timeout_s=10.0)    # `address` of every rank, by rank
         ranks.sum_(array)
 
     Args:
-        rank: 0 to world_size - 1.
+        rank: rank of this process, from 0 to `world_size - 1`.
         world_size: number of ranks.
-        key: by which the ranks authenticate.
-        timeout_s: limit of each wait for a partner.
+        key: the key with which the ranks authenticate.
+        timeout_s: the longest time to wait for a partner in an exchange.
 
     Attributes:
-        address: where the other ranks reach this one.
+        address: address at which this rank listens.
 
     Raises:
-        OSError: no socket can be bound.
+        OSError: the socket cannot be bound.
     """
 
     def __init__(self, rank: int, world_size: int, key: bytes, timeout_s: float) -> None:
@@ -48,9 +50,9 @@ class SocketAllReduce:
         self._key = key
         self._timeout_s = timeout_s
         self._doubling = 1 << (world_size.bit_length() - 1)  # largest power of two
-        self._beyond = world_size - self._doubling
-        self._connections: dict[int, Connection] = {}  # by partner
-        self._room = 0
+        self._beyond = world_size - self._doubling  # number of ranks beyond this power of two
+        self._connections: dict[int, Connection] = {}  # by rank of the partner
+        self._room = 0  # bytes that the kernel buffers for every connection
         self._admitted: queue.SimpleQueue[tuple[Connection, bytes]] = queue.SimpleQueue()
         self._listener = PrivateListener(key, lambda *peer: self._admitted.put(peer))
         self.address = self._listener.address
@@ -58,14 +60,15 @@ class SocketAllReduce:
     def connect(self, addresses: Sequence[str], timeout_s: float) -> None:
         """Connects to all partners, and returns after all ranks have connected.
 
-        Each rank dials the partners below it, and accepts those above it.
+        Each rank dials its partners with lower ranks, and accepts connections from its partners
+        with higher ranks.
 
         Args:
             addresses: `address` of all ranks, by rank.
-            timeout_s: limit of the wait for them.
+            timeout_s: the longest time to wait for partners.
 
         Raises:
-            OSError, EOFError, AuthenticationError: a partner is not reached within the timeout, or
+            OSError, EOFError, AuthenticationError: a partner did not connect within the timeout, or
                 does not have the key.
         """
         missing, until_s = self._partners(), time.monotonic() + timeout_s
@@ -88,7 +91,7 @@ class SocketAllReduce:
         self._listener.close()
         self._room = min(map(buffer_bytes, self._connections.values()), default=0)
         self._limit(timeout_s)
-        self.sum_(np.zeros(1))  # all have connected
+        self.sum_(np.zeros(1))  # returns once all ranks have connected
         self._limit(self._timeout_s)
 
     def _limit(self, timeout_s: float) -> None:
@@ -99,8 +102,8 @@ class SocketAllReduce:
         """Replaces a contiguous array by its sum over all ranks, in place.
 
         Raises:
-            OSError, EOFError: a partner has left, or did not send within the timeout. The array
-                then holds a partial sum.
+            OSError, EOFError: a partner has left the group, or did not send within the timeout. The
+                array may then hold a partial sum.
         """
         rank, beyond = self._rank, self._rank + self._doubling
         if array.size == 0:
@@ -119,7 +122,7 @@ class SocketAllReduce:
             self._send(array, beyond)
 
     def close(self) -> None:
-        """Leaves the group, which the partners notice at once."""
+        """Leaves the group. The partners notice this at once."""
         for connection in self._connections.values():
             hang_up(connection)
         self._connections.clear()
@@ -135,9 +138,10 @@ class SocketAllReduce:
         return [self._rank ^ distance for distance in distances] + beyond
 
     def _exchange(self, array: np.ndarray, partner: int) -> np.ndarray:
-        """Sends an array, and returns the partner's. Of an array that the kernel does not buffer
-        whole, the higher rank receives first: two ranks that both send would wait for each other.
-        """
+        """Sends an array to a partner, and returns the partner's array.
+
+        If an array does not fit into the kernel's buffer, the higher rank receives first. If both
+        ranks sent first, each would wait for the other to receive."""
         if array.nbytes > self._room and self._rank > partner:
             other = self._receive(array, partner)
             self._send(array, partner)
@@ -154,10 +158,10 @@ class SocketAllReduce:
         try:
             self._connection(partner).send_bytes(array.data.cast("B"))
         except BlockingIOError:
-            raise self._timeout(partner, "took") from None
+            raise self._timeout(partner, "received") from None
 
     def _receive(self, array: np.ndarray, partner: int) -> np.ndarray:
-        """The next array of a partner, of the same shape and type as `array`."""
+        """Receives the next array of a partner. It has the shape and dtype of `array`."""
         received = np.empty_like(array)
         try:
             size = self._connection(partner).recv_bytes_into(received.data.cast("B"))
@@ -166,8 +170,8 @@ class SocketAllReduce:
         except BufferTooShort as error:
             size = len(error.args[0])
         if size != array.nbytes:
-            raise ConnectionError(f"rank {partner} sent {size} bytes, not {array.nbytes}")
+            raise ConnectionError(f"rank {partner} sent {size} bytes instead of {array.nbytes}")
         return received
 
     def _timeout(self, partner: int, did: str) -> TimeoutError:
-        return TimeoutError(f"rank {partner} {did} nothing in time")
+        return TimeoutError(f"rank {partner} {did} nothing within the timeout")

@@ -1,8 +1,9 @@
-"""`SocketTransport`: calls within a node over Unix sockets, all others through Ray.
+"""`SocketTransport`: sends calls over Unix sockets within a node, and all other calls through Ray.
 
-An actor call costs both sides about a millisecond of processor time. For a small network that is as
-much as its gradient. Ray still starts, places, watches and stops the process. The process
-answers inside one long actor call (`serve`). When `serve` ends, Ray tells why the connection ended.
+An actor call costs both sides about a millisecond of processor time. For a small network, the
+gradient takes about as long. Ray still starts, places, watches and stops the process. The process
+answers calls inside one long actor call (`serve`). If the connection ends, the result of `serve`
+contains the reason.
 """
 
 from __future__ import annotations
@@ -47,26 +48,27 @@ from polopt.rollouts.transport.sockets import (
 from polopt.rollouts.transport.wakeup import Wakeup
 
 logger = logging.getLogger("polopt")
-#: Longest wait for the rest of a message that a process has begun to send. The sender has the whole
-#: message in memory, so the rest comes soon.
+#: The longest time to wait for the rest of a message that a process has begun to send. The sender
+#: has the whole message in memory, so the rest arrives soon.
 MESSAGE_TIMEOUT_S = 10.0
-#: Longest wait for calls through Ray, which does not tell the end of every call (see `wait`).
+#: The longest time that the selector waits while calls through Ray are pending. Ray does not report
+#: the end of every call (see `wait`).
 RECHECK_S = 1.0
-#: Longest wait that every selector accepts.
+#: The longest timeout that every selector accepts.
 MAX_WAIT_S = 1e6
-#: After a connection has ended, limit for Ray to tell why. It reports the death of a process on the
-#: same node at once.
+#: The longest time to wait for the result of `serve` after a connection has ended. Ray reports the
+#: death of a process on the same node at once.
 REASON_TIMEOUT_S = 5.0
-#: Bytes of the send buffer that a message takes at most, besides its own bytes.
+#: The largest number of bytes that a message takes in the send buffer in addition to its own bytes.
 _MESSAGE_OVERHEAD = 2048
 
 
 class SocketTicket(Ticket):
-    """One call over a socket.
+    """The ticket of one call over a socket.
 
     Attributes:
-        arrival: position in the order of arrival. None: the call has not ended.
-        size: bytes of the call.
+        arrival: position of the answer in the order of arrival. None until the call has ended.
+        size: number of bytes that the call takes in the send buffer.
     """
 
     __slots__ = ("_error", "_message", "_serving", "arrival", "size")
@@ -82,7 +84,7 @@ class SocketTicket(Ticket):
         return self.arrival is not None
 
     def end(self, arrival: int, message: bytes = b"", error: ChannelError | None = None) -> None:
-        """Takes the message with the answer, or the error that took its place."""
+        """Ends the call with the message that holds the answer, or with an error."""
         self.arrival, self._message, self._error = arrival, message, error
 
     def result(self, timeout_s: float) -> Any:
@@ -98,32 +100,36 @@ class SocketTicket(Ticket):
 
 
 def _decoded(message: bytes) -> Any:
-    """The answer in a message.
+    """Returns the answer in a message.
 
     Raises:
-        UndecodableAnswerError: it cannot be unpickled.
+        UndecodableAnswerError: the answer cannot be unpickled.
     """
     try:
         return pickle.loads(memoryview(message)[NUMBER_BYTES:])
-    except BaseException as error:  # unpickling can raise anything. It is the worker's failure
+    except BaseException as error:  # unpickling can raise anything
         if is_of_signal(error):
             raise
         raise UndecodableAnswerError(f"{type(error).__name__}: {error}") from error
 
 
 class SocketChannel(Channel):
-    """Calls of one process: over a connection where there is one, else through Ray.
+    """A channel to one process, over a socket connection and through Ray.
 
-    These calls go through Ray: all calls before the process has connected, calls with references,
-    calls whose value stays in the process that makes it, and calls that do not fit into the
-    kernel's buffer, because sending must never wait for a busy process.
+    These calls go through Ray:
+
+    - all calls before the process has connected,
+    - calls with references among their arguments,
+    - calls whose value stays in the process,
+    - calls that do not fit into the kernel's buffer. Over the socket, the driver would wait until
+      the process has time to read the call.
 
     Args:
-        through_ray: the channel of its actor.
-        transport: has the listener.
+        through_ray: the channel to the actor of the process.
+        transport: the transport with the listener.
 
     Attributes:
-        refused: the process cannot connect. All its calls go through Ray.
+        refused: True if the process cannot connect. All its calls then go through Ray.
     """
 
     def __init__(self, through_ray: RayChannel, transport: SocketTransport) -> None:
@@ -136,9 +142,11 @@ class SocketChannel(Channel):
         self._connection: Connection | None = None
         self._endpoint: Endpoint | None = None
         self._connecting: Future[Any] | None = None
-        self._serving: Future[Any] | None = None  # None: it answers calls through Ray
-        self._serves: set[Future[Any]] = set()  # calls of `serve` for the present connection
-        self._room = 0
+        # The call of `serve` that answers calls over the socket. None while the process answers
+        # calls through Ray.
+        self._serving: Future[Any] | None = None
+        self._serves: set[Future[Any]] = set()  # all calls of `serve` for the present connection
+        self._room = 0  # bytes that still fit into the kernel's buffer
         self._pending: dict[int, SocketTicket] = {}
 
     def note_started(self, started: Started) -> None:
@@ -176,7 +184,8 @@ class SocketChannel(Channel):
         return ticket
 
     def pause(self) -> None:
-        """The process answers calls through Ray from now on, after those made so far."""
+        """Makes the process answer later calls through Ray. The process first answers the calls
+        that were sent over the socket."""
         if self._serving is not None and self._connection is not None:
             self._serving = None
             self._write(b"")
@@ -187,15 +196,15 @@ class SocketChannel(Channel):
             self._connection.send_bytes(message)
         except CONNECTION_ERRORS as error:
             self.fail(f"{self.name}: {type(error).__name__}: {error}")
-        except BaseException:  # Ctrl-C: the other side may have half a message
+        except BaseException:  # after Ctrl-C, the process may have received half a message
             self.fail(f"{self.name}: sending was interrupted")
             raise
 
     # ---- the connection -------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Has the process connect, unless it has connected, is connecting, or cannot connect. Does
-        not wait."""
+        """Makes the process connect to the driver, unless it is connected, is connecting, or cannot
+        connect. Does not wait."""
         if self._connection is None and self._connecting is None and not self.refused:
             self._endpoint = self._transport.endpoint_for(self)
             self._connecting = self._watch(self.through_ray.actor.connect.remote(self._endpoint))
@@ -207,16 +216,16 @@ class SocketChannel(Channel):
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection."""
+        """True if the process is connected."""
         return self._connection is not None
 
     def connected(self, connection: Connection) -> None:
-        """The process has connected and authenticated."""
+        """Stores the connection of the process, which has connected and authenticated."""
         self._connection = connection
         self._room = buffer_bytes(connection)
 
     def receive(self) -> None:
-        """Takes one message that has arrived from the process."""
+        """Receives one message from the process, and ends the call that it answers."""
         assert self._connection is not None
         try:
             message = self._connection.recv_bytes()
@@ -228,29 +237,30 @@ class SocketChannel(Channel):
                 del self._pending[number]
         except CONNECTION_ERRORS as error:
             self.fail(f"{self.name}: {type(error).__name__}: {error}")
-        except BaseException:  # Ctrl-C: the rest of the message is lost
+        except BaseException:  # after Ctrl-C, the rest of the message is lost
             self.fail(f"{self.name}: receiving was interrupted")
             raise
 
     def actor_call_ended(self, call: Future[Any]) -> None:
-        """Ray reports that `connect` or `serve` returned or raised."""
+        """Handles the end of an actor call of `connect` or `serve`, which Ray has reported."""
         error = call.exception()
         problem = str(call.result()) if error is None else str(error) or type(error).__name__
         if call is self._connecting:
             self._connecting = None
             if problem:
                 self._transport.expect_no_more(self._endpoint)
-                self.refused = error is None  # if it died, its next call through Ray tells so
+                # After an error, the process has died. The next call through Ray reports this.
+                self.refused = error is None
                 if self.refused:
                     self._transport.note_unreachable(self, problem)
         elif problem and call in self._serves:
             while self._connection is not None and self._connection.poll(0):
-                self.receive()  # the last answers of a process that still runs
+                self.receive()  # the last answers that the process sent before `serve` ended
             self.fail(f"{self.name}: {problem}")
         self._serves.discard(call)
 
     def fail(self, reason: str) -> None:
-        """Ends the connection, and all calls that wait for an answer over it."""
+        """Ends the connection. Unanswered calls over this connection end with an error."""
         self._hang_up()
         for ticket in self._pending.values():
             if not ticket.ended():
@@ -266,21 +276,23 @@ class SocketChannel(Channel):
 
 
 class SocketTransport(Transport):
-    """Holds the connections to processes of this node. `wait` waits for answers over them and
-    through Ray at the same time. Belongs to one thread.
+    """A transport that sends calls over sockets to processes on this node, and other calls through
+    Ray. `wait` waits for answers over sockets and through Ray at the same time. Only one thread may
+    use the transport.
 
     Args:
-        through_ray: starts the processes, and carries the other calls.
-        timeout_s: limit for a process to take or to complete a message.
-        required: a process that cannot connect raises `TransportError` instead of going through
-            Ray.
+        through_ray: the transport that starts the processes, and carries calls through Ray.
+        timeout_s: the longest time that one side waits for the other side to send or receive the
+            rest of a message, in seconds.
+        required: if True, a process that cannot connect raises `TransportError`. If False, its
+            calls go through Ray.
 
     Attributes:
-        num_calls: calls sent over sockets so far.
-        wakeup: makes the wait end when a call through Ray ends.
+        num_calls: number of calls that were sent over sockets so far.
+        wakeup: makes the selector return when a call through Ray ends.
 
     Raises:
-        OSError: no socket can be bound.
+        OSError: the listener cannot bind a socket.
     """
 
     name = "socket"
@@ -309,18 +321,19 @@ class SocketTransport(Transport):
     # ---- connections ----------------------------------------------------------------------------
 
     def _admit(self, connection: Connection, token: bytes) -> None:
-        """Takes a peer that has authenticated. The listener calls this in another thread."""
+        """Queues a connection that has authenticated. The listener calls this method in another
+        thread."""
         self._admitted.append((connection, token))
         self.wakeup.wake()
 
     def endpoint_for(self, channel: SocketChannel) -> Endpoint:
-        """What a process needs to connect."""
+        """Returns the data that a process needs to connect."""
         token = secrets.token_bytes(16)
         self._expected[token] = channel
         return Endpoint(self._listener.address, self._node, self._key, token, self._timeout_s)
 
     def expect_no_more(self, endpoint: Endpoint | None) -> None:
-        """The process that was given this endpoint does not connect."""
+        """Notes that the process with this endpoint will not connect."""
         if endpoint is not None:
             self._expected.pop(endpoint.token, None)
 
@@ -336,20 +349,21 @@ class SocketTransport(Transport):
             channel.connected(connection)
 
     def forget(self, connection: Connection) -> None:
-        """Waits for this connection no more."""
+        """Stops waiting for messages over this connection."""
         with contextlib.suppress(KeyError):
             self._selector.unregister(connection)
 
     def note_unreachable(self, channel: SocketChannel, problem: str) -> None:
-        """A process could not connect.
+        """Logs that a process cannot connect.
 
         Raises:
-            TransportError: no other transport is allowed.
+            TransportError: the config allows no other transport.
         """
         if self._required:
             raise TransportError(
-                f"{channel.name} cannot connect to the driver ({problem}), with transport: socket. "
-                "Allowed: workers on the driver's node; or transport: auto or ray"
+                f"{channel.name} cannot connect to the driver ({problem}), but the config says "
+                "transport: socket. Use transport: auto or ray, or start all workers on the "
+                "driver's node"
             )
         elsewhere = channel.started.node != self._node
         logger.log(
@@ -360,7 +374,7 @@ class SocketTransport(Transport):
         )
 
     def next_arrival(self) -> int:
-        """Position of the next answer in the order of arrival."""
+        """Returns the position of the next answer in the order of arrival."""
         self._arrivals += 1
         return self._arrivals
 
@@ -372,7 +386,8 @@ class SocketTransport(Transport):
             for ticket in tickets:
                 if isinstance(ticket, RayTicket):
                     self.wakeup.watch(ticket.ref)
-                    # Ray does not tell of an answer whose unpickling raises SystemExit.
+                    # Ray does not complete the future of an answer whose unpickling raises
+                    # SystemExit. So the wait ends from time to time, and `_ended` asks Ray again.
                     timeout_s = min(timeout_s, RECHECK_S)
             self.poll(timeout_s)
             ended = self._ended(tickets)
@@ -389,8 +404,8 @@ class SocketTransport(Transport):
         return [*arrived, *(through_ray[ref] for ref in refs)]
 
     def poll(self, timeout_s: float) -> None:
-        """Takes what has arrived, at most one message of each process. If nothing has arrived,
-        waits until something does, for at most `timeout_s`.
+        """Handles everything that has arrived, but at most one message of each process. If nothing
+        has arrived, waits for the next arrival, for at most `timeout_s` seconds.
 
         Raises:
             TransportError: see `note_unreachable`.
@@ -433,7 +448,7 @@ class SocketTransport(Transport):
 
     def kill(self, channel: Channel) -> None:
         assert isinstance(channel, SocketChannel)
-        # Once the process has ended, the thread that polls ends its connection.
+        # Any thread may call `kill`. The thread that polls closes the connection later.
         self.through_ray.kill(channel.through_ray)
 
     def stop(self, channels: Sequence[Channel], timeout_s: float) -> None:
@@ -454,7 +469,8 @@ class SocketTransport(Transport):
 
     def close(self) -> None:
         self._listener.close()
-        for key in list((self._selector.get_map() or {}).values()):  # None: it is closed
+        # `get_map` returns None if the selector is already closed.
+        for key in list((self._selector.get_map() or {}).values()):
             if key.data is not None:
                 key.data.fail(f"{key.data.name}: the connection was closed")
         while self._admitted:
@@ -465,14 +481,14 @@ class SocketTransport(Transport):
 
 
 def open_transport(transport: str, timeout_s: float) -> Transport:
-    """Opens the transport that is named in a config.
+    """Opens the transport that a config names.
 
     Args:
         transport: `ray`, `socket` or `auto`. See `RolloutConfig`.
         timeout_s: see `SocketTransport`.
 
     Raises:
-        TransportError: `transport: socket` where no socket can be bound.
+        TransportError: `transport` is `socket`, and no socket can be bound.
     """
     through_ray = RayTransport()
     if transport == "ray":
@@ -483,5 +499,7 @@ def open_transport(transport: str, timeout_s: float) -> Transport:
     except OSError as error:
         if required:
             raise TransportError(f"transport: socket: no socket can be bound: {error}") from error
-        logger.warning("No socket can be bound (%s). All calls go through Ray.", error)
+        logger.warning(
+            "No socket can be bound (%s). All calls go through Ray, which is slower.", error
+        )
         return through_ray

@@ -1,4 +1,4 @@
-"""`SocketServer`: answers the driver's calls over a socket, in the process of a worker."""
+"""`SocketServer`: answers calls of the driver over a socket, in the process of a worker."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from polopt.rollouts.transport.sockets import (
     shut_down,
 )
 
-#: Length of the number of the call, which begins an answer.
+#: Each call and each answer begin with the number of the call, in this many bytes.
 NUMBER_BYTES = 8
 
 
 class Endpoint(NamedTuple):
-    """What a process needs for one connection to its driver. Sent through Ray.
+    """The data that a process needs to connect to its driver. The driver sends them through Ray.
 
     Attributes:
-        address: of the driver's `PrivateListener`.
-        node: id of its node.
-        key: by which both sides authenticate.
-        token: tells the driver which process has connected.
-        timeout_s: limit for the other side to complete a message.
+        address: address of the driver's `PrivateListener`.
+        node: id of the driver's node.
+        key: the key with which both sides authenticate.
+        token: identifies the process that connects.
+        timeout_s: the longest time that the process waits for the rest of a message, in seconds.
     """
 
     address: str
@@ -40,14 +40,14 @@ class Endpoint(NamedTuple):
     timeout_s: float
 
     def __repr__(self) -> str:
-        return f"Endpoint({self.address!r})"  # without the secrets
+        return f"Endpoint({self.address!r})"  # omits the secrets
 
 
 class SocketServer:
-    """A process's connection to its driver.
+    """The connection of a process to its driver.
 
-    `serve` runs inside one long actor call. Whatever ends that call (the driver, a lost connection,
-    the death of the process) is reported to the driver by Ray.
+    `serve` runs inside one long actor call. This call ends when the driver ends it, when the
+    connection is lost, or when the process dies. In each case, Ray reports the end to the driver.
     """
 
     def __init__(self) -> None:
@@ -58,10 +58,10 @@ class SocketServer:
         self._sending: Future[None] | None = None
 
     def connect(self, endpoint: Endpoint) -> str:
-        """Connects, in place of an earlier connection.
+        """Closes an earlier connection, and connects to the driver.
 
         Returns:
-            why that failed. Empty if it did not.
+            the reason why the process cannot connect. Empty if it has connected.
         """
         self.close()
         if endpoint.node != ray.get_runtime_context().get_node_id():
@@ -80,19 +80,21 @@ class SocketServer:
         """Answers calls in order, until the driver sends an empty message.
 
         Args:
-            target: its `run(number, function, *args)` is called. Where a call cannot be unpickled
-                or an answer cannot be pickled, its `refuse(why)` makes the answer.
-            endpoint: of the connection.
+            target: the object that runs calls by `target.run(number, function, *args)`. If a call
+                cannot be unpickled or an answer cannot be pickled, `target.refuse(why)` makes the
+                answer.
+            endpoint: the endpoint of the connection. `serve` refuses the endpoint of an earlier
+                connection.
 
         Returns:
-            why the connection has ended. Empty after the driver has ended serving.
+            the reason why the connection has ended. Empty if the driver has sent an empty message.
         """
         connection = self._connection
         if connection is None or self._endpoint != endpoint:
-            return "there is another connection"
+            return "the process has another connection now"
         try:
             while True:
-                connection.poll(None)  # until the driver sends, or ends
+                connection.poll(None)  # waits without a limit until the driver sends a call
                 call = connection.recv_bytes()
                 if not call:
                     return ""
@@ -108,10 +110,10 @@ class SocketServer:
 
     def _send(self, connection: Connection, message: bytes) -> None:
         """Sends an answer. If the answer does not fit into the kernel's buffer, another thread
-        sends it, because the driver may learn for a while before it reads. This process can then
-        continue."""
+        sends it. The driver may learn for a while before it reads the answer, and this process can
+        continue in the meantime."""
         if self._sending is not None:
-            self._sending.result()  # one at a time, in order
+            self._sending.result()  # waits, because answers must be sent in order
             self._sending = None
         if len(message) <= self._room:
             connection.send_bytes(message)
@@ -119,7 +121,7 @@ class SocketServer:
             self._sending = self._sender.submit(connection.send_bytes, message)
 
     def _run(self, target: Any, call: bytes) -> tuple[int, Any]:
-        """Runs a call. Returns its number and its answer."""
+        """Runs a call. Returns the number and the answer of the call."""
         number = int.from_bytes(call[:NUMBER_BYTES], "big")
         try:
             _, function, args, _ = cloudpickle.loads(call[NUMBER_BYTES:])
@@ -128,11 +130,11 @@ class SocketServer:
         return number, target.run(number, function, *args)
 
     def close(self) -> None:
-        """Closes the connection, if there is one."""
+        """Closes the connection, if the process is connected."""
         if self._connection is not None:
             shut_down(self._connection)
             if self._sending is not None:
-                wait([self._sending])  # it has failed, unless the answer was sent
+                wait([self._sending])  # ends soon: the answer was sent, or sending has failed
             self._connection.close()
             self._connection = self._sending = None
 
@@ -141,7 +143,7 @@ def _pickled(target: Any, answer: Any) -> bytes:
     try:
         try:
             return pickle.dumps(answer, protocol=5)
-        except Exception:  # such as a lambda: by value, as Ray does. Takes longer
+        except Exception:  # for example for a lambda, which cloudpickle can encode by value
             return cloudpickle.dumps(answer)
     except Exception as error:  # pickling can raise anything
         refusal = target.refuse(f"its value cannot be pickled: {error!r}")

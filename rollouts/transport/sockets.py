@@ -1,7 +1,7 @@
-"""Connections between processes of one node: Unix sockets in a private directory.
+"""Connections between processes of one node, over Unix sockets in a private directory.
 
-`multiprocessing.connection` frames the messages, and authenticates both sides by a key (HMAC)
-before either of them reads anything else. The key travels through Ray.
+`multiprocessing.connection` frames the messages. It authenticates both sides with a key (HMAC)
+before either side reads anything else. The processes receive the key through Ray.
 """
 
 from __future__ import annotations
@@ -20,46 +20,47 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
-#: Limit for the other side to prove that it has the key.
+#: The time in which the other side must prove that it has the key.
 HANDSHAKE_TIMEOUT_S = 4.0
-#: Peers that may be proving that they have the key at once. One more ends the wait for the oldest.
+#: The largest number of peers that can authenticate at the same time. If a further peer connects,
+#: the listener drops the oldest of these peers.
 MAX_HANDSHAKES = 256
-#: Longest first message of a peer.
+#: The largest size of the first message of a peer.
 MAX_HELLO_BYTES = 64
-#: Pause of a listener after an error such as that no file descriptor is free.
+#: The pause of a listener after an error, for example if no file descriptor is free.
 RETRY_S = 0.1
-#: Age of a file at which nobody listens, or that nobody has opened, before another process removes
-#: it.
+#: The age at which a process removes an unused file of another process: a socket on which no
+#: process listens, or a control page that the driver has not opened.
 LEFT_BEHIND_S = 3600.0
-#: What a broken, slow or foreign peer may cause.
+#: The errors that a peer can cause if it is broken, slow, or has no key.
 CONNECTION_ERRORS = (OSError, EOFError, AuthenticationError)
 
-#: Connections and listening sockets of this process.
+#: The open connections and listening sockets of this process.
 _OPEN: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class PrivateListener:
-    """Listens in a directory that only this user can enter.
+    """Listens on a socket in a directory that only this user can enter.
 
-    Each peer authenticates in a thread of its own, so one that is silent delays no other.
+    Each peer authenticates in its own thread, so a silent peer does not delay other peers.
 
     Args:
-        key: by which both sides authenticate.
-        admitted: called in that thread with a connection that has authenticated, and its first
-            message.
+        key: the key with which both sides authenticate.
+        admitted: a function that is called with each connection that has authenticated, and with
+            its first message. The call happens in the thread of the peer.
 
     Attributes:
         address: path of the socket, for `dial`.
 
     Raises:
-        OSError: no socket can be bound, for example because the path of the directory for temporary
-            files is too long for one.
+        OSError: the socket cannot be bound, for example because the path of the directory for
+            temporary files is too long.
     """
 
     def __init__(self, key: bytes, admitted: Callable[[Connection, bytes], None]) -> None:
         _remove_left_behind()
         directory = tempfile.mkdtemp(prefix="polopt-")
-        # Also runs when the interpreter exits.
+        # The finalizer also runs when the interpreter exits.
         self._remove = weakref.finalize(self, _remove, directory, os.getpid())
         self.address = f"{directory}/s"
         self._key = key
@@ -91,10 +92,10 @@ class PrivateListener:
                 if len(self._handshakes) > MAX_HANDSHAKES:
                     oldest = next(iter(self._handshakes))
                     del self._handshakes[oldest]
-                    shut_down(oldest)  # its thread closes it
+                    shut_down(oldest)  # the thread of this peer closes the connection
             try:
                 threading.Thread(target=self._admit, args=(connection,), daemon=True).start()
-            except RuntimeError:  # there are too many threads
+            except RuntimeError:  # the process has too many threads
                 self._end_handshake(connection)
                 connection.close()
 
@@ -114,20 +115,20 @@ class PrivateListener:
             self._handshakes.pop(connection, None)
 
     def close(self) -> None:
-        """Ends listening. Connections stay open."""
+        """Stops listening. Connections stay open."""
         self._closed = True
-        with contextlib.suppress(OSError):  # not connected, on some systems
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        with contextlib.suppress(OSError):  # some systems raise, because the socket is unconnected
+            self._socket.shutdown(socket.SHUT_RDWR)  # makes `accept` return in its thread
         self._socket.close()
         self._remove()
 
 
 def admit(connection: Connection, key: bytes) -> None:
-    """Authenticates a connection that was accepted.
+    """Authenticates a connection that a listener has accepted.
 
     Raises:
-        OSError, EOFError, AuthenticationError: the other side does not have the key, or did not
-            prove it in time.
+        OSError, EOFError, AuthenticationError: the other side did not prove in time that it has the
+            key.
     """
     limit(connection, HANDSHAKE_TIMEOUT_S)
     deliver_challenge(connection, key)
@@ -135,11 +136,11 @@ def admit(connection: Connection, key: bytes) -> None:
 
 
 def dial(address: str, key: bytes, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> Connection:
-    """Connects to a `PrivateListener`, and authenticates.
+    """Connects to a `PrivateListener`, authenticates, and returns the connection.
 
     Raises:
-        OSError, EOFError, AuthenticationError: nobody listens there, the listener does not have the
-            key, or did not prove it in time.
+        OSError, EOFError, AuthenticationError: no process listens at the address, or the listener
+            did not prove in time that it has the key.
     """
     dialed = socket.socket(socket.AF_UNIX)
     dialed.settimeout(timeout_s)
@@ -161,13 +162,14 @@ def dial(address: str, key: bytes, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> Co
 
 
 def limit(connection: Connection, timeout_s: float, sending: bool = True) -> None:
-    """Sets how long one read or write may wait for the other side. Later it raises OSError.
+    """Sets the longest time that a read or write waits for the other side. After this time, the
+    read or write raises OSError.
 
     Args:
-        connection: of which.
-        timeout_s: the limit.
-        sending: also of writes. False: they wait until the other side reads, ends the connection,
-            or dies.
+        connection: the connection.
+        timeout_s: the time limit in seconds.
+        sending: if True, the limit also applies to writes. If False, a write waits until the other
+            side reads, ends the connection, or dies.
     """
     seconds = min(timeout_s, 1e7)
     value = struct.pack("@ll", int(seconds), int(seconds % 1.0 * 1e6) or int(seconds < 1.0))
@@ -179,27 +181,28 @@ def limit(connection: Connection, timeout_s: float, sending: bool = True) -> Non
 
 
 def buffer_bytes(connection: Connection) -> int:
-    """Bytes that can be sent before the other side reads, at least."""
+    """Returns a number of bytes that this side can always send before the other side reads."""
     with _as_socket(connection) as same:
-        # The kernel counts its own overhead, at most about as much again for messages of 1 KB.
+        # The kernel also counts its overhead. For messages of 1 KB, the overhead is at most about
+        # as large as the message.
         return same.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
 
 
 def hang_up(connection: Connection) -> None:
-    """Ends a connection, for the other side at once."""
+    """Ends and closes a connection. The other side notices this at once."""
     shut_down(connection)
     connection.close()
 
 
 def shut_down(connection: Connection) -> None:
-    """Ends a connection, but keeps its file descriptor, which another thread may be using."""
-    with contextlib.suppress(OSError), _as_socket(connection) as same:  # it may have ended already
+    """Ends a connection, but keeps its file descriptor, because another thread may be using it."""
+    with contextlib.suppress(OSError), _as_socket(connection) as same:  # it may already have ended
         same.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager
 def _as_socket(connection: Connection) -> Iterator[socket.socket]:
-    """A connection as a socket, with the same file descriptor."""
+    """Provides a socket object with the file descriptor of a connection."""
     same = socket.socket(fileno=connection.fileno())
     try:
         yield same
@@ -214,8 +217,8 @@ def _register(connected: socket.socket) -> Connection:
 
 
 def _close_in_fork() -> None:
-    """A forked process, such as the process of an environment, would keep a connection open after
-    the death of this process, and the other side would not notice."""
+    """Closes all connections in a forked process, such as the process of an environment. Otherwise
+    they would stay open after the death of this process, and the other side would not notice it."""
     for either in list(_OPEN):
         either.close()
 
@@ -224,7 +227,8 @@ os.register_at_fork(after_in_child=_close_in_fork)
 
 
 def _remove(directory: str, pid: int) -> None:
-    """Removes a directory of process `pid`. Does nothing in processes forked from it."""
+    """Removes a directory of process `pid`. Does nothing in processes that were forked from
+    process `pid`."""
     if os.getpid() == pid:
         with contextlib.suppress(OSError):
             os.unlink(f"{directory}/s")
@@ -241,16 +245,16 @@ def _remove_left_behind() -> None:
                 probe.connect(directory)
             except ConnectionRefusedError:
                 _remove(os.path.dirname(directory), os.getpid())
-            except OSError:  # it listens, and is busy. Or another process has removed it
+            except OSError:  # its listener is alive but busy, or another process has removed it
                 continue
 
 
 def left_behind(pattern: str) -> list[str]:
-    """Files of this user in the directory for temporary files that are older than
-    `LEFT_BEHIND_S`.
+    """Returns the files in the directory for temporary files that belong to this user and are older
+    than `LEFT_BEHIND_S`.
 
     Args:
-        pattern: of their names, as for `glob`.
+        pattern: a pattern for the names of the files, as for `glob`.
     """
     found = []
     for path in glob.glob(f"{glob.escape(tempfile.gettempdir())}/{pattern}"):

@@ -1,4 +1,4 @@
-"""`Wakeup`: makes a poll return when a call through Ray ends."""
+"""`Wakeup`: makes a selector return when a call through Ray ends."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import ray
 
 
 class Wakeup:
-    """Socket that becomes readable when a watched Ray call ends.
+    """A socket that becomes readable when a watched Ray call ends.
 
-    Ray completes futures on its own thread, which writes to the socket.
+    Ray completes the future of a call in a thread of its own. A callback in this thread writes to
+    the socket.
     """
 
     def __init__(self) -> None:
@@ -25,18 +26,19 @@ class Wakeup:
         self._ended: deque[tuple[Any, Future[Any]]] = deque()
 
     def fileno(self) -> int:
-        """File descriptor to poll for reading."""
+        """Returns the file descriptor that a selector watches for reading."""
         return self._reader.fileno()
 
     def watch(self, ref: ray.ObjectRef[Any], tag: Any = None) -> Future[Any] | None:
-        """Has the socket become readable when a call ends.
+        """Watches a call: the socket becomes readable when the call ends.
 
         Args:
-            ref: what the call returned.
-            tag: `take` returns it with the result. None: `take` does not.
+            ref: the reference that the call returned.
+            tag: any value. `take` returns the tag together with the future. None means that `take`
+                does not return this call.
 
         Returns:
-            its future. None if the reference is watched already.
+            the future of the call. None if the call is already being watched.
         """
         if ref in self._watched:
             return None
@@ -54,12 +56,14 @@ class Wakeup:
 
     def wake(self) -> None:
         """Makes the socket readable. Any thread may call this."""
-        # BlockingIOError: the socket is readable already. OSError: it is closed.
+        # A BlockingIOError means that the socket is already readable. Other OSErrors mean that the
+        # socket is closed.
         with contextlib.suppress(OSError):
             self._writer.send(b".")
 
     def take(self) -> list[tuple[Any, Future[Any]]]:
-        """Empties the socket. `(tag, future)` of calls that have ended since the last `take`."""
+        """Empties the socket, and returns `(tag, future)` for each call with a tag that has ended
+        since the last `take`."""
         with contextlib.suppress(BlockingIOError):
             while self._reader.recv(4096):
                 pass
@@ -69,6 +73,6 @@ class Wakeup:
         return taken
 
     def close(self) -> None:
-        """Closes the socket. Calls that end later are ignored."""
+        """Closes the socket. Calls that end later have no effect."""
         self._reader.close()
         self._writer.close()

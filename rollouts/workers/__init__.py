@@ -1,1 +1,1 @@
-"""Rollout workers: local, or Ray actors with health checks and replacement."""
+"""Rollout workers: the local worker, and Ray actors with health checks and replacement."""

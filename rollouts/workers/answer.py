@@ -1,4 +1,4 @@
-"""`Answer`: what a process sends back for one call, and `CallError`, if the call failed."""
+"""`Answer`, which a process sends back for each call, and `CallError`, the error in an answer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from polopt.rollouts.workers.errors import FunctionError, NonFiniteError
 
 
 class CallError(NamedTuple):
-    """The error that ended a call. The answer of the call carries it.
+    """The error that ended a call. The answer of the call contains this error.
 
     Attributes:
-        kind: `function`: the function cannot be imported in the worker, or its value cannot be
-            sent. `exception`: the function raised. `environment`: an environment keeps failing.
-            `api`: an environment breaks Gymnasium's API. `non_finite`: too much data in a row was
-            not finite. `callback`: a user's callback raised.
+        kind: the kind of error.
+            `function`: the worker cannot import the function, or cannot send the return value.
+            `exception`: the function raised.
+            `environment`: an environment keeps failing.
+            `api`: an environment violates Gymnasium's API.
+            `non_finite`: too many consecutive fragments, gradients or updates were not finite.
+            `callback`: a user's callback raised.
         message: the cause, with a traceback that begins in the user's code.
     """
 
@@ -30,7 +33,7 @@ class CallError(NamedTuple):
 
     @classmethod
     def of(cls, error: Exception) -> CallError:
-        """From an exception that a function raised in this process."""
+        """Returns the `CallError` for an exception that a function raised in this process."""
         match error:
             case EnvironmentAPIError():
                 return cls("api", str(error))
@@ -45,7 +48,7 @@ class CallError(NamedTuple):
         return cls("exception", f"{type(error).__name__}: {error}\n{traceback_of(error)}")
 
 
-#: Errors of a call that end the run as they are, by the kind of the `CallError`.
+#: Errors of these kinds end the run. The values are the exceptions that the driver then raises.
 ENDING: dict[str, type[RuntimeError]] = {
     "api": EnvironmentAPIError,
     "non_finite": NonFiniteError,
@@ -54,12 +57,12 @@ ENDING: dict[str, type[RuntimeError]] = {
 
 
 class Answer(NamedTuple):
-    """What a process sends back for one call.
+    """The answer of a process to one call.
 
     Attributes:
-        value: return value of the function, or a reference to it. None after an error.
-        record: what the call counted, up to the error if there was one.
-        error: what ended the call. None: it returned.
+        value: return value of the function, or a reference to that value. None after an error.
+        record: the counts of the call. After an error, these are the counts up to the error.
+        error: the error that ended the call. None means that the function returned.
     """
 
     value: Any

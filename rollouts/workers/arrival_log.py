@@ -1,9 +1,12 @@
-"""The record of a run: everything in which timing has decided, in the order in which it did.
+"""The record of a run: the events that depend on timing, in the order in which they happened.
 
-A file of gzip members, one for each flush. Each member is a line of JSON, so `zcat` shows the file.
-The first line is the header. The others are `{"events": [...], "clock": [...]}`. An event is a list
-that begins with its kind (`EVENT_KINDS`). Its number is its place among all events, from 0. `clock`
-holds the readings of the driver's clock, in microseconds since the reading before.
+The record also has other events, such as results, which a rerun compares.
+
+The file is a sequence of gzip members. Each flush writes one member, which is a line of JSON. So
+`zcat` shows the file. The first line is the header. Each other line is
+`{"events": [...], "clock": [...]}`. An event is a list that begins with its kind (`EVENT_KINDS`).
+Events are numbered from 0. `clock` holds the readings of the driver's clock, each in microseconds
+since the previous reading.
 """
 
 from __future__ import annotations
@@ -25,31 +28,32 @@ logger = logging.getLogger("polopt")
 
 #: Version of the format.
 FORMAT = 1
-#: Kinds of events, and what follows the kind in the list. A process has a number from 0, in the
-#: order of starts. So has a ticket: starts and calls together.
+#: The kinds of events. Each text lists the values that follow the kind in the list, and says what
+#: happened. Processes are numbered from 0 in the order of their starts. Tickets are numbered from 0
+#: in the order in which starts and calls were sent.
 EVENT_KINDS = {
-    "start": "name: a process is started",
-    "remake": "process: it replaces its object",
-    "send": "process, version of the driver's weights: a call is sent",
-    "wait": "tickets: those that have ended when the driver waited; none: it waited for nothing",
+    "start": "name of the process: the driver starts a process",
+    "remake": "process: the process makes its object again",
+    "send": "process, version of the driver's weights: the driver sends a call",
+    "wait": "tickets: the driver waited, and these tickets have ended (none if nothing ended)",
     "up": "ticket: a process has started",
-    "reply": "ticket, fingerprint, steps, error, names of phases, microseconds of each, and what "
-    "else timing has decided in the call",
+    "reply": "ticket, fingerprint, environment steps, error, number of the names of phases, "
+    "microseconds of each phase, effects of timing (see `Record.timing`): a call was answered",
     "fail": "ticket, kind, message, at start: a call got no answer",
-    "kill": "process: the driver has noticed its failure, and ends it",
-    "ended": "ticket, whether it had ended when the driver looked",
-    "silent": "process, seconds without progress; null: unknown",
-    "waiting": "processes that wait for resources, and how many of them do",
-    "phases": "names of phases, which replies refer to by number",
-    "decide": "a decision of the trainer that depends on time",
+    "kill": "process: the driver has noticed the failure of a process, and kills the process",
+    "ended": "ticket, true or false: the driver checked whether a call has ended",
+    "silent": "process, seconds without progress (null if unknown): the driver checked a process",
+    "waiting": "processes, number of them: the driver checked which processes wait for resources",
+    "phases": "names of phases: replies refer to these names by number",
+    "decide": "true or false: the trainer made a decision that depends on time",
     "train": "an iteration begins",
-    "save": "a checkpoint is saved: all pending calls are waited for",
-    "restore": "path of a checkpoint",
-    "result": "iteration, version, SHA-256 of the weights",
+    "save": "the driver saves a checkpoint, for which it waits for all pending calls",
+    "restore": "path: the driver restores a checkpoint",
+    "result": "iteration, version of the weights, SHA-256 of the weights: an iteration has ended",
 }
-#: Events and readings of the clock that are kept at most until they are written.
+#: The largest numbers of events and of clock readings that stay in memory before they are written.
 MOST_EVENTS, MOST_READINGS = 20_000, 100_000
-#: A log of this size is not read.
+#: `read_log` refuses files above this size.
 MOST_BYTES = 2**33
 _US = 1e6
 
@@ -57,16 +61,17 @@ Event = list[Any]
 
 
 class ArrivalLog:
-    """Records a run. Bounded: `open` gives it a file, or `take` empties it.
+    """Records a run. `open` gives the log a file, and `take` returns the events of a log without a
+    file. The log keeps a limited number of events in memory.
 
-    Only the thread that waits for calls is recorded. Other threads read the real clock.
+    The log records only the thread that waits for calls. Other threads read the real clock.
 
     Args:
-        clock: the real clock, in seconds.
+        clock: a function that returns the seconds of the real clock.
 
     Attributes:
-        repeats: False.
-        num_events: number of events so far, which is the number of the next one.
+        repeats: always False. True for a `Rerun`.
+        num_events: number of events so far. The next event gets this number.
     """
 
     repeats = False
@@ -82,19 +87,20 @@ class ArrivalLog:
         self.num_events = 0
         self._thread = threading.get_ident()
 
-    # ---- what transports tell -------------------------------------------------------------------
+    # ---- called by transports -------------------------------------------------------------------
 
     def own_thread(self) -> None:
-        """Notes that the current thread is the one that waits for calls."""
+        """Notes that the current thread is the thread that waits for calls."""
         self._thread = threading.get_ident()
 
     @property
     def is_own_thread(self) -> bool:
-        """Whether this thread waits for calls."""
+        """True in the thread that waits for calls."""
         return threading.get_ident() == self._thread
 
     def read_clock(self) -> float:
-        """Seconds, in whole microseconds: what a rerun reads is equal."""
+        """Returns the seconds of the clock, and records the reading. The seconds are rounded down
+        to whole microseconds, so the record reproduces them exactly."""
         if threading.get_ident() != self._thread:
             return self._clock()
         now_us = int(self._clock() * _US)
@@ -107,45 +113,46 @@ class ArrivalLog:
         self.num_events += 1
         if len(self._events) >= MOST_EVENTS or len(self._readings) >= MOST_READINGS:
             self.flush()
-            self.take()  # without a file, it is lost
+            self.take()  # without a file, these events are lost
 
     def next(self, kind: str, *expected: Any) -> Event | None:
-        """The recorded event. None: nothing is repeated."""
+        """Returns None, because this log does not repeat a record. See `Rerun.next`."""
         return None
 
     def phases(self, names: tuple[str, ...]) -> int:
-        """Number of the names of phases, in this order."""
+        """Returns the number that replies record in place of these names of phases."""
         if names not in self._phases:
             self._phases[names] = len(self._phases)
             self.note("phases", *names)
         return self._phases[names]
 
-    # ---- what trainers tell ---------------------------------------------------------------------
+    # ---- called by trainers ---------------------------------------------------------------------
 
     def mark(self, kind: str, *values: Any) -> None:
         """Adds an event that does not depend on time."""
         self.note(kind, *values)
 
     def decide(self, decision: Callable[[], bool], repeat: Callable[[], object]) -> bool:
-        """A decision that depends on time.
+        """Makes a decision that depends on time, records it, and returns it.
 
         Args:
-            decision: makes it.
-            repeat: called in a rerun instead, where the decision was True.
+            decision: makes the decision.
+            repeat: not called here. A rerun calls `repeat` if the recorded decision is True.
         """
         made = bool(decision())
         self.note("decide", made)
         return made
 
     def result(self, iteration: int, version: int, digest: str) -> None:
-        """Adds a result, and writes everything."""
+        """Adds the result of an iteration, and writes all events to the file."""
         self.note("result", iteration, version, digest)
         self.flush()
 
-    # ---- where it goes --------------------------------------------------------------------------
+    # ---- output ---------------------------------------------------------------------------------
 
     def take(self) -> dict[str, Any]:
-        """Everything since the last call, as JSON values."""
+        """Returns the events and clock readings since the last call as JSON values, and removes
+        them from the log."""
         events, self._events = self._events, []
         readings, self._readings = self._readings, []
         deltas = [b - a for a, b in itertools.pairwise([self._last_us, *readings])]
@@ -154,10 +161,10 @@ class ArrivalLog:
         return {"events": events, "clock": deltas}
 
     def open(self, path: Path, header: dict[str, Any]) -> None:
-        """Writes to a file from now on, which must not exist.
+        """Creates a file. From now on, the log writes to this file.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file exists or cannot be created.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file, self._path = path.open("xb"), path
@@ -165,8 +172,8 @@ class ArrivalLog:
         self.flush()
 
     def flush(self) -> None:
-        """Writes the events that were recorded since the last call. If that fails, warns and ends
-        the record. The run itself continues."""
+        """Writes the events since the last flush to the file. If writing fails, logs a warning and
+        ends the record. The run itself continues."""
         if self._file is not None:
             self._write(self.take())
 
@@ -177,16 +184,18 @@ class ArrivalLog:
             self._file.write(packer.compress(text.encode()) + packer.flush())
             self._file.flush()
         except OSError as error:
-            logger.warning("%s: recording ends, and the run goes on: %s", self._path, error)
+            logger.warning(
+                "%s cannot be written. Recording ends, and the run continues: %s", self._path, error
+            )
             self._close_file()
 
     @property
     def is_open(self) -> bool:
-        """Whether the record goes into a file."""
+        """True while the log writes to a file."""
         return self._file is not None
 
     def close(self) -> None:
-        """Writes what is left, and closes the file."""
+        """Writes the remaining events, and closes the file."""
         self.flush()
         self._close_file()
 
@@ -198,11 +207,11 @@ class ArrivalLog:
 
 
 class Departure(BaseException):
-    """A rerun does something else than the recorded run. Not an Exception: the code that handles
-    failures of workers must not take it for one.
+    """Raised when a rerun differs from the recorded run. This is a BaseException, so code that
+    handles failures of workers does not catch it.
 
     Attributes:
-        event: number of the event.
+        event: number of the event at which the rerun differs.
     """
 
     def __init__(self, event: int, message: str) -> None:
@@ -211,22 +220,24 @@ class Departure(BaseException):
 
 
 class RecordEnded(BaseException):
-    """A rerun has come to the end of the record."""
+    """Raised when a rerun has reached the end of the record."""
 
 
 class Rerun:
-    """Repeats a record: the counterpart of `ArrivalLog`, with the same methods.
+    """Repeats a record. Has the same methods as `ArrivalLog`.
 
     Args:
         recorded: the events and the deltas of the clock, as `ArrivalLog.take` returns them.
-        clock: the real clock, for other threads.
-        is_below: the record is of the calls of a gradient worker to the workers below it. At its
-            end the rerun goes on: calls take their course, because the driver takes no later answer
-            of that gradient worker.
+        clock: a function that returns the seconds of the real clock, for other threads and for the
+            time after the end of the record.
+        is_below: True if the record holds the calls of a gradient worker to the workers below it.
+            The end of such a record does not end the rerun, because the driver takes no later reply
+            of this gradient worker. From then on, calls are not compared with a record.
 
     Attributes:
         repeats: True until the end of the record.
-        before: called with the number of each event before it is repeated.
+        before: a function that is called before each event is repeated, with the number of the
+            event.
     """
 
     def __init__(
@@ -241,15 +252,16 @@ class Rerun:
         self.num_events = 0
         self._thread = threading.get_ident()
         self.before: Callable[[int], None] = lambda event: None
-        #: By ticket: what timing has decided in its call. Tickets that failed.
+        #: The effects of timing in each call (`Record.timing`), by ticket.
         self.timing: dict[int, dict[str, Any]] = {}
+        #: The tickets of calls and starts that failed.
         self.failed: set[int] = set()
         self._below: dict[int, list[dict[str, Any]]] = {}
         self._phases: list[list[str]] = []
         self._index()
 
     def _index(self) -> None:
-        processes: list[int] = []  # by ticket
+        processes: list[int] = []  # the number of the process, by ticket
         num_processes = 0
         for event in self.events:
             match event:
@@ -269,29 +281,30 @@ class Rerun:
                     self.timing[ticket] = timing
 
     def below(self, process: int) -> dict[str, Any] | None:
-        """The record of the calls that a process has made itself. None: it has made none."""
+        """Returns the record of the calls that a process itself made in the recorded run. None if
+        the process made no calls."""
         parts = self._below.get(process)
         if parts is None:
             return None
         return {key: [one for part in parts for one in part[key]] for key in ("events", "clock")}
 
     def names_of(self, number: int) -> list[str]:
-        """Names of phases by their number."""
+        """Returns the names of phases by the number in a reply."""
         return self._phases[number]
 
-    # ---- what transports ask --------------------------------------------------------------------
+    # ---- called by transports -------------------------------------------------------------------
 
     def own_thread(self) -> None:
-        """Notes that the current thread is the one that waits for calls."""
+        """Notes that the current thread is the thread that waits for calls."""
         self._thread = threading.get_ident()
 
     @property
     def is_own_thread(self) -> bool:
-        """Whether this thread waits for calls."""
+        """True in the thread that waits for calls."""
         return threading.get_ident() == self._thread
 
     def read_clock(self) -> float:
-        """The recorded reading."""
+        """Returns the next recorded reading of the clock. Other threads get the real time."""
         if threading.get_ident() != self._thread or not self.repeats:
             return self._clock()
         if self._read >= len(self._readings):
@@ -301,18 +314,19 @@ class Rerun:
         return self._readings[self._read - 1] / _US
 
     def note(self, *event: Any) -> None:
-        """Nothing is recorded."""
+        """Does nothing, because a rerun does not record."""
 
     def next(self, kind: str, *expected: Any) -> Event | None:
-        """The next recorded event. None: the record of a worker's calls has ended.
+        """Returns the next recorded event, and compares it with the event that happens now. Returns
+        None after the end of the record of a gradient worker.
 
         Args:
-            kind: of the event.
-            expected: what the event begins with besides, as far as it is known.
+            kind: kind of the event that happens now.
+            expected: the values of this event that are known already. They follow the kind.
 
         Raises:
-            Departure: another one was recorded.
-            RecordEnded: none was.
+            Departure: the record has a different event here.
+            RecordEnded: the record has no more events.
         """
         event = self.peek() if self.repeats else None
         if event is None:
@@ -322,23 +336,23 @@ class Rerun:
         self.before(number)
         if event[: 1 + len(expected)] != [kind, *expected]:
             self.depart(
-                number, f"{described([kind, *expected])}, where the record has {described(event)}"
+                number, f"{described([kind, *expected])}, but the record has {described(event)}"
             )
         self.num_events += 1
         return event
 
     def peek(self) -> Event | None:
-        """The next recorded event. None after the last one."""
+        """Returns the next recorded event without going past it. None after the last event."""
         while self.num_events < len(self.events) and self.events[self.num_events][0] == "phases":
             self.num_events += 1
         return self.events[self.num_events] if self.num_events < len(self.events) else None
 
     def finish(self) -> None:
-        """Repeats no more: what follows takes its course."""
+        """Ends the repetition without an error. Later events are not compared with the record."""
         self.repeats, self._is_below = False, True
 
     def depart(self, event: int, what: str) -> NoReturn:
-        """Ends the rerun at a difference."""
+        """Ends the rerun at a difference: raises `Departure`."""
         raise Departure(event, what)
 
     def _end(self) -> None:
@@ -347,17 +361,18 @@ class Rerun:
             raise RecordEnded
 
     def phases(self, names: tuple[str, ...]) -> int:
-        """Not recorded."""
+        """Returns 0, because a rerun does not record."""
         return 0
 
-    # ---- what trainers ask ----------------------------------------------------------------------
+    # ---- called by trainers ---------------------------------------------------------------------
 
     def mark(self, kind: str, *values: Any) -> None:
-        """Compares an event that does not depend on time. A checkpoint may have been moved."""
+        """Compares an event that does not depend on time with the record. Does not compare the path
+        of a checkpoint, because the checkpoint may have been moved."""
         self.next(kind, *([] if kind == "restore" else values))
 
     def decide(self, decision: Callable[[], bool], repeat: Callable[[], object]) -> bool:
-        """The recorded decision."""
+        """Returns the recorded decision. If the decision is True, calls `repeat` first."""
         event = self.next("decide")
         made = bool(event is not None and event[1])
         if made:
@@ -365,32 +380,32 @@ class Rerun:
         return made
 
     def result(self, iteration: int, version: int, digest: str) -> None:
-        """Compares a result.
+        """Compares the result of an iteration with the record.
 
         Raises:
-            Departure: the weights, or their version, differ.
+            Departure: the weights or their version differ.
         """
         number = self.num_events
         event = self.next("result", iteration)
         if event is not None and event[2:] != [version, digest]:
-            what = "version" if event[2] != version else "bytes"
-            self.depart(number, f"the weights of iteration {iteration} have other {what}")
+            what = "a different version" if event[2] != version else "different bytes"
+            self.depart(number, f"the weights of iteration {iteration} have {what}")
 
     def take(self) -> dict[str, Any]:
-        """Nothing was recorded."""
+        """Returns an empty record, because a rerun does not record."""
         return {"events": [], "clock": []}
 
     is_open = False
 
     def flush(self) -> None:
-        """Nothing is written."""
+        """Does nothing, because a rerun writes no file."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing, because a rerun has no open file."""
 
 
 def described(event: Event) -> str:
-    """An event as words, with the numbers of calls and processes."""
+    """Returns a text for an event. The text names calls and processes by their numbers."""
     match event:
         case ["start", name, *_]:
             return f"the start of {name}"
@@ -420,7 +435,8 @@ def described(event: Event) -> str:
 
 
 def lines_of(events: list[Event], first: int, last: int) -> Iterator[str]:
-    """The events from `first` to `last` as text, with the names of processes."""
+    """Yields a line of text for each event from `first` to `last`. The text contains the names of
+    processes."""
     names: list[str] = []
     tickets: list[tuple[int, int | None]] = []  # process, and version of the weights
     for number, event in enumerate(events):
@@ -443,19 +459,20 @@ def lines_of(events: list[Event], first: int, last: int) -> Iterator[str]:
                 sent = "" if version is None else f", sent with weights {version}"
                 words = f"{words}: {names[process]}{sent}"
             case ["kill", process]:
-                words = f"{names[process]} has failed and is ended (process {process})"
+                words = f"{names[process]} has failed and is killed (process {process})"
         if number >= first:
             yield f"{number:>8}  {words}"
 
 
 def read_log(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Reads a file as far as it is whole: a process that dies may leave half of the last flush.
+    """Reads a file that an `ArrivalLog` wrote. Ignores an incomplete flush at the end, which a
+    process may leave when it dies.
 
     Returns:
         the header, and all events and deltas of the clock.
 
     Raises:
-        ConfigError: it cannot be read, or is not a record.
+        ConfigError: the file cannot be read, is damaged, or is not a record.
     """
     try:
         lines = _lines(read_regular(path, MOST_BYTES))
@@ -486,6 +503,6 @@ def _lines(data: bytes) -> Iterator[Any]:
         except zlib.error:
             return
         if not unpacker.eof:
-            return  # the process died while it wrote this one
+            return  # the process died while it wrote this member
         yield json.loads(text)
         data = unpacker.unused_data

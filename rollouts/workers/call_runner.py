@@ -1,4 +1,4 @@
-"""`CallRunner`: an object in a process that runs calls on itself, and records what they did."""
+"""`CallRunner`: an object in a process that runs calls, and records what each call did."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polopt.rollouts.workers.answer import Answer, CallError
 
 
 class CallRunner:
-    """The process's end of a channel. It runs functions `fn(self, *args)`, one at a time.
+    """Runs the calls that arrive in a process, one at a time. A call runs `fn(self, *args)`.
 
         def count(shard, batch):             # a function of a strategy
             shard.rows += len(batch)
@@ -23,19 +23,20 @@ class CallRunner:
         runner.run(number, count, batch)     # -> Answer(value, record, error)
 
     Args:
-        control: the page with requests to end a call early. None: the process has a page of its
-            own, which other processes cannot write.
-        clock: returns the seconds of a monotonic clock.
+        control: the page with requests to end a call early. None means that this object makes its
+            own page, which other processes cannot write.
+        clock: a function that returns the seconds of a monotonic clock.
 
     Attributes:
-        state: the data that a strategy keeps in this process between calls, by names of its choice.
-            It is never saved. It is empty at the start, and after a replacement, a restore or a
-            reset. Values that are dropped are closed if they have a method `close`.
+        state: the data that a strategy keeps in this process between calls. The strategy chooses
+            the keys. The state is never saved. The state is empty at the start, and after a
+            replacement, a restore or a reset. When the state is cleared, values that have a method
+            `close` are closed.
         record: counts of the current call.
         clock: see the argument.
         control: see the argument.
-        recorded_steps: in a rerun, the steps of each fragment of the current call, if one of them
-            ended early in the recorded run.
+        recorded_steps: in a rerun, the number of steps of each fragment of the current call, as the
+            record has them. Empty if no fragment of this call ended early in the recorded run.
     """
 
     def __init__(
@@ -46,21 +47,22 @@ class CallRunner:
         self.state: dict[str, Any] = {}
         self.record = Record(clock)
         self.recorded_steps: Sequence[int] = ()
-        # Numbers of calls. A gradient worker makes calls of its own while it runs a driver's call.
+        # The numbers of the calls that run now. There can be more than one, because a gradient
+        # worker can call itself while it runs a call of the driver.
         self._running: list[int] = []
 
     # ---- calls ----------------------------------------------------------------------------------
 
     def run(self, number: int, function: Callable[..., Any], *args: Any) -> Answer:
-        """Runs a call of another process.
+        """Runs a call from another process.
 
         Args:
-            number: number of the call. Requests to end it early name this number.
-            function: runs as `function(self, *args)`.
+            number: number of the call. A request to end the call early contains this number.
+            function: the function, which runs as `function(self, *args)`.
             args: the further arguments.
 
         Returns:
-            the value or the error of the call, and its record in both cases.
+            the value or the error of the call, and in both cases the record of the call.
         """
         self.record = Record(self.clock)
         SUMS.begin()
@@ -73,8 +75,8 @@ class CallRunner:
         return self._answer(value, failed)
 
     def run_here(self, number: int, function: Callable[..., Any], *args: Any) -> Answer:
-        """Runs a call of this process itself. Unlike with `run`, the caller gets the exceptions of
-        the function unchanged."""
+        """Runs a call from this process itself. Exceptions of the function pass through to the
+        caller unchanged."""
         outer, self.record = self.record, Record(self.clock)
         try:
             with self._during(number):
@@ -84,7 +86,8 @@ class CallRunner:
             self.record = outer
 
     def refuse(self, why: str) -> Answer:
-        """Makes the answer to a call that cannot be run, or whose value cannot be sent."""
+        """Returns the answer to a call that this process cannot run, or whose value this process
+        cannot send."""
         self.record = Record(self.clock)
         return self._answer(None, CallError("function", why))
 
@@ -97,18 +100,19 @@ class CallRunner:
         return Answer(value, record, error)
 
     def complete(self, record: Record) -> None:
-        """Called at the end of each call. A subclass adds data that only some replies carry."""
+        """Called at the end of each call. A subclass can add data to the record here."""
         return
 
     @property
     def version(self) -> int:
-        """Version of this process's weights. 0 if it has none."""
+        """Version of the weights in this process. 0 if the process has no weights."""
         return 0
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Times a phase of the current call: `with worker.phase("learn"): ...`. Results report the
-        share of each phase: `sample`, `gradient`, `learn`, the strategy's `worker_phases`, and
-        `other` for the rest of the call."""
+        """Times a phase of the current call: `with worker.phase("learn"): ...`.
+
+        Results report the share of each phase: `sample`, `gradient`, `learn`, and the strategy's
+        `worker_phases`. Time outside of these phases is reported as `other`."""
         return self.record.phase(name)
 
     # ---- early stops ----------------------------------------------------------------------------
@@ -122,8 +126,8 @@ class CallRunner:
             self._running.pop()
 
     def stop_after(self) -> int | None:
-        """The number of steps after which fragments of the current call should end. None: they
-        should not end early. Any thread may call this."""
+        """Returns the number of steps after which fragments of the current call should end. None
+        means that they should not end early. Any thread may call this method."""
         if self.recorded_steps:
             fragment = min(self.record.num_fragments, len(self.recorded_steps) - 1)
             return self.recorded_steps[fragment]
@@ -136,23 +140,24 @@ class CallRunner:
     # ---- state and end --------------------------------------------------------------------------
 
     def clear_state(self) -> None:
-        """Drops what a strategy keeps in this process."""
+        """Empties `state`, and closes the values that have a method `close`."""
         kept, self.state = self.state, {}
         for value in kept.values():
             if hasattr(value, "close"):
                 value.close()
 
     def remade(self, *args: Any, control: ControlPage) -> Any:
-        """Another object of this class in the same process, which takes this one's place.
+        """Stops this object, and returns a new object of the same class that replaces it in this
+        process.
 
         Args:
-            args: as for the constructor.
-            control: as for the constructor.
+            args: arguments of the constructor.
+            control: argument of the constructor.
         """
         self.stop()
-        kind: Any = type(self)  # subclasses have arguments of their own
+        kind: Any = type(self)  # `Any`, because the constructors of subclasses have other arguments
         return kind(*args, control=control)
 
     def stop(self) -> None:
-        """Drops what a strategy keeps, and ends what this object has opened."""
+        """Clears `state`. A subclass also closes the resources that it has opened."""
         self.clear_state()

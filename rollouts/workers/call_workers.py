@@ -1,4 +1,6 @@
-"""Calls that all workers of a set get, outside of a strategy: set-up, state, a user's functions."""
+"""Functions that call all workers of a set outside of a strategy.
+
+They set workers up, save and restore the state of workers, and run functions of the user."""
 
 from __future__ import annotations
 
@@ -15,22 +17,27 @@ from polopt.rollouts.workers.worker_set import WorkerSet, call_method
 def foreach_worker(
     workers: WorkerSet, fn: Callable[..., Any], *args: Any, only: int | None = None
 ) -> dict[int, Any]:
-    """Runs `fn(worker, *args)` in the process of every remote worker that is up, where `worker` is
-    the `RolloutWorker`. With `num_workers` of 0, on the local one, whose index is 0. For programs
-    outside of a strategy: what the calls sample is not counted. (The name is RLlib's.)
+    """Runs `fn(worker, *args)` in the process of every remote worker that is up. `worker` is the
+    `RolloutWorker` of this process.
+
+    With `num_workers=0`, the function runs on the local worker, whose index is 0. `foreach_worker`
+    is for programs outside of a strategy: results do not count the steps that `fn` samples. The
+    name is RLlib's.
 
     Args:
-        workers: waits until enough of them are up for a run to begin.
-        fn: a function that cloudpickle can send.
-        args: further arguments. `ray.put` large ones once, and pass the reference.
-        only: index of the only worker that is called. None: all are.
+        workers: the workers. The function waits until as many of them are up as a run needs to
+            begin.
+        fn: a function that cloudpickle can pickle.
+        args: further arguments. Call `ray.put` once for a large argument, and pass the reference.
+        only: index of the only worker to call. None means all workers.
 
     Returns:
-        return values by worker index. Not of workers that failed, which are replaced.
+        the return values by worker index. The dict does not contain workers that failed. These
+        workers are replaced.
 
     Raises:
-        WorkersFailedError: if workers keep failing.
-        FunctionError: the function raised in the first call, or cannot be sent.
+        WorkersFailedError: workers keep failing.
+        FunctionError: the function raised before it succeeded in any worker, or cannot be pickled.
     """
     calls = Calls(workers, "foreach_worker", after_failure="drop")
     for worker in workers.up():
@@ -47,9 +54,14 @@ def call_each(
     Args:
         workers: the workers.
         method: name of the method of `RolloutWorker`.
-        args: its arguments, by worker index. Workers that are missing here are not called.
+        args: arguments of the method, by worker index. Workers that are missing here are not
+            called.
 
-    Returns and raises as `foreach_worker`.
+    Returns:
+        see `foreach_worker`.
+
+    Raises:
+        WorkersFailedError, FunctionError: see `foreach_worker`.
     """
     calls = Calls(workers, f"call of {method}", is_work=False, after_failure="drop")
     for worker in workers.remote:
@@ -59,9 +71,10 @@ def call_each(
 
 
 def set_up_each(workers: WorkerSet, method: str, args: Mapping[int, tuple[Any, ...]]) -> None:
-    """As `call_each`, also for workers that are starting: they run the call once they are up,
-    before any work. Replacements that start later do not get the call: put
-    what they need into the config."""
+    """Calls a method as `call_each` does, and also in workers that are starting.
+
+    A worker that is starting runs the method before any work. Replacements that start later do not
+    run the method. Data that replacements need must be in `workers.config`."""
     for worker in workers.remote:
         if not worker.up and worker.index in args:
             worker.set_up.append((call_method, (method, *args[worker.index])))
@@ -69,20 +82,25 @@ def set_up_each(workers: WorkerSet, method: str, args: Mapping[int, tuple[Any, .
 
 
 def set_up_all(workers: WorkerSet, method: str, *args: Any) -> None:
-    """`set_up_each` of every remote worker, with the same arguments."""
+    """Calls `set_up_each` for every remote worker, with the same arguments for each."""
     set_up_each(workers, method, {worker.index: args for worker in workers.remote})
 
 
 def latest_statistics(workers: WorkerSet) -> dict[str, dict[str, Any]]:
-    """The running statistics of the environments' wrappers, as far as the driver has them: replies
-    carry them once a second. By worker index, as text, under the key `statistics`."""
+    """Returns the last running statistics of environment wrappers that the driver has received.
+    Replies carry these statistics about once a second.
+
+    Returns:
+        `{"statistics": ...}` by worker index. The index is a string.
+    """
     statistics = dict(workers.env_statistics)
     statistics[0] = workers.local.get_statistics()
     return _as_saved(statistics)
 
 
 def present_statistics(workers: WorkerSet) -> dict[str, dict[str, Any]]:
-    """As `latest_statistics`, asked of all workers that are up."""
+    """Returns the current running statistics, in the format of `latest_statistics`. Calls all
+    workers that are up, and waits for their replies."""
     statistics = call_each(
         workers, "get_statistics", {worker.index: () for worker in workers.remote if worker.up}
     )
@@ -95,13 +113,17 @@ def _as_saved(statistics: Mapping[int, dict[str, Any]]) -> dict[str, dict[str, A
 
 
 def restore_workers(workers: WorkerSet, restore_count: int, states: Mapping[str, Any]) -> None:
-    """Has all workers continue a run that was saved, with the present weights of the driver, which
-    come with their next calls.
+    """Makes all workers continue a run that was saved. Their next calls carry the present weights
+    of the driver.
 
     Args:
-        workers: waits until enough of them are up for a run to begin.
-        restore_count: how often the run had been restored when it was saved.
-        states: see `restore_statistics`, which also says what is raised.
+        workers: the workers. The function waits until as many of them are up as a run needs to
+            begin.
+        restore_count: number of times that the run had been restored when it was saved.
+        states: see `restore_statistics`.
+
+    Raises:
+        ValueError: see `restore_statistics`.
     """
     workers.weights.take(force=True)
     if workers.remote:
@@ -111,8 +133,8 @@ def restore_workers(workers: WorkerSet, restore_count: int, states: Mapping[str,
 
 
 def begin_restored_run(workers: WorkerSet, restore_count: int) -> None:
-    """All workers, and later replacements, begin new episodes with random numbers that were not
-    used before the restore. See `RolloutWorker.begin_restored_run`."""
+    """Makes all workers and later replacements begin new episodes, with random numbers that were
+    not used before the restore. See `RolloutWorker.begin_restored_run`."""
     workers.config = dataclasses.replace(workers.config, restore_count=restore_count)
     if workers.owns_local:
         workers.local.begin_restored_run(restore_count)
@@ -120,22 +142,22 @@ def begin_restored_run(workers: WorkerSet, restore_count: int) -> None:
 
 
 def update_algorithm_parameter(workers: WorkerSet, name: str, value: Any) -> None:
-    """Changes an option of the policy in all remote workers, which the local policy has already,
-    and in later replacements."""
+    """Changes an option of the policy in all remote workers and later replacements. The caller has
+    already changed this option in the policy of the local worker."""
     workers.config = dataclasses.replace(workers.config, policy=workers.local.policy.config)
     set_up_all(workers, "update_algorithm_parameter", name, value)
 
 
 def restore_statistics(workers: WorkerSet, states: Mapping[str, Any]) -> None:
-    """Gives the environments of all workers their running statistics back. A worker that was not
-    saved gets the merged statistics of all workers that were.
+    """Restores the running statistics of the environment wrappers in all workers. A worker without
+    saved statistics gets the merged statistics of all saved workers.
 
     Args:
-        workers: the workers. A worker that is starting gets its statistics once it is up.
-        states: as `present_statistics` returns them.
+        workers: the workers. A worker that is starting gets its statistics before any work.
+        states: the return value of `present_statistics`.
 
     Raises:
-        ValueError: the environments have other wrappers than the saved statistics.
+        ValueError: the wrappers of the environments do not match the saved statistics.
     """
     saved = {int(i): one["statistics"] for i, one in states.items() if one.get("statistics")}
     if not saved:
@@ -153,20 +175,22 @@ def restore_statistics(workers: WorkerSet, states: Mapping[str, Any]) -> None:
 
 
 def sampler_states(workers: WorkerSet) -> dict[str, Any]:
-    """State of the environments and random numbers of all workers, with running statistics of
-    wrappers: by worker index, as text.
+    """Returns the state of the environments, random numbers and running statistics of all workers,
+    by worker index. The index is a string.
 
-    A run that is restored from it continues bit for bit if its environments have
-    `get_checkpoint_state` and `set_checkpoint_state` (`polopt.rollouts.envs.env_state`), and if
-    nothing was sampled ahead. Otherwise episodes start again."""
+    A run that is restored from this state continues bit for bit on two conditions. Its environments
+    must have `get_checkpoint_state` and `set_checkpoint_state`
+    (`polopt.rollouts.envs.env_state`), and workers must not sample ahead of the learner
+    (`collection: overlapped`). If the environments do not have these methods, new episodes
+    begin."""
     up = {worker.index: (False,) for worker in workers.remote if worker.up}
     states = {0: workers.local.get_state(False)} | call_each(workers, "get_state", up)
     return {str(index): saved for index, saved in states.items()}
 
 
 def restore_samplers(workers: WorkerSet, states: Mapping[str, Any]) -> None:
-    """Restores what `sampler_states` returned, except for the statistics of wrappers, which
-    `restore_statistics` restores."""
+    """Restores the state that `sampler_states` returned, without the running statistics of
+    wrappers. `restore_statistics` restores these statistics."""
     own = {
         int(index): {key: value for key, value in saved.items() if key != "statistics"}
         for index, saved in states.items()

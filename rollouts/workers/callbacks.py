@@ -1,4 +1,4 @@
-"""`Callbacks`: a user's functions that are called during a run."""
+"""`Callbacks`: base class for functions of a user that polopt calls during a run."""
 
 from __future__ import annotations
 
@@ -18,76 +18,81 @@ _ALLOWED = "a subclass of polopt.Callbacks, 'module:Class' of one, or None"
 
 
 class CallbackError(RuntimeError):
-    """A callback raised, or returned what it may not. The message names class and method, and ends
-    with the user's traceback."""
+    """A callback raised, or returned a value that is not allowed. The message names the class and
+    the method. If the callback raised, the message ends with the user's traceback."""
 
 
 class Callbacks:
     """Base class of a user's callbacks. A method that is not overridden does nothing.
 
-    Each process has an object of its own: what `on_episode_end` keeps is not seen by
-    `on_train_result`. The names of the methods are RLlib's. A class with another method `on_...` is
-    refused. What a method costs is paid only by classes that define it.
+    Each process makes its own object of this class. So `on_train_result` in the driver does not see
+    data that `on_episode_end` stores on `self` in a worker. The names of the methods are RLlib's. A
+    subclass may not define other methods whose names begin with `on_`. A method that the subclass
+    does not override costs no time.
     """
 
     def on_episode_step(self, *, episode: Episode, worker: Any) -> None:
-        """Called after each step of each environment, in the process that samples, also in
+        """Called after each step of each environment, in the process that samples. Also called in
         evaluation. The environment is in the state after the step. After the last step of an
-        episode, it may already be in the state after the reset.
+        episode, the environment may already be in the state after the reset.
 
-        Keep data that a later step or `on_episode_end` needs in `episode.data`. For some episodes,
-        `on_episode_end` is never called: they are discarded because an environment fails or values
-        are not finite, or evaluation plays more of them than it needs.
+        Keep data that a later step or `on_episode_end` needs in `episode.data`. `on_episode_end` is
+        never called for some episodes: episodes that are discarded because an environment fails or
+        values are not finite, and episodes that evaluation does not need.
 
         Args:
-            episode: the episode so far, with the infos of this step. In the last step, it is
-                `done`.
+            episode: the episode so far, with the infos of this step. `episode.done` is True after
+                the last step.
             worker: see `on_episode_end`.
         """
         return
 
     def on_episode_end(self, *, episode: Episode, worker: Any) -> Mapping[str, float] | None:
-        """Called in the process that sampled an episode, before its fragment is sent.
+        """Called for each episode that ends, in the process that sampled it, before this process
+        sends the fragment.
 
         Args:
-            episode: that has ended, with the infos of its last step.
-            worker: the `RolloutWorker`, with `index`, `policy` and `sampler.env`, the vector of
-                environments. `config.in_evaluation` tells episodes of evaluation.
+            episode: the episode that has ended, with the infos of its last step.
+            worker: the `RolloutWorker`. Useful attributes are `index`, `policy` and `sampler.env`,
+                the vector environment. `worker.config.in_evaluation` is True in evaluation.
 
         Returns:
-            custom metrics by name. Results have their mean, minimum and maximum. None: no metrics.
+            custom metrics by name. Results report their mean, minimum and maximum. None means no
+            metrics.
         """
         return None
 
     def on_sample_end(self, *, worker: Any, samples: SampleBatch) -> Mapping[str, float] | None:
-        """Called with each fragment, after `on_episode_end` of its episodes, and before the
-        fragment is sent or used for learning. Not called in evaluation.
+        """Called with each fragment, before the fragment is sent or used for learning. The calls of
+        `on_episode_end` for its episodes come first. Not called in evaluation.
 
         Args:
             worker: see `on_episode_end`.
-            samples: columns `[T, N, ...]`, all finite, with advantages where the policy adds them
-                in the worker.
+            samples: columns `[T, N, ...]` with finite values. They include advantages if the policy
+                computes advantages in the worker.
 
         Returns:
-            custom metrics as `on_episode_end`. None: none.
+            custom metrics as in `on_episode_end`. None means no metrics.
         """
         return None
 
     def on_train_result(self, *, trainer: Any, result: dict[str, Any]) -> None:
-        """Called in the driver with each result, which it may change.
+        """Called in the driver with each result. The method may change the result.
 
         Args:
             trainer: the `PolicyOptimizerTrainer`.
-            result: as `trainer.train()` is about to return it, without what Tune adds.
+            result: the result that `trainer.train()` is about to return, without the keys that Tune
+                adds.
         """
         return
 
 
 def resolve_callbacks(value: Any) -> type[Callbacks] | None:
-    """The class that the config key `callbacks` names. Imports its module.
+    """Returns the class that the config key `callbacks` names. Imports the module of the class.
 
     Raises:
-        ConfigError: the class does not exist, or it has a method `on_...` that is never called.
+        ConfigError: the class does not exist, is not a subclass of `Callbacks`, or has a method
+            `on_...` that polopt never calls.
     """
     found = value
     if isinstance(value, str):
@@ -113,17 +118,17 @@ def _check_methods(cls: type[Callbacks]) -> None:
         if name.startswith("on_") and name not in called and callable(getattr(cls, name)):
             raise ConfigError(
                 f"key 'callbacks': {cls.__qualname__} has the method {name!r}, which polopt does "
-                f"not call. Allowed: {', '.join(map(repr, called))}; the names of other methods do "
+                f"not call. Allowed: {', '.join(map(repr, called))}, and methods whose names do "
                 "not begin with 'on_'"
             )
 
 
 class CallbackCaller:
-    """Calls a user's callbacks in one process, and names them in errors.
+    """Calls a user's callbacks in one process. If a callback raises, the error names the callback.
 
     Args:
-        cls: their class. None without callbacks.
-        place: of this process, for messages.
+        cls: the class of the callbacks. None if the user has no callbacks.
+        place: name of this process, for error messages.
     """
 
     def __init__(self, cls: type[Callbacks] | None, place: str) -> None:
@@ -132,15 +137,15 @@ class CallbackCaller:
         self._callbacks: Callbacks | None = None
 
     def defines(self, method: str) -> bool:
-        """Whether the user's class has a method of its own."""
+        """Returns True if the user's class overrides a method."""
         mine = getattr(self._class, method, None)
         return mine is not None and mine is not getattr(Callbacks, method)
 
     def metrics_of(self, method: str, **arguments: Any) -> Mapping[str, float]:
-        """Returns the custom metrics that a method returns.
+        """Calls a method, and returns the custom metrics that the method returns.
 
         Raises:
-            CallbackError: the callback raised, or returned no metrics.
+            CallbackError: the callback raised, or returned a value that is not allowed.
         """
         metrics = self.call(method, **arguments)
         if metrics is None:
@@ -156,10 +161,10 @@ class CallbackCaller:
         )
 
     def call(self, method: str, **arguments: Any) -> Any:
-        """Calls a method. The object is made before the first call.
+        """Calls a method. The first call also makes the object.
 
         Raises:
-            CallbackError: it raised.
+            CallbackError: the method or the constructor raised.
         """
         if self._class is None:
             return None

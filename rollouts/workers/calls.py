@@ -1,4 +1,4 @@
-"""`Calls`: the mailbox of a strategy. It holds pending calls, and replies not taken yet."""
+"""`Calls`: the mailbox of a strategy. It holds pending calls, and replies that were not taken."""
 
 from __future__ import annotations
 
@@ -19,46 +19,48 @@ from polopt.rollouts.workers.process_group import ProcessGroup
 from polopt.rollouts.workers.supervisor import Pending, Supervisor, Work
 from polopt.rollouts.workers.worker_handle import Seat, WorkerHandle
 
-#: What happens to the work of a worker that fails. `send again`: the worker's replacement gets it,
-#: once that is up. `reassign`: the other workers get it. `drop`: it is lost.
+#: The rule for the pending work of a worker that fails. `send again`: the replacement of the worker
+#: gets the work once the replacement is up. `reassign`: other workers get the work. `drop`: the
+#: work is lost.
 AfterFailure = Literal["send again", "reassign", "drop"]
 
-#: While workers are starting, they are checked at least this often.
+#: The longest interval between checks of workers that are starting.
 START_CHECK_S = 1.0
 
 
 class _Weights:
-    """Type of `WEIGHTS`."""
+    """The type of `WEIGHTS`."""
 
     def __repr__(self) -> str:
         return "WEIGHTS"
 
 
-#: Stands for the policy's weights among the arguments of a call. When the call is sent to a worker,
-#: it is replaced by the weights of that moment, or by None if the worker already has them.
+#: A placeholder for the policy's weights among the arguments of a call. When `Calls` sends a call,
+#: `Calls` replaces the placeholder by the current weights, or by None if the worker has them.
 WEIGHTS: Any = _Weights()
 
 
 class CallsLostError(RuntimeError):
-    """Every pending call has failed, and none of them is sent again. To go on, call
-    `ProcessGroup.up`, which waits for the replacements of the processes, and send new work."""
+    """Every pending call has failed, and `Calls` sends none of them again. To continue, call
+    `ProcessGroup.up`, which waits for replacements of the processes, and send new work."""
 
 
 class CallsInterrupted(RuntimeError):
-    """`Calls.interrupt` was called while a thread waited."""
+    """Raised in the thread that waits for calls, because `Calls.interrupt` was called."""
 
 
 class Reply(NamedTuple):
-    """The reply to one call: the value, or why the call has failed.
+    """The reply to one call. It holds the value, or the failure of the call.
 
     Attributes:
-        worker: the worker that was called. After a failure of kind `reference`, it continues. After
-            any other failure, its process is no longer used, and another one is starting.
-        value: return value of the function, or a reference to it. None after a failure.
+        worker: the worker that was called. After a failure of kind `reference`, the worker
+            continues. After any other failure, its process is no longer used, and a replacement is
+            starting.
+        value: return value of the function, or a reference to that value. None after a failure.
         tag: the tag given to `send`.
         counts: the steps, episodes, times and faults that the worker counted during the call.
         order: see `Work`.
-        failure: why the call has failed. None after success.
+        failure: the reason why the call failed. None after success.
     """
 
     worker: WorkerHandle
@@ -72,37 +74,40 @@ class Reply(NamedTuple):
 class Calls:
     """Sends calls to processes, waits for them, and keeps the replies until they are taken.
 
-        self.calls.fill(compute_gradient, self.workers.up())    # each worker has a call
-        reply = self.calls.first()                              # the first to arrive, counted
+        self.calls.fill(compute_gradient, self.workers.up())    # every worker now has a call
+        reply = self.calls.first()                              # the first reply that arrives
         self.apply(reply.value)
-        self.calls.fill(compute_gradient, [reply.worker])       # that worker gets another one
+        self.calls.fill(compute_gradient, [reply.worker])       # the same worker gets a new call
 
     `fill` keeps workers supplied with calls. `first` and `all` take replies. A worker answers its
-    calls in order. Work for a worker that is not up waits here until the worker is up.
+    calls in order. `Calls` holds work for a worker that is not up until the worker is up.
 
-    A `Supervisor` decides when a worker has failed. The worker is then replaced, and
-    `after_failure` says what happens to its work. Calls of a worker that the user removes are
-    dropped or reassigned.
+    A `Supervisor` decides when a worker has failed. `Calls` then replaces the worker, and
+    `after_failure` decides what happens to its work. If the user removes a worker, `Calls`
+    reassigns the worker's calls if `after_failure` is `reassign`, and drops them otherwise.
 
     One thread sends and waits. Other threads may call `stop_early`, `interrupt`, `kill_busy` and
     `pending`.
 
     Args:
-        workers: the processes that are called. `include` adds another group.
+        workers: the processes that run the calls. `include` adds another group.
         owner: name of the strategy or other owner, for error messages.
-        count: called with each reply that is taken or has failed, to add its counts.
-        weights: an object with `for_call(worker)`, which returns the value of `WEIGHTS`, and with
-            their `version`. None: `workers.weights`. A `WorkerSet` has them, other groups do not.
-        per_worker: the largest number of calls that a worker has at once. Further calls wait here.
+        count: a function that adds the counts of a reply to the owner's counters. `Calls` calls
+            this function with each reply that is taken, and with the reply of each failed call that
+            returned counts.
+        weights: an object with `for_call(worker)`, which returns the argument for `WEIGHTS`, and
+            with `version`, the version of the weights. None means `workers.weights`. Of the groups
+            of polopt, only a `WorkerSet` provides weights.
+        per_worker: the largest number of calls that a worker has at once. `Calls` holds further
+            calls.
         after_failure: see `AfterFailure`.
         check: see `Supervisor`.
         is_work: see `Supervisor`.
 
     Attributes:
-        per_worker: the largest number of calls that a worker has at once. May be changed while
-            nothing is pending.
-        load: mean and maximum of the number of calls that were under way when a call ended. That
-            call is included.
+        per_worker: see the argument. May be changed while nothing is pending.
+        load: mean and maximum of the number of calls that were sent and not yet answered, measured
+            when a call ends. The call that ends is included.
         interrupted: if True, every wait raises `CallsInterrupted`.
     """
 
@@ -119,32 +124,35 @@ class Calls:
         is_work: bool = True,
     ) -> None:
         self._workers = workers
-        self._groups = {workers.who: workers}  # all of them, by `WorkerHandle.who`
+        self._groups = {workers.who: workers}  # all groups, by `WorkerHandle.who`
         self._supervisor = Supervisor(self._groups, owner, is_work, check)
         self._count = count
         self._weights = weights or workers.weights
         self.per_worker = per_worker
         self._after_failure = after_failure
-        self._queues: dict[WorkerHandle, deque[Pending]] = {}  # sent, oldest first
-        self._backlog: dict[Seat, deque[Work]] = {}  # not sent yet
+        self._queues: dict[WorkerHandle, deque[Pending]] = {}  # calls that were sent, oldest first
+        self._backlog: dict[Seat, deque[Work]] = {}  # work that was not sent yet
         self._ended: deque[Pending] = deque()
         self._kept: deque[Reply] = deque()
-        self._lost: list[tuple[str, Work]] = []  # of removed workers, to be reassigned in a group
-        self._changes = self._dropped = self._num_changes()  # of the groups, handled so far
+        # The work of removed workers, to be reassigned in the same group. Each entry has the name
+        # of the group.
+        self._lost: list[tuple[str, Work]] = []
+        # The values of `_num_changes()` up to which changes of the groups were handled.
+        self._changes = self._dropped = self._num_changes()
         self.load = LoadMeter()
         self.interrupted = False
 
     def include(self, group: ProcessGroup) -> None:
-        """Adds a group of processes that can be called. `first` then returns the first reply of
-        any process of any group. The groups must share a transport.
+        """Adds a group of processes that can be called. `first` then returns the first reply from
+        any process of any group. All groups must share one transport.
 
         Raises:
             ValueError: the group has another transport, or the same name as an earlier group.
         """
         if group.transport is not self._workers.transport or group.who in self._groups:
             raise ValueError(
-                f"cannot include the group of {group.who}s: it needs the transport of the "
-                f"{self._workers.who}s, and a name (`who`) that no other group has"
+                f"cannot include the group of {group.who}s: the group must have the transport of "
+                f"the {self._workers.who}s, and a name (`who`) that no other group has"
             )
         self._groups[group.who] = group
 
@@ -153,8 +161,8 @@ class Calls:
 
     @property
     def check(self) -> Callable[[Any], None] | None:
-        """A function that raises an exception for a value that the owner cannot use. May be set
-        while nothing is pending."""
+        """A function that raises an exception for a reply's value that the owner cannot use. May
+        be set while nothing is pending."""
         return self._supervisor.check
 
     @check.setter
@@ -166,16 +174,17 @@ class Calls:
     def fill(self, fn: Function, workers: Sequence[WorkerHandle], *args: Any) -> None:
         """Sends calls of `fn(worker, weights, *args)` until each worker has `per_worker` calls.
 
-        `weights` are the policy's `Weights` at the moment of sending, None if the worker has them.
+        `weights` are the policy's `Weights` at the time of sending. If the worker already has these
+        weights, `weights` is None.
 
         Args:
-            fn: the function. Cloudpickle encodes it for each call: an importable function by its
-                name, any other function by value.
+            fn: the function. Cloudpickle encodes the function for each call: an importable function
+                by its name, any other function by value.
             workers: workers that are up, such as `workers.up()` and `reply.worker`.
             args: further arguments.
 
         Raises:
-            FunctionError: function or arguments cannot be pickled.
+            FunctionError: the function or its arguments cannot be pickled.
         """
         for worker in workers:
             for _ in range(self.per_worker - self.num_work_of(worker)):
@@ -190,21 +199,22 @@ class Calls:
         timeout_s: float | None = None,
         by_reference: bool = False,
     ) -> None:
-        """Makes a worker run `fn(worker, *args)`. The call is sent once the worker is up and has
-        fewer than `per_worker` calls.
+        """Makes a worker run `fn(worker, *args)`. `Calls` sends the call once the worker is up and
+        has fewer than `per_worker` calls.
 
         Args:
             worker: a remote worker, or `WorkerSet.here`.
             fn: see `fill`.
-            args: arguments. `WEIGHTS` stands for the policy's weights. A reference stands for its
-                object. A call with `by_reference` gives a reply whose value is a reference.
-            tag: any value. The reply carries it.
-            timeout_s: seconds that the call may take without progress. None: `worker_timeout_s`.
-            by_reference: leave the value in the worker's process. The reply has a reference to
-                the value, which can be an argument of another call.
+            args: the arguments. The worker receives the policy's weights in place of `WEIGHTS`, and
+                an object in place of a reference to this object.
+            tag: any value. The reply carries this value.
+            timeout_s: seconds that the call may take without progress. None means
+                `worker_timeout_s`.
+            by_reference: if True, the return value stays in the worker's process, and the value of
+                the reply is a reference. This reference can be an argument of another call.
 
         Raises:
-            FunctionError: function or arguments cannot be pickled.
+            FunctionError: the function or its arguments cannot be pickled.
         """
         order = worker.index, self._workers.next_call_number()
         work = Work(fn, args, tag, timeout_s, order, by_reference)
@@ -215,7 +225,7 @@ class Calls:
         """Sends the work that waits for this worker, until the worker has `per_worker` calls."""
         backlog = self._backlog.get(worker.seat)
         if worker.removed or self.interrupted:
-            self._changes = self._dropped = -1  # so that the waiting work is looked at again
+            self._changes = self._dropped = -1  # so the next wait handles this work again
             return
         if not worker.up:
             return
@@ -228,7 +238,7 @@ class Calls:
         group, number = self._groups[worker.who], self._workers.next_call_number()
         weights = self._weights if group is self._workers else group.weights
         if weights is None and any(arg is WEIGHTS for arg in work.args):
-            why = f"{group.who}s take no weights, and Calls has no `weights` for them"
+            why = f"{group.who}s take no weights, but the arguments of the call include WEIGHTS"
             raise FunctionError(self._supervisor.message(work, worker, why))
         args = tuple([weights.for_call(worker) if a is WEIGHTS else a for a in work.args])
         version = 0 if weights is None else weights.version
@@ -249,16 +259,17 @@ class Calls:
     def first(
         self, may_take: Callable[[Reply], bool] = lambda _: True, count: bool = True
     ) -> Reply:
-        """Waits for the first reply that may be taken, and returns it. Workers that fail during
-        the wait are replaced.
+        """Waits for the first reply that may be taken, and returns this reply. `Calls` replaces
+        workers that fail during the wait.
 
         Args:
-            may_take: decides whether a reply may be taken now. It is asked about every reply that
-                is kept, after each arrival. A reply that may not be taken yet stays kept.
-            count: add the counts of the reply now. False: the caller does so with `Calls.count`.
+            may_take: returns True if a reply may be taken now. After each arrival, `first` calls
+                this function with every kept reply. A reply that may not be taken yet stays kept.
+            count: if True, `first` adds the counts of the reply now. If False, the caller adds them
+                later with `Calls.count`.
 
         Raises:
-            CallsLostError: every pending call has failed, and none is sent again. Either
+            CallsLostError: every pending call has failed, and none of them is sent again. Either
                 `after_failure` is `drop`, or an argument of the call is lost.
             RuntimeError: nothing is pending, so the wait would never end.
             FunctionError, NonFiniteError, EnvironmentAPIError, CallbackError: a call failed,
@@ -288,12 +299,14 @@ class Calls:
     ) -> list[Reply]:
         """Waits until nothing is pending, and returns and counts all replies.
 
-        Replies are sorted by the index of the worker to which their work was first sent. So
+        The replies are sorted by the index of the worker to which their work was first sent. So
         results do not depend on the order of arrival.
 
         Args:
-            stragglers: ends the last calls early. None: every call runs to its end.
-            steps: returns T of the fragment that a call samples. Only `stragglers` needs it.
+            stragglers: the rule by which the last calls end early. None means that no call ends
+                early.
+            steps: returns the number of steps T of the fragment that a call samples. Used only with
+                `stragglers`.
 
         Raises:
             FunctionError, NonFiniteError, EnvironmentAPIError, CallbackError, WorkersFailedError,
@@ -308,8 +321,8 @@ class Calls:
     def wait(
         self, stragglers: Stragglers | None = None, steps: Callable[[Work], int] = lambda _: 1
     ) -> None:
-        """Waits until nothing is pending, and keeps the replies. Takes the arguments of `all`, and
-        raises the same errors."""
+        """Waits until nothing is pending, and keeps the replies for `first` and `all`. Takes the
+        arguments of `all`, and raises the errors of `all`."""
         busy = {worker.seat for worker in self._queues} | set(self._backlog)
         num_workers = len({reply.worker.seat for reply in self._kept} | busy)
         while self.num_pending:
@@ -322,10 +335,12 @@ class Calls:
 
     def next(self, count: bool = True) -> Reply:
         """Waits for the next call to end, and returns its reply. A call ends with a value, with a
-        failure, or at its deadline. The replacement of a worker that failed is starting already.
+        failure, or at its deadline. After a failure, the replacement of the worker is already
+        starting.
 
         Args:
-            count: add the counts of the reply now. False: the caller does so with `Calls.count`.
+            count: if True, `next` adds the counts of the reply now. If False, the caller adds them
+                later with `Calls.count`.
 
         Raises:
             RuntimeError: nothing is pending, so the wait would never end.
@@ -344,8 +359,8 @@ class Calls:
         self._keep(self.next(count=False))
 
     def receive_ended(self) -> None:
-        """Keeps the replies of calls that have ended already, without a wait. Raises the errors of
-        `all`."""
+        """Keeps the replies of calls that have already ended. Does not wait for other calls. Raises
+        the errors of `all`."""
         while self._queues or self._backlog:
             reply = self._next_within(0.0)
             if reply is None:
@@ -354,14 +369,14 @@ class Calls:
 
     def drain(self) -> None:
         """Waits for the calls that were sent, and keeps their replies for `first` and `all`. Work
-        for workers that are not up stays here."""
+        for workers that are not up stays pending."""
         self._follow_changes()
         while self._queues and self._receive_any():
             pass
 
     def discard(self) -> None:
-        """Ends all pending calls early, waits for them, and drops their replies and the kept ones.
-        Work that was not sent yet is dropped, too."""
+        """Asks workers to end all sent calls early, waits for these calls, and drops all replies,
+        including the kept replies. Also drops work that was not sent yet."""
         self._drop_removed()
         self._backlog.clear()
         self._lost.clear()
@@ -370,7 +385,7 @@ class Calls:
         self._kept.clear()
 
     def clear(self) -> None:
-        """Drops everything that is pending or kept, without a wait. The results are lost."""
+        """Drops all pending calls and all kept replies. Does not wait. The results are lost."""
         self._queues.clear()
         self._backlog.clear()
         self._lost.clear()
@@ -379,8 +394,8 @@ class Calls:
         self._supervisor.check_s = math.inf
 
     def count(self, replies: Sequence[Reply]) -> None:
-        """Adds the counts of each of these replies, in turn, to the faults of the workers and to
-        the owner's counters. Each reply must be counted once."""
+        """Adds the counts of each reply to the fault log of its group and to the owner's counters.
+        Each reply must be counted exactly once."""
         for reply in replies:
             self._groups[reply.worker.who].faults.add(reply.worker.index, reply.counts)
             if self._count is not None:
@@ -390,74 +405,77 @@ class Calls:
 
     @property
     def num_pending(self) -> int:
-        """The number of calls that have no answer yet, whether they were sent or wait here."""
+        """The number of calls that have no answer yet. Includes work that was not sent yet."""
         self._drop_removed()
         sent = sum(len(queue) for queue in self._queues.values())
         return sent + sum(len(works) for works in self._backlog.values()) + len(self._lost)
 
     @property
     def kept(self) -> deque[Reply]:
-        """Replies that have arrived and were not taken, in order of arrival."""
+        """The replies that have arrived and were not taken, in order of arrival."""
         return self._kept
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is pending or kept."""
+        """True if no call is pending and no reply is kept."""
         return not (self._kept or self.num_pending)
 
     def num_calls_of(self, worker: WorkerHandle) -> int:
-        """Number of calls that were sent to a worker and have not been answered."""
+        """Returns the number of calls that were sent to a worker and have no answer yet."""
         return len(self._queues.get(worker, ()))
 
     def num_work_of(self, worker: WorkerHandle) -> int:
-        """Number of calls of a worker that have no answer yet, whether they were sent or not."""
+        """Returns the number of calls of a worker that have no answer yet. Includes work that was
+        not sent yet."""
         return self.num_calls_of(worker) + len(self._backlog.get(worker.seat, ()))
 
     def pending_work(self) -> list[Work]:
-        """The work of all calls that have no answer yet, whether they were sent or not."""
+        """Returns the work of all calls that have no answer yet. Includes work that was not sent
+        yet."""
         self._drop_removed()
         sent = [call.work for call in self.pending()] + [work for _, work in self._lost]
         return sent + [work for backlog in self._backlog.values() for work in backlog]
 
     def pending(self) -> list[Pending]:
-        """The calls that were sent and have not been answered, oldest first. Any thread may call
-        this."""
+        """Returns the calls that were sent and have no answer yet, oldest first. Any thread may
+        call this method."""
         calls = [call for queue in list(self._queues.values()) for call in list(queue)]
         return sorted(calls, key=lambda call: call.number)
 
     def tighten_deadline(self, worker: WorkerHandle, within_s: float) -> None:
-        """Limits the calls of a worker to `within_s` seconds from now, unless their limit is
-        earlier."""
+        """Shortens the deadlines of a worker's calls to `within_s` seconds from now. Deadlines that
+        are already earlier stay unchanged."""
         self._supervisor.tighten(self._queues.get(worker, ()), within_s)
 
     # ---- other threads --------------------------------------------------------------------------
 
     def stop_early(self, calls: Sequence[Pending], keep_steps: int) -> None:
-        """Ends the fragments of calls once they have `keep_steps` steps. Does not wait."""
+        """Asks workers to end the fragments of these calls once the fragments have `keep_steps`
+        steps. Does not wait."""
         for call in calls:
             if not call.stopped:
                 call.stopped = True
                 call.worker.channel.stop_early(call.number, keep_steps)
 
     def interrupt(self) -> None:
-        """Makes the thread that waits raise `CallsInterrupted`. Pending calls end after their
-        current step. Their replies can be taken once `interrupted` is False again."""
+        """Makes the waiting thread raise `CallsInterrupted`. Pending calls end after their current
+        step. Their replies can be taken once `interrupted` is False again."""
         self.interrupted = True
-        for call in self.pending():  # also those already asked to end, but after more steps
+        for call in self.pending():  # also the calls that were asked to end after more steps
             call.stopped = True
             call.worker.channel.stop_early(call.number, 1)
 
     def kill_busy(self) -> None:
-        """Kills the workers that have not answered their calls. They are replaced when waiting
-        continues."""
+        """Kills the remote workers that have not answered their calls. `Calls` replaces these
+        workers during the next wait."""
         for worker in {call.worker for call in self.pending() if not call.ticket.reraises}:
             self._workers.transport.kill(worker.channel)
 
     # ---- waiting --------------------------------------------------------------------------------
 
     def _receive_any(self) -> bool:
-        """Waits for the next call to end, keeps its reply, and returns True. Returns False if
-        nothing is pending any more, because workers were removed."""
+        """Waits for the next call to end, keeps its reply, and returns True. Returns False if no
+        call is pending any more, because workers were removed."""
         reply = self._next_within(math.inf)
         if reply is not None:
             self._keep(reply)
@@ -468,8 +486,8 @@ class Calls:
             self._kept.append(reply)
 
     def _next_within(self, duration_s: float) -> Reply | None:
-        """The reply of the next call that ends. The caller counts it unless the call has failed.
-        None if no call ends within `duration_s` seconds, or if nothing is pending."""
+        """Returns the reply of the next call that ends, or None if no call ends within `duration_s`
+        seconds or no call is pending. The caller must count the reply unless the call failed."""
         workers, supervisor = self._workers, self._supervisor
         until_s, looked = workers.clock() + duration_s, False
         while True:
@@ -480,7 +498,7 @@ class Calls:
             while self._ended:
                 call = self._ended.popleft()
                 queue = self._queues.get(call.worker)
-                if queue and queue[0] is call:  # otherwise the call was dropped meanwhile
+                if queue and queue[0] is call:  # otherwise the call was dropped in the meantime
                     return self._arrive(call)
             now_s = workers.clock()
             if now_s >= supervisor.check_s:
@@ -511,7 +529,8 @@ class Calls:
                     group.note_started(ticket)
 
     def _follow_changes(self) -> None:
-        """Sends work to workers that have come up. Drops or reassigns the work of removed ones."""
+        """Sends work to workers that have come up. Drops or reassigns the work of removed
+        workers."""
         self._drop_removed()
         self._changes = self._num_changes()
         if self._lost:
@@ -524,8 +543,8 @@ class Calls:
                     self._send_backlog(worker)
 
     def _drop_removed(self) -> None:
-        """Drops the calls of workers that were removed or replaced. Their work is kept if
-        `after_failure` says that it is sent again or reassigned."""
+        """Drops the calls of workers that were removed or replaced. Keeps the work of these calls
+        if `after_failure` is `send again` or `reassign`."""
         if self._dropped == self._num_changes():
             return
         self._dropped = self._num_changes()
@@ -544,13 +563,14 @@ class Calls:
                     self._backlog.setdefault(seat, deque()).appendleft(work)
 
     def _drop(self, worker: WorkerHandle) -> list[Work]:
-        """Forgets the calls that were sent to a worker. Returns their work."""
+        """Removes the calls that were sent to a worker from the queues. Returns their work."""
         return [call.work for call in self._queues.pop(worker, ())]
 
     # ---- arrival --------------------------------------------------------------------------------
 
     def _arrive(self, call: Pending) -> Reply:
-        """Makes the reply of a call that has ended. This must be the oldest call of its worker."""
+        """Returns the reply of a call that has ended. The call must be the oldest call of its
+        worker."""
         worker, work = call.worker, call.work
         try:
             answer = self._supervisor.judge(call)
@@ -574,30 +594,32 @@ class Calls:
         return Reply(worker, answer.value, work.tag, answer.record, work.order)
 
     def _end(self, call: Pending) -> None:
-        """Removes the oldest call of a worker from the pending ones, and puts this worker behind
-        all others. A transport that does not know the order of arrival looks at calls in the order
-        of `_queues`, so every worker gets its turn."""
+        """Removes the oldest call of a worker from its queue, and moves this worker to the end of
+        `_queues`. A transport that does not know the order of arrival checks calls in the order of
+        `_queues`. Without the move, the transport would always check the same workers first."""
         queue = self._queues[call.worker]
         queue.popleft()
         if not queue:
             del self._queues[call.worker]
-        else:  # one assignment, because other threads read the pending calls at any time
+        else:  # a single assignment, because other threads may read the pending calls at any time
             others = {worker: own for worker, own in self._queues.items() if own is not queue}
             self._queues = {**others, call.worker: queue}
 
     def _lose(self, call: Pending, failure: WorkerFailure) -> Reply:
-        """Drops a call whose argument is lost, under every rule of `after_failure`: no other worker
-        would find the argument. The worker itself continues."""
+        """Drops a call whose argument is lost. `after_failure` does not apply, because no other
+        worker could get the argument. The worker itself continues."""
         worker, work = call.worker, call.work
         self._groups[worker.who].faults.lost_argument(failure)
-        worker.sent_snapshot = None  # the function did not run, so it took over no weights
+        # The function did not run, so the worker did not set the weights of this call. The next
+        # call has to carry weights.
+        worker.sent_snapshot = None
         self._end(call)
         worker.last_answer_s = self._workers.clock()
         self._send_backlog(worker)
         return Reply(worker, None, work.tag, Record(), work.order, failure)
 
     def _fail(self, call: Pending, failure: WorkerFailure, counts: Record | None = None) -> Reply:
-        """Replaces a worker that has failed, and does with its work what `after_failure` says."""
+        """Replaces a worker that has failed, and treats its work as `after_failure` says."""
         worker, work = call.worker, call.work
         if counts is not None:
             self.count([Reply(worker, None, work.tag, counts, work.order, failure)])
@@ -617,7 +639,7 @@ class Calls:
         return Reply(worker, None, work.tag, counts or Record(), work.order, failure)
 
     def _reassign(self, who: str, lost: Sequence[Work]) -> None:
-        """Gives each piece of work to the worker of the group that has the fewest calls to do."""
+        """Gives each piece of work to the worker of the group with the fewest unanswered calls."""
         workers = {worker.index: worker for worker in self._groups[who].up()}
         self._changes = self._num_changes()
         left = {index: self.num_work_of(worker) for index, worker in workers.items()}

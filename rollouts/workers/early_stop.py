@@ -1,7 +1,8 @@
-"""Early stop: when enough workers have finished, the fragments of the others end early.
+"""Early stop: when enough workers have finished, the fragments of the other workers end early.
 
-The driver decides (`Stragglers`), and writes a request into memory that it shares with the worker
-(`ControlPage`). The sampler looks there between steps. Samples made until then are used.
+The driver decides which fragments end early (`Stragglers`). It then writes a request into memory
+that the driver and the worker share (`ControlPage`). The worker's sampler reads this memory between
+steps. The strategy uses the shortened fragment.
 """
 
 from __future__ import annotations
@@ -11,23 +12,25 @@ from typing import NamedTuple
 
 
 class Stragglers(NamedTuple):
-    """Which workers are stragglers, and how much of their fragments they keep.
+    """Decides which workers are stragglers, and the least length of their fragments.
 
     Attributes:
-        fraction_workers: once this share of the workers has finished, the others are stragglers.
-            1: nobody is a straggler.
-        fraction_samples: a straggler keeps at least this share of its fragment, and one step.
+        fraction_workers: once this share of the workers has finished, the other workers are
+            stragglers. 1 means that no worker is ever a straggler.
+        fraction_samples: a straggler samples at least this share of its fragment, and at least one
+            step.
     """
 
     fraction_workers: float = 1.0
     fraction_samples: float = 0.0
 
     def remain(self, num_workers: int, num_pending: int) -> bool:
-        """Whether enough of `num_workers` have finished, so that the `num_pending` others are
-        stragglers."""
+        """Returns True if the `num_pending` workers that have not finished are stragglers, because
+        enough of the `num_workers` workers have finished."""
         enough = max(1, math.ceil(self.fraction_workers * num_workers))
         return 0 < num_pending <= num_workers - enough
 
     def keep_steps(self, steps: int) -> int:
-        """Least number of steps that a straggler samples of a fragment of `steps`."""
+        """Returns the least number of steps that a straggler samples of a fragment of `steps`
+        steps."""
         return max(1, math.ceil(self.fraction_samples * steps))

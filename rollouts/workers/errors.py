@@ -1,15 +1,16 @@
-"""Exceptions that end a run, and `InARow`, which raises them."""
+"""Exceptions that end a run, and `InARow`, which raises `NonFiniteError`."""
 
 from __future__ import annotations
 
 
 class FunctionError(RuntimeError):
-    """A function that a strategy runs in workers is wrong, and would fail in every worker. The
+    """A function that a strategy runs in workers is wrong: it would fail in every worker. The
     message names the strategy and the function, and ends with the user's traceback."""
 
 
 class NonFiniteError(RuntimeError):
-    """Too many fragments or updates in a row were not finite. The message names the worker."""
+    """Too many consecutive fragments, gradients or updates were not finite. The message names the
+    worker, or the driver."""
 
 
 class WorkersFailedError(RuntimeError):
@@ -17,15 +18,16 @@ class WorkersFailedError(RuntimeError):
 
 
 class InARow:
-    """Counts, for each kind of data, how many in a row were not finite, up to a limit.
+    """Counts consecutive non-finite fragments, gradients and updates, and raises at a limit.
 
         finite = InARow("worker 1", limit=5)
-        finite.note("gradients", "")                  # finite: the count begins again
-        finite.note("gradients", "norm is NaN")       # raises NonFiniteError for the fifth in a row
+        finite.note("gradients", "")                  # finite: the count is 0 again
+        finite.note("gradients", "norm is NaN")       # the fifth in a row raises NonFiniteError
 
     Args:
-        who: the owner of the data, for messages.
-        limit: `max_consecutive_non_finite`.
+        who: the worker or driver that made the data, for error messages.
+        limit: the number of consecutive non-finite data at which `note` raises
+            (`max_consecutive_non_finite`).
     """
 
     def __init__(self, who: str, limit: int) -> None:
@@ -34,14 +36,15 @@ class InARow:
         self._counts: dict[str, int] = {}
 
     def note(self, kind: str, problem: str) -> None:
-        """Notes data of a kind, such as `gradients`.
+        """Counts one fragment, gradient or update.
 
         Args:
-            kind: kind of the data.
-            problem: says what was not finite. Empty if everything was finite.
+            kind: the kind of data, such as `gradients`. Each kind has its own count.
+            problem: says which value was not finite. Empty if all values were finite.
 
         Raises:
-            NonFiniteError: the number in a row that was not finite has reached the limit.
+            NonFiniteError: the number of consecutive non-finite data of this kind has reached the
+                limit.
         """
         if not problem:
             self._counts.pop(kind, None)
@@ -50,15 +53,15 @@ class InARow:
         if count >= self._limit:
             raise NonFiniteError(
                 f"{self._who}: {count} {kind} in a row held non-finite values "
-                f"(max_consecutive_non_finite={self._limit}). The last: {problem}"
+                f"(max_consecutive_non_finite={self._limit}). The last problem: {problem}"
             )
 
 
 class RerunDifference(RuntimeError):
-    """A rerun differs from the recorded run. The message is one sentence.
+    """A rerun differs from the recorded run. The message says what differs.
 
     Attributes:
-        event: number of the event at which they differ.
+        event: number of the first event at which the two runs differ.
     """
 
     def __init__(self, event: int, message: str) -> None:

@@ -1,4 +1,4 @@
-"""`FaultLog`: counts and logs failures of workers and faults in their data, up to limits."""
+"""`FaultLog`: counts and logs failures of workers and faults in data, and raises at limits."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _PLURALS: dict[FailureKind, str] = {
     "reference": "lost_arguments",
 }
 _KINDS = tuple(_PLURALS)
-#: The first exceptions of environments are logged in one line each. After them, one line is logged
-#: at most once in this time.
+#: The log has one line for each of the first `_LOG_FIRST` exceptions of environments. After these,
+#: it has at most one line per `LOG_INTERVAL_S`.
 LOG_INTERVAL_S = 10.0
 _LOG_FIRST = 3
-#: The worker index that stands for the driver's own learner.
+#: The worker index of the learner in the driver.
 LEARNER = 0
 
 
@@ -33,14 +33,17 @@ class WorkerFailure(NamedTuple):
     """One failed call to a worker.
 
     Attributes:
-        kind: `death`: the process died. `hang`: it did not answer within the limit. `exception`:
-            the call raised. `environment`: an environment failed repeatedly. `reference`: an
-            argument of the call is lost with the process that made it. In this case, the worker
-            itself has not failed.
+        kind: the kind of failure.
+            `death`: the process died.
+            `hang`: the process did not answer, and made no progress within the time limit.
+            `exception`: the call raised, or its answer cannot be used.
+            `environment`: an environment failed repeatedly.
+            `reference`: an argument of the call is lost, because the process that made it died. The
+            called worker itself has not failed.
         worker_index: index of the worker that was called.
-        message: the cause, with the worker's traceback.
-        at_start: True if the worker could not be made. If no worker has been made yet, this
-            probably holds for all of them.
+        message: the cause, with the worker's traceback if there is one.
+        at_start: True if the worker could not be made. If this happens before any worker was made,
+            probably no worker can be made.
     """
 
     kind: FailureKind
@@ -50,29 +53,32 @@ class WorkerFailure(NamedTuple):
 
 
 class FaultLog:
-    """Counts failures of workers and faults in their data, logs each in one line, and ends the run
-    with one error if they persist.
+    """Counts and logs failures of workers and faults in data. If failures persist, raises an error
+    that ends the run.
 
-    If all workers die at the same moment, for example with their node, that is one event. It does
+    All workers may die at the same time, for example with their node. This is one event, and does
     not show that their replacements would die, too. So consecutive failures of workers that have
-    succeeded since their last failure count as one. Each failure of another worker counts as one.
+    each succeeded since their last failure count as one failure together. A failure of a worker
+    that has not succeeded since its last failure counts as one failure by itself.
 
     Args:
-        max_consecutive_failures: limit without a success in between.
-        max_consecutive_non_finite: number of consecutive skipped updates that ends the run. Each
-            worker counts its fragments and gradients itself.
+        max_consecutive_failures: the number of consecutive failures, without a success in between,
+            that ends the run.
+        max_consecutive_non_finite: the number of consecutive skipped updates that ends the run.
+            Each worker counts its fragments and gradients itself.
         who: the noun for a process in messages.
-        clock: returns the seconds of a monotonic clock.
-        event: returns the number of the last event in the record of the run, or None without a
-            record.
+        clock: a function that returns the seconds of a monotonic clock.
+        event: a function that returns the number of the last event in the record of the run, or
+            None if the run is not recorded.
 
     Attributes:
         counts: number of failures by kind.
         num_restarts: number of replacements that were started.
-        num_restarts_below: number of replacements that gradient workers have started below them.
+        num_restarts_below: number of replacements that gradient workers have started among the
+            workers below them.
         num_given_up: number of workers that failed too often and were not replaced.
         last: the last failure.
-        any_success: True once a worker has succeeded in a call.
+        any_success: True once a call to any worker has succeeded.
     """
 
     def __init__(
@@ -88,10 +94,11 @@ class FaultLog:
         self._clock = clock
         self._limit = max_consecutive_failures
         self._consecutive = 0
-        self._of_worker: dict[int, int] = {}  # consecutive failures, by index
+        self._of_worker: dict[int, int] = {}  # consecutive failures of each worker, by index
         self._at_work: set[int] = set()  # workers that have succeeded since their last failure
         self.any_success = False
-        # A worker whose environments fail still succeeds in other calls.
+        # Environment failures since the last call that sampled. `_consecutive` does not suffice,
+        # because a worker whose environments fail still succeeds in other calls.
         self._without_fragment = 0
         self.counts: dict[FailureKind, int] = dict.fromkeys(_KINDS, 0)
         self._lasts: dict[FailureKind, WorkerFailure] = {}
@@ -99,36 +106,37 @@ class FaultLog:
         self.num_given_up = 0
         self.num_restarts_below = 0
         self.last: WorkerFailure | None = None
-        # Faults in data.
         self._updates = InARow("the driver", max_consecutive_non_finite)
         self._logged_s = -LOG_INTERVAL_S
         self._unlogged = 0
         self.num_env_faults = 0
         self.num_non_finite = 0
         self._last_env_fault = (0, 0, "")  # worker, environment, traceback
-        self._last_non_finite = (0, "")  # worker, what
+        self._last_non_finite = (0, "")  # worker, and the values that were not finite
 
     # ---- failures of workers --------------------------------------------------------------------
 
     def success(self, worker_index: int) -> None:
-        """Counts a success. The counts of consecutive failures begin at 0 again."""
+        """Notes the success of a call to a worker. Sets the number of consecutive failures to 0,
+        for all workers together and for this worker."""
         self._consecutive = 0
         self._of_worker.pop(worker_index, None)
         self._at_work.add(worker_index)
         self.any_success = True
 
     def is_unrecoverable(self, worker_index: int) -> bool:
-        """Whether the worker, its replacements included, has failed too many times in a row while
-        others succeeded."""
+        """Returns True if the worker and its replacements have failed too many times in a row. If
+        all workers fail, `failure` raises before this happens."""
         return self._of_worker.get(worker_index, 0) >= self._limit
 
     def give_up(self, failure: WorkerFailure, remaining: int, min_workers: int | None) -> None:
-        """Counts an unrecoverable worker, which is removed and not replaced.
+        """Counts an unrecoverable worker, which the caller has removed.
 
         Args:
             failure: the last failure of the worker.
-            remaining: number of other workers.
-            min_workers: number of workers that the run needs. None: it needs all of them.
+            remaining: number of workers that remain.
+            min_workers: number of workers that the run needs. None means that the run needs all
+                workers.
 
         Raises:
             WorkersFailedError: fewer workers remain than the run needs.
@@ -137,14 +145,14 @@ class FaultLog:
             needed = "all of them" if min_workers is None else min_workers
             raise WorkersFailedError(
                 f"{self._who} {failure.worker_index} failed {self._limit} times without a success "
-                "in between (max_consecutive_failures), while others succeeded. "
+                "in between (max_consecutive_failures), while other processes succeeded. "
                 f"{remaining} workers remain, and min_workers is {needed}. The last failure "
                 f"({failure.kind}):\n{failure.message}"
             )
         self.num_given_up += 1
         logger.error(
             "%s %d failed %d times without a success in between (max_consecutive_failures). "
-            "The run continues without it",
+            "The run continues without this process",
             self._who,
             failure.worker_index,
             self._of_worker.pop(failure.worker_index, 0),
@@ -154,8 +162,8 @@ class FaultLog:
         """Counts and logs a failure.
 
         Raises:
-            WorkersFailedError: there were too many failures in a row. Or workers or their
-                environments cannot be made, and no worker has succeeded so far.
+            WorkersFailedError: there were too many consecutive failures. Also raised for a worker
+                or an environment that cannot be made, if no call has succeeded so far.
         """
         self.counts[failure.kind] += 1
         self.last = self._lasts[failure.kind] = failure
@@ -173,28 +181,33 @@ class FaultLog:
         if in_a_row >= self._limit:
             raise WorkersFailedError(
                 f"{in_a_row} calls to workers failed in a row, without a success in between "
-                f"(max_consecutive_failures={self._limit}). The last, of {self._who} "
+                f"(max_consecutive_failures={self._limit}). The last failure, of {self._who} "
                 f"{failure.worker_index} ({failure.kind}):\n{failure.message}"
             )
         last_line = failure.message.strip().splitlines()[-1] if failure.message.strip() else ""
         event = self._event()
         recorded = "" if event is None else f" (event {event} of the record)"
         logger.warning(
-            "%s %d: %s; it is replaced%s. %s", self._who, index, failure.kind, recorded, last_line
+            "%s %d failed (%s) and is replaced%s. %s",
+            self._who,
+            index,
+            failure.kind,
+            recorded,
+            last_line,
         )
 
     def lost_argument(self, failure: WorkerFailure) -> None:
-        """Counts and logs a call that was dropped because an argument is lost."""
+        """Counts and logs a call that was dropped because one of its arguments is lost."""
         self.counts[failure.kind] += 1
         self._lasts[failure.kind] = failure
         logger.warning(
-            "a call of %s %d is dropped. %s", self._who, failure.worker_index, failure.message
+            "a call to %s %d was dropped. %s", self._who, failure.worker_index, failure.message
         )
 
     # ---- faults in data -------------------------------------------------------------------------
 
     def add(self, worker_index: int, record: Record) -> None:
-        """Counts and logs the faults of one call."""
+        """Counts and logs the faults in the record of one call."""
         self.num_restarts_below += record.restarts_below
         if record.env_steps:
             self._without_fragment = 0
@@ -207,13 +220,13 @@ class FaultLog:
             self._note_non_finite(worker_index, faults.non_finite, record.num_non_finite)
 
     def note_update(self, done: bool, worker_index: int = LEARNER, why: str = "") -> None:
-        """Counts an update that the driver made, or one that it skipped because of non-finite
+        """Counts an update that the driver made, or that the driver skipped because of non-finite
         values.
 
         Args:
-            done: the update was made.
-            worker_index: the worker with the non-finite values. 0 is the driver.
-            why: what was not finite.
+            done: True if the update was made.
+            worker_index: index of the worker whose data were not finite. 0 is the driver.
+            why: says which values were not finite.
 
         Raises:
             NonFiniteError: the number of consecutive skipped updates has reached the limit.
@@ -225,10 +238,13 @@ class FaultLog:
     def _note_non_finite(self, worker_index: int, what: str, count: int = 1) -> None:
         self.num_non_finite += count
         self._last_non_finite = (worker_index, what)
-        logger.warning("%s %d: non-finite values, unused: %s", self._who, worker_index, what)
+        logger.warning(
+            "%s %d: data with non-finite values was not used: %s", self._who, worker_index, what
+        )
 
     def _note_env_faults(self, worker: int, env_index: int, traceback: str, count: int) -> None:
-        """Counts exceptions of an environment, and logs them now or together with later ones."""
+        """Counts exceptions of an environment, and logs them now or together with later
+        exceptions."""
         self.num_env_faults += count
         self._unlogged += count
         self._last_env_fault = (worker, env_index, traceback)
@@ -237,7 +253,8 @@ class FaultLog:
         if few or now_s - self._logged_s >= LOG_INTERVAL_S:
             lines = traceback.strip().splitlines() or [""]
             logger.warning(
-                "%s %d: environment raised and was replaced (%d new, %d in total): %s %s",
+                "%s %d: an environment raised and was replaced (%d times since the last such "
+                "line, %d times in total): %s %s",
                 self._who,
                 worker,
                 self._unlogged,
@@ -250,7 +267,7 @@ class FaultLog:
     # ---- results --------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """The values of the `fault_tolerance/` result keys."""
+        """Returns the values of the `fault_tolerance/` result keys."""
         env_worker, env_index, env_traceback = self._last_env_fault
         non_finite_worker, non_finite = self._last_non_finite
         return {

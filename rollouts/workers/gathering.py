@@ -1,4 +1,4 @@
-"""Gathering: fragments of several workers, for strategies and for the Collector."""
+"""Functions that sample fragments in workers and gather them, for strategies and the Collector."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-# ---- in a worker --------------------------------------------------------------------------------
+# ---- functions that run in a worker --------------------------------------------------------------
 
 
 def sample(
     worker: RolloutWorker, weights: Weights | None, request: SampleRequest | None = None
 ) -> SampleBatch:
-    """Runs in a worker: takes over weights, samples with them, and applies the user's `postproc`.
+    """Sets weights, samples a batch with them, and applies the user's `postproc`.
 
     Args:
         worker: the worker.
-        weights: None: the worker has them already.
-        request: how to sample a fragment of the worker's own environments. None: the worker's next
-            batch, which a gradient worker has from the workers below it.
+        weights: the weights. None means that the worker already has the current weights.
+        request: says how the worker samples a fragment in its own environments. None means
+            `worker.next_batch()`. A gradient worker then returns a batch of the workers below it.
 
     Returns:
         a batch `[T, N]`.
 
     Raises:
-        TypeError: `postproc` returned something else than a SampleBatch.
+        TypeError: `postproc` did not return a SampleBatch.
     """
     worker.set_weights(weights)
     batch = worker.next_batch() if request is None else worker.sample(request)
@@ -46,15 +46,15 @@ def sample(
 
 
 def current_rollout(worker: RolloutWorker) -> MinibatchGradients:
-    """Returns the rollout with which the worker computes gradients. Samples a new rollout if no
-    minibatch of the last one is left. The rest of the rollout stays in `worker.state`."""
+    """Returns the rollout from which the worker computes gradients. Samples a new rollout once all
+    minibatches of the last rollout were used. `worker.state` keeps the rollout between calls."""
     rollout: MinibatchGradients | None = worker.state.get("rollout")
     if rollout is None or rollout.done:
         rollout = worker.state["rollout"] = MinibatchGradients(worker.policy, worker.next_batch())
     return rollout
 
 
-# ---- where fragments are gathered ---------------------------------------------------------------
+# ---- the process that gathers --------------------------------------------------------------------
 
 
 def check_batch(value: Any) -> None:
@@ -64,25 +64,25 @@ def check_batch(value: Any) -> None:
 
 
 def num_fragments(rollout: RolloutConfig, rows: int | None, default: int) -> int:
-    """Number of fragments in a batch of at least `rows` rows. `default` where `rows` is None or
-    0."""
+    """Returns the number of fragments in a batch of at least `rows` rows. Returns `default` if
+    `rows` is None or 0."""
     fragment = rollout.num_envs_per_worker * rollout.rollout_fragment_length
     return -(-rows // fragment) if rows else default
 
 
 class Fragments:
-    """The fragments that workers sample for one strategy or Collector.
+    """Requests fragments from workers, and gathers them for one strategy or Collector.
 
         fragments.request_in_turn(workers.up(), 8)
         batch = SampleBatch.concat([reply.value for reply in fragments.all()])
 
-    `all` waits for the fragments of a batch, in the order of the workers. `Calls.first` takes one
-    at a time.
+    `all` waits for all fragments of a batch. `Calls.first` takes a single fragment.
 
     Args:
-        calls: carries the requests.
+        calls: sends the requests.
         workers: the workers that `calls` calls.
-        stragglers: which fragments `all` ends early. None: it waits for all.
+        stragglers: the rule by which `all` ends fragments early. None means that no fragment ends
+            early.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class Fragments:
         self._stragglers = stragglers
 
     def request(self, worker: WorkerHandle, how: SampleRequest | None = None) -> None:
-        """Requests a fragment of a worker, which gets weights with the request.
+        """Requests a fragment from a worker. The request carries the current weights.
 
         Args:
             worker: the worker.
-            how: see `sample`.
+            how: the argument `request` of `sample`.
         """
         if how is None:
             self._calls.send(worker, sample, WEIGHTS, tag=self._steps)
@@ -114,31 +114,34 @@ class Fragments:
         count: int,
         how: Callable[[WorkerHandle], SampleRequest | None] = lambda _: None,
     ) -> None:
-        """Requests `count` fragments of the workers in turn.
+        """Requests `count` fragments from the workers in turn.
 
         Args:
-            workers: the first one gets the first request.
+            workers: the workers. The first worker gets the first request.
             count: number of fragments.
-            how: see `sample`, by worker.
+            how: a function that returns the argument `request` of `sample` for a worker.
         """
         for i in range(count):
             worker = workers[i % len(workers)]
             self.request(worker, how(worker))
 
     def all(self) -> list[Reply]:
-        """The fragments that are pending or have arrived, counted, once all of them have. Their
-        order does not depend on the order of arrival. Errors as `Calls.first`."""
+        """Waits until all requested fragments have arrived, counts their replies, and returns them.
+        The order of the replies does not depend on the order of arrival. Raises the errors of
+        `Calls.all`."""
         return self._calls.all(self._stragglers, steps=lambda work: work.tag)
 
     def num_of(self, worker: WorkerHandle) -> int:
-        """Number of fragments of a worker that are pending, or have arrived and wait here."""
+        """Returns the number of fragments of a worker that are pending, or have arrived and were
+        not taken."""
         kept = sum(reply.worker.index == worker.index for reply in self._calls.kept)
         return kept + self._calls.num_work_of(worker)
 
     @property
     def num_frames(self) -> int:
-        """Environment steps in the fragments that have arrived and wait here, and in pending
-        fragments. Pending fragments are taken to be whole, without rows that only reset."""
+        """Number of environment steps in pending fragments, and in fragments that have arrived and
+        were not taken. For a pending fragment, this number assumes the full length without reset
+        rows."""
         kept = sum(reply.counts.env_steps for reply in self._calls.kept)
         pending = self._calls.pending_work()
         return kept + sum(w.tag * self._workers.num_envs_of(w.order[0]) for w in pending)

@@ -1,4 +1,4 @@
-"""Placement of workers: options of their actors, and what they need as text."""
+"""Placement of workers: the options of their actors, and a text about the resources they need."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from polopt.rollouts.rollout_config import RolloutConfig
 
 
 def actor_options(rollout: RolloutConfig, index: int) -> dict[str, Any]:
-    """Ray's options for the actor of worker `index`.
+    """Returns Ray's options for the actor of worker `index`.
 
-    A trial of Tune reserves resources for the workers that a run needs to begin. Further workers
-    are scheduled outside of that reservation.
+    A Tune trial reserves resources for the workers that a run needs to begin. Ray schedules further
+    workers outside of this reservation.
     """
     options: dict[str, Any] = {
         "num_cpus": rollout.num_cpus_per_worker,
@@ -29,12 +29,13 @@ def actor_options(rollout: RolloutConfig, index: int) -> dict[str, Any]:
 def describe_resources(
     rollout: RolloutConfig, total: Mapping[str, float], free: Mapping[str, float]
 ) -> str:
-    """Resources that one worker needs, with the amounts in the cluster and those free, as text.
+    """Returns a text with the resources that one worker needs, and with the total and the free
+    amount of each resource in the cluster.
 
     Args:
         rollout: options of the worker.
-        total: amounts in the cluster, by Ray's names.
-        free: the amounts that nobody uses.
+        total: the amount of each resource in the cluster, by Ray's name of the resource.
+        free: the amount of each resource that is free.
     """
     needed = {
         "CPU": rollout.num_cpus_per_worker,

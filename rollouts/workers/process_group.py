@@ -26,16 +26,17 @@ from polopt.rollouts.workers.fault_log import FaultLog, WorkerFailure
 from polopt.rollouts.workers.start_up import CHECK_INTERVAL_S, StartUp
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 
-#: Time that a process gets to close what it has opened. It is killed after that.
+#: The time in which a process can close its resources after a request to stop. After this time, the
+#: driver kills the process.
 STOP_TIMEOUT_S = 1.0
 
 
 class ProcessGroup(ABC):
-    """Processes of one kind. Each process holds an object, and runs calls on it.
+    """A group of processes of one kind. Each process holds an object, and runs calls on it.
 
     A process is up once it has reported its start and has run its set-up calls. Only processes that
-    are up are given work. A process that fails is replaced by another with the same index. A
-    subclass says how a process starts:
+    are up get work. The group replaces a process that fails by a new process with the same index. A
+    subclass defines how a process starts:
 
         class Shards(ProcessGroup):
             def _start_process(self, index):
@@ -43,25 +44,26 @@ class ProcessGroup(ABC):
                 return WorkerHandle(index, channel, self.clock())
 
     Args:
-        transport: starts processes, and carries their calls. Several groups may share one.
-        options: time limits, limits of failures, and resources of one process.
+        transport: starts processes, and carries their calls. Several groups may share a transport.
+        options: the options with time limits, limits on failures, and the resources of one process.
         who: the noun for a process in error messages, such as `worker`.
         meanwhile: see `StartUp`.
 
     Attributes:
-        remote: the processes, in order of index. Indices count from 1. The index of a removed
-            process is not used again.
-        starting: the processes that are not up, by the ticket of the start or set-up call that each
-            of them still has to answer.
-        changes: how many times a process came up, was replaced, or was removed.
-        started: True once as many processes have been up as the run needs to begin. From then on,
-            the run goes on with one process.
-        faults: the log of failures, and of faults in the answers of processes.
-        restart_counts: how often a process was replaced, by index. A missing index means 0.
+        remote: the processes, in order of index. Indices count from 1. The group never reuses the
+            index of a removed process.
+        starting: the processes that are not up. The key is the ticket of the start or set-up call
+            that the process has not answered yet.
+        changes: a count of the times that a process came up, was replaced, or was removed.
+        started: True once as many processes have been up at the same time as the run needs to
+            begin. From then on, a single process that is up suffices.
+        faults: the log of failures of processes, and of faults in the data of their answers.
+        restart_counts: the number of failures of each process and its replacements, by index. A
+            missing index means 0.
     """
 
-    #: Provides the weights that replace `WEIGHTS` in calls to these processes. None: calls to them
-    #: cannot use `WEIGHTS`.
+    #: Provides the weights that replace `WEIGHTS` in calls to these processes. None means that
+    #: calls to these processes cannot use `WEIGHTS`.
     weights: Any = None
 
     def __init__(
@@ -79,8 +81,8 @@ class ProcessGroup(ABC):
         self.faults = self._new_faults()
         self._start_up = StartUp(who, meanwhile, transport)
         self._last_index = 0
-        # The first number is random, because a gradient worker runs calls of the driver and makes
-        # calls of its own, and no two of these calls may have the same number.
+        # The first number is random. A gradient worker runs calls from the driver, and numbers its
+        # own calls itself. No two of these calls may have the same number.
         self._call_numbers = itertools.count(1 + secrets.randbits(48))
 
     def _new_faults(self) -> FaultLog:
@@ -90,7 +92,7 @@ class ProcessGroup(ABC):
 
     @abstractmethod
     def _start_process(self, index: int) -> WorkerHandle:
-        """Starts the process with this index. Does not wait for it."""
+        """Starts the process with this index. Does not wait until the process is up."""
 
     @property
     def members(self) -> list[WorkerHandle]:
@@ -98,19 +100,19 @@ class ProcessGroup(ABC):
         return self.remote
 
     def note_answer(self, worker: WorkerHandle, record: Record) -> None:
-        """Called with the record of each answer. A subclass keeps the parts that it needs later."""
+        """Called with the record of each answer. A subclass can keep parts of the record here."""
         return
 
     def place_of(self, worker: WorkerHandle) -> str:
-        """Names a process, for error messages about its calls."""
+        """Returns the name of a process for error messages about its calls."""
         return f"{self.who} {worker.index}"
 
     def describe_hang(self) -> str:
-        """Names the time limit, for the message about a hang."""
+        """Returns the time limit as text, for messages about hangs."""
         return f"worker_timeout_s={self.options.worker_timeout_s:g}"
 
     def next_call_number(self) -> int:
-        """A number that no other call has."""
+        """Returns a number that no other call has."""
         return next(self._call_numbers)
 
     # ---- start ----------------------------------------------------------------------------------
@@ -129,19 +131,19 @@ class ProcessGroup(ABC):
 
     @property
     def num_needed(self) -> int:
-        """Number of processes that have to be up for the run to begin."""
+        """The number of processes that must be up before the run can begin."""
         return min(self.options.min_workers or len(self.remote), len(self.remote))
 
     def enough_up(self) -> bool:
-        """Whether enough processes are up. To begin, the run needs `num_needed`. To go on, it needs
-        one."""
+        """Returns True if enough processes are up. The run needs `num_needed` processes to begin,
+        and one process to continue."""
         return sum(w.up for w in self.remote) >= (1 if self.started else self.num_needed)
 
     def up(self) -> list[WorkerHandle]:
-        """The processes that can be given work, in order of index.
+        """Returns the processes that are up, in order of index.
 
-        The first call waits until enough processes are up for the run to begin. Later calls wait
-        only while all processes are down.
+        The first call waits until as many processes are up as the run needs to begin. Later calls
+        wait only while no process is up.
 
         Raises:
             WorkersFailedError: processes keep failing, or all were removed.
@@ -157,8 +159,8 @@ class ProcessGroup(ABC):
             self.take_started(CHECK_INTERVAL_S)
 
     def take_started(self, timeout_s: float) -> None:
-        """Notes which processes have started, and replaces processes that failed to start. Waits up
-        to `timeout_s` seconds for the first of them."""
+        """Handles the answers of starting processes, and replaces processes that failed to start.
+        Waits up to `timeout_s` seconds for the first answer."""
         while self.starting:
             ended = self.transport.wait(list(self.starting), timeout_s)
             for ticket in ended:
@@ -169,8 +171,8 @@ class ProcessGroup(ABC):
         self.check_starting()
 
     def note_started(self, ticket: Ticket) -> None:
-        """Takes the answer to the start or set-up call of a process. Sends the next set-up call. If
-        none is left, the process is up."""
+        """Handles the answer to the start or set-up call of a process. Then sends the next set-up
+        call. If no set-up call is left, the process is up."""
         worker = self.starting.pop(ticket)
         if worker.removed:
             return
@@ -179,7 +181,7 @@ class ProcessGroup(ABC):
         except ChannelError as error:
             self.replace(worker, failure_of(worker.index, error))
             return
-        except Exception as error:  # `make` of the process can raise anything
+        except Exception as error:  # the constructor in the process can raise anything
             self.replace(worker, WorkerFailure("exception", worker.index, str(error)))
             return
         problem = answer.error if isinstance(answer, Answer) else None
@@ -202,7 +204,9 @@ class ProcessGroup(ABC):
 
     def check_starting(self) -> None:
         """Replaces processes that take too long to start. See `StartUp`."""
-        PROGRESS.note()  # this process does not hang while it waits: a start has its own limit
+        # Waiting for a start counts as progress of this process. Starts have a time limit of their
+        # own.
+        PROGRESS.note()
         starting = [worker for worker in self.starting.values() if not worker.removed]
         for worker, why in self._start_up.overdue(starting, self.options, self.enough_up()):
             self.replace(worker, WorkerFailure("hang", worker.index, why))
@@ -219,16 +223,17 @@ class ProcessGroup(ABC):
         self.starting = {ticket: one for ticket, one in self.starting.items() if one is not worker}
 
     def replace(self, worker: WorkerHandle, failure: WorkerFailure) -> WorkerHandle | None:
-        """Kills a failed process and starts another with the same index. Does not wait for the
-        replacement.
+        """Kills a failed process and starts a new process with the same index. Does not wait until
+        the replacement is up.
 
         Returns:
-            the replacement. None if the process was removed before, or if it is given up because it
-            fails again and again while others succeed.
+            the replacement. None if the process was removed before, or if the process and its
+            replacements failed too often while other processes succeeded. In the second case, the
+            run continues without the process.
 
         Raises:
             WorkersFailedError: there were too many consecutive failures. Either all processes fail,
-                or one fails that the run needs (`min_workers`).
+                or a process fails that the run needs (`min_workers`).
         """
         if worker.removed:
             return None
@@ -246,14 +251,14 @@ class ProcessGroup(ABC):
         return replacement
 
     def _stop_processes(self, workers: list[WorkerHandle]) -> None:
-        """Stops processes. A process that has not started is killed at once."""
+        """Stops processes. A process that is not up is killed without a request to stop."""
         self.transport.stop([worker.channel for worker in workers if worker.up], STOP_TIMEOUT_S)
         for worker in workers:
             if not worker.up:
                 self.transport.kill(worker.channel)
 
     def stats(self) -> dict[str, Any]:
-        """The values of the `fault_tolerance/` result keys."""
+        """Returns the values of the `fault_tolerance/` result keys."""
         up = sum(worker.up for worker in self.remote)
         return {"num_healthy_workers": up, **self.faults.stats()}
 
@@ -266,7 +271,7 @@ class ProcessGroup(ABC):
 
 
 def failure_of(index: int, error: ChannelError) -> WorkerFailure:
-    """The failure of a process, from the error of a call that got no usable answer."""
+    """Returns the failure of a process for an error of a call that got no usable answer."""
     if isinstance(error, UndecodableAnswerError):
         return WorkerFailure("exception", index, f"its answer cannot be unpickled: {error}")
     if isinstance(error, AnswerTimeoutError):

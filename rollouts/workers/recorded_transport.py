@@ -1,10 +1,15 @@
-"""`RecordedTransport`: records all that arrives over another transport, or repeats a record of it.
+"""`RecordedTransport`: records everything that arrives over another transport, or repeats a record.
 
-Everything in a run that depends on timing reaches the driver through its transport: which calls and
-starts have ended when it waits, why a call got no answer, how long a process has been silent, and
-what time it is. So a record of these, and the same program, make the same run. In a rerun the
-processes run for real. The transport returns their answers in the recorded order, and keeps those
-that come earlier.
+Everything in a run that depends on timing reaches the driver through its transport:
+
+- the calls and starts that have ended when the driver waits,
+- the reason why a call got no answer,
+- the time for which a process has been silent,
+- the readings of the clock.
+
+So the same program with the same record makes the same run. In a rerun, the processes really run.
+The transport returns their answers in the recorded order. An answer that arrives too early waits in
+the transport.
 """
 
 from __future__ import annotations
@@ -48,21 +53,22 @@ _FAILURES: dict[str, type[RuntimeError]] = {
         UnsendableError,
     )
 }
-#: Numbers of an array that its fingerprint is made of, at most. Any other transition or weight
-#: changes nearly all numbers of a gradient.
+#: The largest number of elements of an array from which its fingerprint is computed. A sample of
+#: the elements suffices, because one different transition or weight changes nearly all elements of
+#: a gradient.
 _MOST_NUMBERS = 1024
-#: Interval at which a rerun looks whether the process that it waits for makes progress.
+#: The interval at which a rerun checks whether the process that it waits for makes progress.
 _CHECK_S = 1.0
 
 
 class RecordedTicket(Ticket):
-    """One call, with its number in the record.
+    """The ticket of one call or start, with its number in the record.
 
     Attributes:
-        inner: of the other transport.
-        number: see `EVENT_KINDS`.
-        channel: of the process.
-        name: of the function, for messages.
+        inner: the ticket of the inner transport.
+        number: number of the ticket. See `EVENT_KINDS`.
+        channel: the channel to the process.
+        name: name of the function, for messages.
     """
 
     __slots__ = ("channel", "inner", "name", "number")
@@ -117,7 +123,7 @@ class RecordedTicket(Ticket):
         try:
             answer = self.inner.result(timeout_s)
         except (ChannelError, UnsendableError) as error:
-            log.depart(number, f"{self.place} gave no answer ({error}), where the record has one")
+            log.depart(number, f"{self.place} gave no answer ({error}), but the record has one")
         if not _is_whole(answer):
             log.next("up", self.number)
             return answer
@@ -135,15 +141,15 @@ class RecordedTicket(Ticket):
 
     @property
     def place(self) -> str:
-        """Process and function."""
+        """The process and the function as text, for messages."""
         return f"{self.channel.name} ({self.name})"
 
 
-#: Of a reply: what is compared in a rerun.
+#: The values of a reply that a rerun compares with the record, as texts for messages.
 _FACTS = (
-    "other numbers (fingerprint {}, recorded {})",
-    "{} environment steps, recorded {}",
-    "error {!r}, recorded {!r}",
+    "different numbers (fingerprint {}, recorded: {})",
+    "{} environment steps (recorded: {})",
+    "error {!r} (recorded: {!r})",
 )
 
 
@@ -157,14 +163,15 @@ def _is_whole(answer: Any) -> bool:
 
 
 def _set_seconds(record: Record, names: Sequence[str], microseconds: Sequence[int]) -> None:
-    """Strategies may decide by them, so a run has the same as its rerun."""
+    """Sets the seconds of each phase to whole microseconds, as the record has them. Strategies may
+    use these seconds in decisions, so they must be equal in a run and in its rerun."""
     record.seconds = {name: us / 1e6 for name, us in zip(names, microseconds, strict=True)}
 
 
 def fingerprint(answer: Answer) -> int:
-    """A number of 32 bits of the arrays in the value and of the returns of episodes: other numbers
-    have another one, nearly always. Texts and single numbers are left out. They may be addresses or
-    times, which differ in each run."""
+    """Returns a 32-bit checksum of the arrays in the value of an answer and of the returns of
+    episodes. Strings and single numbers do not enter the checksum. They may be addresses or times,
+    which differ in each run."""
     crc = zlib.crc32(np.asarray(answer.record.episodes.returns, np.float64).tobytes())
     for array in _arrays(answer.value, 0):
         flat = array.reshape(-1)
@@ -193,12 +200,12 @@ def _arrays(value: Any, depth: int) -> Iterator[np.ndarray]:
 
 
 class RecordedChannel(Channel):
-    """Calls of one process.
+    """A channel to one process that records calls, or repeats a record of them.
 
     Attributes:
-        inner: of the other transport.
+        inner: the channel of the inner transport.
         process: number of the process. See `EVENT_KINDS`.
-        log: of the transport.
+        log: the log of the `RecordedTransport`.
     """
 
     def __init__(self, inner: Channel, process: int, transport: RecordedTransport) -> None:
@@ -219,7 +226,7 @@ class RecordedChannel(Channel):
         return self._transport.ticket(self.inner.send(message), self, message.name)
 
     def stop_early(self, number: int, keep_steps: int) -> None:
-        if not self.log.repeats:  # else the call itself knows where its fragments ended
+        if not self.log.repeats:  # in a rerun, `run_as_recorded` ends fragments early
             self.inner.stop_early(number, keep_steps)
 
     def silent_s(self) -> float | None:
@@ -236,7 +243,17 @@ class RecordedChannel(Channel):
 def run_as_recorded(
     target: Any, function: Callable[..., Any], timing: dict[str, Any], *args: Any
 ) -> Any:
-    """Runs a function in a process, with what timing has decided in the recorded call."""
+    """Runs a function in a process, and repeats the effects of timing in the recorded call.
+
+    These effects are `steps`, the number of steps of each fragment, and `sums`, the number of sums
+    that all-reduce completed before its group broke.
+
+    Args:
+        target: the object that runs calls in the process.
+        function: the function of the call.
+        timing: see `Record.timing`.
+        args: the arguments of the call.
+    """
     SUMS.limit = timing.get("sums")
     target.recorded_steps = timing.get("steps", ())
     try:
@@ -246,18 +263,19 @@ def run_as_recorded(
 
 
 class RecordedTransport(Transport):
-    """Another transport, with a record.
+    """A transport that passes everything to an inner transport, and records it or repeats a record.
 
     Args:
         inner: carries the calls.
-        recorded: a record to repeat, as `ArrivalLog.take` returns it. None: a new record is made.
+        recorded: a record to repeat, as `ArrivalLog.take` returns it. None means that the transport
+            makes a new record.
         is_below: see `Rerun`.
-        limits_s: in a rerun, longest waits without progress for an answer and for a start, in
-            seconds.
+        limits_s: the time limits of a rerun, in seconds without progress: the limit for the answer
+            to a call, and the limit for a start.
 
     Attributes:
-        log: the record.
-        num_tickets: starts and calls so far.
+        log: the new record, or the record to repeat.
+        num_tickets: number of starts and calls so far.
     """
 
     def __init__(
@@ -282,12 +300,13 @@ class RecordedTransport(Transport):
         return self.log.num_events - 1
 
     def ticket(self, inner: Ticket, channel: RecordedChannel, name: str) -> RecordedTicket:
-        """Numbers a ticket."""
+        """Returns a ticket with the next number."""
         self.num_tickets += 1
         return RecordedTicket(inner, self.num_tickets - 1, channel, name)
 
     def below(self) -> dict[str, Any] | None:
-        """In a rerun, the record of the calls that the next process to start has made itself."""
+        """Returns the record of the calls that the next process to start made in the recorded run.
+        None if that process made no calls, or if this is not a rerun."""
         return self.log.below(self._num_processes) if isinstance(self.log, Rerun) else None
 
     def start(
@@ -325,13 +344,15 @@ class RecordedTransport(Transport):
         missing = [number for number in event[1:] if number not in by_number]
         if missing:
             number = self.log.num_events - 1
-            self.log.depart(number, f"call {missing[0]} is not pending, and ended in the record")
+            self.log.depart(
+                number, f"call {missing[0]} is not pending, but ended here in the recorded run"
+            )
         wanted = [by_number[number] for number in event[1:]]
         self._await(self.log, [one for one in wanted if one.number not in self.log.failed])
         return [*wanted]
 
     def _await(self, log: Rerun, wanted: list[RecordedTicket]) -> None:
-        """Waits for answers, whatever else arrives before."""
+        """Waits until all wanted calls have ended. Other calls may end earlier."""
         begun_s = time.monotonic()
         while wanted:
             ended = self.inner.wait([one.inner for one in wanted], _CHECK_S)
@@ -346,7 +367,7 @@ class RecordedTransport(Transport):
                 log.depart(
                     log.num_events - 1,
                     f"{first.place} has not answered, and made no progress for {waited_s:.0f} s, "
-                    "where the record has an answer",
+                    "but the record has an answer",
                 )
 
     def waiting(self, channels: Sequence[Channel]) -> tuple[list[Channel], int]:
@@ -359,7 +380,7 @@ class RecordedTransport(Transport):
         self.log.note("waiting", [inner[one].process for one in found], number)
         return [inner[one] for one in found], number
 
-    # ---- passed on ------------------------------------------------------------------------------
+    # ---- passed to the inner transport ----------------------------------------------------------
 
     def resources(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
         return self.inner.resources()

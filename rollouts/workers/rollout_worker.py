@@ -1,4 +1,4 @@
-"""`RolloutWorker`: the object in a worker's process, with environments and a copy of the policy."""
+"""`RolloutWorker`: the object in a worker process, with environments and a copy of the policy."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from polopt.rollouts.workers.callbacks import CallbackCaller
 from polopt.rollouts.workers.errors import InARow
 from polopt.rollouts.workers.worker_config import WorkerConfig
 
-#: Replies carry the running statistics of environments, and the use of processors, memory and GPUs,
-#: at most once in this time.
+#: The least time between two replies of a worker that carry the running statistics of its
+#: environments and the use of processors, memory and GPUs.
 STATISTICS_INTERVAL_S = 1.0
 
 
 class RolloutWorker(CallRunner):
     """Samples with its own environments and its copy of the policy. Strategies run their functions
-    on it, as `fn(worker, ...)`.
+    on a worker as `fn(worker, ...)`.
 
         def sample(worker, weights):           # a function of a strategy
             worker.set_weights(weights)
@@ -54,16 +54,17 @@ class RolloutWorker(CallRunner):
 
     Args:
         config: see `WorkerConfig`.
-        index: 0 is the driver's local worker, which has environments only if it is the only
-            worker. Remote workers count from 1.
+        index: index of the worker. Remote workers count from 1. 0 is the driver's local worker,
+            which has environments only if `num_workers=0`.
         control: see `CallRunner`.
         clock: see `CallRunner`.
 
     Attributes:
         policy: this worker's copy of the policy.
-        sampler: steps the environments. None if this worker has no environments.
-        new_moments: moments of the data that this worker has sampled since it last shared them
-            with other learners (`share_moments`).
+        sampler: steps the environments. None if this worker has no environments, or if they could
+            not be made.
+        new_moments: moments of the data that this worker has sampled since the last call of
+            `share_moments`.
     """
 
     def __init__(
@@ -74,7 +75,8 @@ class RolloutWorker(CallRunner):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(control, clock)
-        # One thread per worker: workers that each use all cores are 30 times slower (RLlib #6102).
+        # Use one thread per worker. Workers that each use all cores are 30 times slower, see
+        # RLlib #6102.
         if index > 0:
             limit_threads(1)
         self.config = config
@@ -108,14 +110,14 @@ class RolloutWorker(CallRunner):
                 if self._callbacks.defines("on_episode_step"):
                     self.sampler.steps = EpisodeSteps(self._step_taken, self.sampler.env.num_envs)
         self.new_moments: Moments | None = None
-        self._rollouts = LearnedVersions()  # versions at which this worker has learned
+        self._rollouts = LearnedVersions()  # the version of the policy after each call of `learn`
         self._finite = InARow(self.who, rollout.max_consecutive_non_finite)
         self._process = ProcessMeter(GpuReader(torch.cuda))
         self._statistics_sent_s = -math.inf
 
     @property
     def who(self) -> str:
-        """Names this worker in error messages."""
+        """The name of this worker in error messages."""
         return f"{self.config.who} {self.index}"
 
     @property
@@ -129,15 +131,16 @@ class RolloutWorker(CallRunner):
         return worker_seeds(config.seed, self.index, *counts)
 
     def _seed_process(self, seeds: Seeds) -> None:
-        """Seeds the global generators, because environments may use them. In the driver's process,
-        they are seeded only if environments run there and the run has a seed, as in RLlib."""
+        """Seeds the global random generators, because environments may use them. In the driver's
+        process, as in RLlib, this is done only if environments run in this process and the run has
+        a seed. A recorded run counts as a run with a seed."""
         rollout = self.config.rollout
         seeded = rollout.seed is not None or rollout.record_arrivals
         if self.index > 0 or (rollout.num_workers == 0 and seeded):
             seed_global_generators(seeds.process)
 
     def _make_policy(self, seeds: Seeds) -> Policy:
-        """Makes a new policy. The initial weights depend only on the run's seed, so all workers
+        """Returns a new policy. Its initial weights depend only on the run's seed, so all workers
         begin with the same weights."""
         config = self.config
         spaces = (config.observation_space, config.action_space)
@@ -156,9 +159,9 @@ class RolloutWorker(CallRunner):
             self.sampler.policy = policy
 
     def complete(self, record: Record) -> None:
-        """Adds the statistics of environments and the use of the machine to a record, at most once
-        a second. A run that is recorded adds the statistics to every record, because a replacement
-        of this worker begins with them."""
+        """Adds the running statistics of environments and the use of the machine to a record, at
+        most once a second. In a run that is recorded, every record gets the statistics. A
+        replacement of this worker begins with them, so they must not depend on the time."""
         now_s = self.clock()
         is_due = now_s - self._statistics_sent_s >= STATISTICS_INTERVAL_S
         if is_due or self.config.rollout.record_arrivals:
@@ -171,11 +174,11 @@ class RolloutWorker(CallRunner):
 
     @property
     def has_environments(self) -> bool:
-        """Whether this worker has environments. True also if they could not be made."""
+        """True if this worker has environments, or if it failed to make its environments."""
         return self.sampler is not None or self._env_error is not None
 
     def get_sampler(self) -> VectorSampler:
-        """The sampler of this worker's environments.
+        """Returns the sampler of this worker's environments.
 
         Raises:
             EnvironmentFailedError: the environments could not be made.
@@ -186,8 +189,8 @@ class RolloutWorker(CallRunner):
         return self.sampler
 
     def next_batch(self) -> SampleBatch:
-        """Returns the batch that this worker learns from next. Here, this is a fragment `[T, N]` of
-        its own environments, sampled with its weights and postprocessed. All values are finite.
+        """Returns the next batch for learning. A `RolloutWorker` returns a fragment `[T, N]` of its
+        own environments, sampled with its weights and postprocessed. All values are finite.
 
         Raises:
             EnvironmentFailedError: environments cannot be made, or keep failing.
@@ -197,11 +200,11 @@ class RolloutWorker(CallRunner):
         return self.sample()
 
     def sample(self, request: SampleRequest | None = None) -> SampleBatch:
-        """Samples a fragment `[T, N]`, and postprocesses it. Fragments with values that are not
-        finite are dropped. Raises the errors of `next_batch`.
+        """Samples and postprocesses a fragment `[T, N]`. Drops fragments with non-finite values,
+        and samples again. Raises the errors of `next_batch`.
 
         Args:
-            request: how to sample. None: sample as the config says.
+            request: says how to sample. None means as the config says.
         """
         sampler = self.get_sampler()
         request = request or SampleRequest()
@@ -225,7 +228,8 @@ class RolloutWorker(CallRunner):
             self.not_finite("fragments", batch.faults)
 
     def end_episodes(self, episodes: Iterable[Episode]) -> None:
-        """Calls the user's callbacks for episodes that have ended, and counts their metrics.
+        """Calls the user's `on_episode_end` for episodes that have ended, and records the returned
+        metrics.
 
         Raises:
             CallbackError: a callback raised.
@@ -244,7 +248,7 @@ class RolloutWorker(CallRunner):
             self._callbacks.call("on_episode_step", episode=episode, worker=self)
 
     def _kept_infos(self) -> KeptInfos:
-        """Which infos of steps have to be kept for the user's callbacks."""
+        """Returns which infos of steps the sampler must keep for the user's callbacks."""
         if self._callbacks.defines("on_episode_step"):
             return "all"
         return "last" if self._callbacks.defines("on_episode_end") else "none"
@@ -262,20 +266,20 @@ class RolloutWorker(CallRunner):
     def learn(self, batch: SampleBatch, reducer: Reducer | None = None) -> dict[str, float]:
         """Learns from a batch with this worker's policy, and counts the updates.
 
-        Learners that learn together first merge the moments of their samples (`share_moments`). A
-        worker that learns alone receives moments with the weights of the driver, because the driver
-        merges the moments in all replies.
+        Learners that learn together first merge the moments of their samples (`share_moments`). For
+        a worker that learns alone, the driver merges the moments from all replies, and sends them
+        with its weights.
 
         Args:
             batch: a batch from `next_batch`.
-            reducer: sums over all learners. None: this worker learns alone.
+            reducer: computes sums over all learners. None means that this worker learns alone.
 
         Returns:
             learner statistics. See `Policy.learn_on_batch`.
 
         Raises:
-            NonFiniteError: too many calls in a row made no update, because their gradients were not
-                finite.
+            NonFiniteError: too many consecutive calls made no update, because the gradients were
+                not finite.
         """
         policy = self.policy
         version, skipped = policy.version, policy.progress.skipped_updates
@@ -289,7 +293,8 @@ class RolloutWorker(CallRunner):
         self.record.lags += (lag,)
         self._rollouts.end_rollout(policy.version)
         fault = DataFaults(non_finite="gradient of a minibatch")
-        # Several learners skip the same update. Only the learner whose gradient caused it counts.
+        # All learners skip the same update. Only the learner with the non-finite gradient counts
+        # the skipped update.
         skipped = policy.progress.skipped_updates - skipped
         own = skipped if reducer is None else policy.progress.non_finite_gradients - own
         if policy.version > version:
@@ -302,13 +307,14 @@ class RolloutWorker(CallRunner):
         return stats
 
     def share_moments(self, reducer: Reducer) -> None:
-        """Adds the moments of the samples of all learners since the last call to the moments of the
-        policy. `learn` calls this method."""
+        """Merges the moments of new data into the moments of the policy. New data are the data that
+        all learners have sampled since the last call. `learn` calls this method."""
         moments, self.new_moments = self.new_moments, None
         self.policy.add_moments(moments, reducer)
 
     def is_finite(self, gradients: Gradients) -> bool:
-        """Whether a gradient is finite. A gradient that is not finite is counted. Do not use it.
+        """Returns True if a gradient is finite. Otherwise counts the gradient and returns False,
+        and the caller must discard the gradient.
 
         Raises:
             NonFiniteError: too many gradients in a row were not finite.
@@ -318,16 +324,18 @@ class RolloutWorker(CallRunner):
         return not problem
 
     def not_finite(self, what: str, faults: DataFaults, count: int = 1) -> None:
-        """Counts data that were not finite and were therefore not used.
+        """Counts fragments, gradients or updates that are not used because they are not finite.
 
         Args:
             what: the kind of data: `fragments`, `gradients` or `updates`.
-            faults: says which values were not finite. If all were finite, it is empty, and the
-                number of faults in a row of this kind begins at 0 again.
-            count: how many data were not finite. 0 if none were, or if other workers count them.
+            faults: says which values were not finite. If `faults.non_finite` is empty, all values
+                were finite, and the count of consecutive non-finite data of this kind is set to 0.
+            count: number of non-finite fragments, gradients or updates. 0 if all were finite, or if
+                other workers count them.
 
         Raises:
-            NonFiniteError: `max_consecutive_non_finite` data of the kind in a row were not finite.
+            NonFiniteError: `max_consecutive_non_finite` consecutive data of this kind were not
+                finite.
         """
         self.record.not_finite(count, faults)
         self._finite.note(what, faults.non_finite)
@@ -335,17 +343,19 @@ class RolloutWorker(CallRunner):
     # ---- weights and state ----------------------------------------------------------------------
 
     def get_weights(self) -> Weights:
-        """A copy of the policy's weights."""
+        """Returns a copy of the policy's weights."""
         return self.policy.get_weights()
 
     def set_weights(self, weights: Weights | None) -> None:
-        """Gives the policy these weights. None: the worker has the current weights already."""
+        """Sets the weights of the policy. None means that the worker already has the current
+        weights."""
         if weights is not None:
             self.policy.set_weights(weights)
 
     def get_state(self, with_policy: bool = True) -> dict[str, Any]:
-        """The state of the sampler, the environments' statistics, the policy and the shuffling. The
-        state of the sampler is None if the environments cannot return their state."""
+        """Returns the state of the sampler, of the policy and of the generator for shuffling, and
+        the running statistics of the environments. The state of the sampler is None if the
+        environments cannot return their state."""
         return {
             "sampler": None if self.sampler is None else self.sampler.get_state(),
             "statistics": self.get_statistics(),
@@ -354,7 +364,7 @@ class RolloutWorker(CallRunner):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned. Parts that are None are left as they are."""
+        """Restores the state that `get_state` returned. Parts that are None stay unchanged."""
         if state.get("policy") is not None:
             shuffle = self.policy.shuffle.bit_generator.state
             self.policy.set_state(state["policy"])
@@ -367,17 +377,18 @@ class RolloutWorker(CallRunner):
             self.sampler.set_state(state["sampler"])
 
     def get_statistics(self) -> dict[str, Any]:
-        """Running statistics of the environments' wrappers. Empty without such wrappers."""
+        """Returns the running statistics of the environments' wrappers. The dict is empty if no
+        wrapper has running statistics."""
         return {} if self.sampler is None else self.sampler.get_statistics()
 
     def set_statistics(self, statistics: dict[str, Any]) -> None:
-        """Restores what `get_statistics` returned, in this worker or in another one."""
+        """Restores the statistics that `get_statistics` returned in this or in another worker."""
         if self.sampler is not None:
             self.sampler.set_statistics(statistics)
 
     def begin_restored_run(self, restore_count: int) -> None:
         """Begins new episodes, with random numbers that were not used before the restore. A remote
-        worker also makes a new policy, which receives its weights with the next call."""
+        worker also makes a new policy. The next call carries the weights for this policy."""
         self.config = dataclasses.replace(self.config, restore_count=restore_count)
         seeds = self._seeds()
         self._seed_process(seeds)
@@ -386,8 +397,8 @@ class RolloutWorker(CallRunner):
         self._restart(seeds)
 
     def set_seed(self, env_seeds: list[int]) -> None:
-        """Begins new episodes, with one seed per environment. All other random numbers of this
-        worker are derived from these seeds."""
+        """Begins new episodes, with one seed per environment. This worker derives all its other
+        random numbers from these seeds."""
         seeds = seeds_from(env_seeds, self.index)
         if self.sampler is not None:
             seed_global_generators(seeds.process)
@@ -400,7 +411,7 @@ class RolloutWorker(CallRunner):
             self.sampler.restart(seeds)
 
     def clear_state(self) -> None:
-        """Drops the data that a strategy keeps in this worker."""
+        """Drops the data that a strategy keeps in this worker, and `new_moments`."""
         super().clear_state()
         self.new_moments = None
 
@@ -410,7 +421,8 @@ class RolloutWorker(CallRunner):
         self.config = dataclasses.replace(self.config, policy=self.policy.config)
 
     def stop(self) -> None:
-        """Drops the data that a strategy keeps, closes the environments, and ends a recording."""
+        """Drops the data that a strategy keeps, closes the environments, and ends the recording of
+        a trace."""
         TRACER.take()
         super().stop()
         if self.sampler is not None:

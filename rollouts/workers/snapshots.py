@@ -1,4 +1,4 @@
-"""`WeightSnapshots`: copies of the learner's weights, as calls carry them."""
+"""`WeightSnapshots`: makes the copies of the learner's weights that calls carry to workers."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from polopt.common.weights import Weights
 from polopt.policies.policy import Policy
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 
-#: Larger weights go through the object store once for all workers. Smaller ones inside each call,
-#: which is what Ray does with arguments up to about this size anyway.
+#: The driver puts weights above this size into the object store once for all workers. Each call
+#: carries smaller weights directly, because Ray also copies arguments up to about this size into
+#: the call.
 INLINE_BYTES = 100_000
-#: Serial numbers of all snapshots of this process.
+#: The serial numbers for snapshots in this process.
 _NUMBERS = itertools.count(1)
 
 
 class WeightSnapshot(NamedTuple):
-    """A copy of the weights, as workers receive it.
+    """One copy of the weights.
 
     Attributes:
-        number: serial number in this process. Versions cannot serve as such: the same version may
-            come with other weights after a restore, or after a user has set older weights.
-        weights: the copy in this process.
-        argument: the argument for calls. The weights themselves, or a reference to them.
+        number: serial number in this process. The version does not identify the weights: after a
+            restore, or after a user has set older weights, other weights can have the same version.
+        weights: the copy.
+        argument: the argument of calls that carry these weights: `weights` itself, or a reference
+            to `weights`.
     """
 
     number: int
@@ -33,15 +35,16 @@ class WeightSnapshot(NamedTuple):
 
 
 class WeightSnapshots:
-    """Snapshots of a policy's weights. Each version is copied once, and sent once to each worker.
+    """Makes snapshots of a policy's weights. The driver copies each version once, and sends each
+    version to each worker at most once.
 
     Args:
-        policy: returns the current policy.
-        put: makes a reference. See `Transport.put`.
+        policy: a function that returns the current policy.
+        put: a function that stores an object and returns a reference. See `Transport.put`.
 
     Attributes:
-        last: the last snapshot. None before the first one.
-        num_bytes_sent: bytes of the weights that were given to calls.
+        last: the last snapshot. None before the first snapshot.
+        num_bytes_sent: sum of the bytes of the weights over all calls that carried weights.
     """
 
     def __init__(self, policy: Callable[[], Policy], put: Callable[[Any], Any]) -> None:
@@ -56,11 +59,12 @@ class WeightSnapshots:
         return self._policy().version
 
     def take(self, force: bool = False) -> WeightSnapshot:
-        """Copies the policy's weights, unless the last snapshot has that version already.
+        """Returns a snapshot of the policy's current weights. Makes a new snapshot only if the last
+        snapshot has another version.
 
         Args:
-            force: copy the weights in any case. They may have changed without a new version, for
-                example by a restore.
+            force: if True, make a new snapshot in any case. The weights may have changed without a
+                new version, for example by a restore.
         """
         if force or self.last is None or self.last.weights.version != self.version:
             weights = self._policy().get_weights()
@@ -70,8 +74,8 @@ class WeightSnapshots:
         return self.last
 
     def for_call(self, worker: WorkerHandle) -> Any:
-        """Returns the newest weights as an argument of a call, or None if the worker has them. If
-        the weights are large, the argument is a reference that all calls share."""
+        """Returns the current weights as an argument of a call, or None if the worker already has
+        them. For large weights, the argument is a reference that all calls share."""
         if worker.shares_weights:
             return None
         self.take()
@@ -79,7 +83,7 @@ class WeightSnapshots:
 
     def last_for(self, worker: WorkerHandle) -> Any:
         """Returns the weights of the last snapshot as an argument of a call, or None if the worker
-        has them."""
+        already has them."""
         snapshot = self.last or self.take()
         if worker.sent_snapshot == snapshot.number:
             return None

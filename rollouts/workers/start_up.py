@@ -1,4 +1,4 @@
-"""`StartUp`: finds processes that take too long to start, or wait for resources."""
+"""`StartUp`: finds processes that take too long to start, and processes that wait for resources."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from polopt.rollouts.workers.worker_handle import WorkerHandle
 
 logger = logging.getLogger("polopt")
 
-#: First interval between checks of processes that are starting. It grows with each warning.
+#: Interval between checks of processes that are starting, and the first interval between warnings.
+#: The interval between warnings doubles with each warning, up to `MAX_CHECK_INTERVAL_S`.
 CHECK_INTERVAL_S = 5.0
 MAX_CHECK_INTERVAL_S = 60.0
 
@@ -20,15 +21,16 @@ MAX_CHECK_INTERVAL_S = 60.0
 class StartUp:
     """Watches processes that are starting.
 
-    The time limit counts the seconds since a process was started, or since another one last came
-    up, because processes that start at once take longer. If a process only waits for resources, the
-    limit holds only if the run cannot go on without it.
+    The time limit of a process begins when the process is started. It begins again each time that
+    another process comes up, because processes that start at the same time take longer. If Ray has
+    no resources for a process yet, the limit applies only if the run cannot continue without this
+    process.
 
     Args:
         who: the noun for a process in messages.
-        meanwhile: a sentence for the log that says how the run goes on while no process is up.
-            Empty: the run waits for them.
-        transport: tells which processes wait for resources, and the time.
+        meanwhile: a sentence for the log that says how the run continues while no process is up.
+            Empty if the run waits for processes.
+        transport: provides the clock, and knows which processes wait for resources.
     """
 
     def __init__(self, who: str, meanwhile: str, transport: Transport) -> None:
@@ -40,19 +42,20 @@ class StartUp:
         self._interval_s = CHECK_INTERVAL_S
 
     def came_up(self) -> None:
-        """Notes that one of the processes came up."""
+        """Restarts the time limit of all starting processes, because one process came up."""
         self._last_up_s = self._clock()
 
     def overdue(
         self, starting: Sequence[WorkerHandle], options: RolloutConfig, enough_up: bool
     ) -> list[tuple[WorkerHandle, str]]:
-        """Returns the processes that have taken too long to start, and why. Looks at them at most
-        once in five seconds.
+        """Returns the processes that have taken too long to start, each with the reason. Also warns
+        about processes that wait for resources. Checks at most once in five seconds, and returns
+        an empty list in between.
 
         Args:
-            starting: the processes that have not answered yet.
-            options: `worker_startup_timeout_s`, and the resources of one process.
-            enough_up: True if the run can go on without these processes.
+            starting: the processes that are not up yet.
+            options: the options with `worker_startup_timeout_s` and the resources of one process.
+            enough_up: True if the run can continue without these processes.
         """
         now_s, limit_s = self._clock(), options.worker_startup_timeout_s
         if now_s - self._checked_s < min(CHECK_INTERVAL_S, limit_s):
@@ -67,9 +70,9 @@ class StartUp:
                 late.append(worker.index)
             since_s = now_s - max(worker.started_s, self._last_up_s)
             if since_s >= limit_s and not (waits and (enough_up or self._meanwhile)):
-                why = "it has not started"
+                why = "the process has not started"
                 if waits:
-                    why = f"Ray did not place it: {self._describe(options)}"
+                    why = f"Ray did not place the process: {self._describe(options)}"
                 found.append((worker, f"no answer for {now_s - worker.started_s:.1f} s: {why}"))
         self._warn(late, number, options, enough_up)
         return found

@@ -1,4 +1,4 @@
-"""`Supervisor`: watches the deadlines of calls, and decides what a failed call means."""
+"""`Supervisor`: watches the deadlines of calls, and decides which calls have failed and why."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from polopt.rollouts.workers.worker_handle import WorkerHandle
 
 
 class Work(NamedTuple):
-    """One call, from `Calls.send` until it has been answered or dropped.
+    """One piece of work for a worker, from `Calls.send` until the work was answered or dropped.
 
     Attributes:
         function: the function that the worker runs.
-        args: the arguments of the function. `WEIGHTS` may be among them.
-        tag: any value. The reply carries it.
-        timeout_s: seconds that the call may take without progress. None: `worker_timeout_s`.
-        order: sorts the replies of `Calls.all`. The index of the worker that the work was first
-            sent to, and the number of the call.
+        args: the arguments of the function. They may include `WEIGHTS`.
+        tag: any value. The reply carries this value.
+        timeout_s: seconds that the call may take without progress. None means `worker_timeout_s`.
+        order: the key by which `Calls.all` sorts replies. It consists of the index of the worker to
+            which the work was first sent, and of a serial number.
         by_reference: see `Message`.
     """
 
@@ -47,17 +47,19 @@ class Work(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the function in messages, with its module."""
+        """The name of the function in messages, with the name of its module."""
         function = self.function
         name = getattr(function, "__qualname__", None) or repr(function)
         return f"{getattr(function, '__module__', '?')}.{name}"
 
     @property
     def code(self) -> Any:
-        """The code of the function, which tells functions apart. Two lambdas have the same name,
-        but different code. A lambda that is made anew for each call has the same code each time.
-        For a `functools.partial`, this is the code of the wrapped function. For a callable object,
-        it is the code of its class."""
+        """The code of the function, which identifies the function.
+
+        The name does not suffice, because two lambdas have the same name. The function object does
+        not suffice, because a strategy may make a new lambda with the same code for each call. For
+        a `functools.partial`, this is the code of the wrapped function. For a callable object, it
+        is the code of its `__call__`. For a function without Python code, it is the name."""
         function = self.function
         while isinstance(function, functools.partial):
             function = function.func
@@ -67,18 +69,18 @@ class Work(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A call that was sent and has not been answered.
+    """A call that was sent and has no answer yet.
 
     Attributes:
         work: the work that was sent.
-        worker: the process that runs it.
-        number: number of the call. `stop_early` needs it.
+        worker: the process that runs the call.
+        number: number of the call. A request to end the call early contains this number.
         ticket: the ticket that the channel returned.
         version: version of the driver's weights when the call was sent.
         sent_s: time at which the call was sent.
-        progress_s: the last time at which the supervisor knows that the process made progress.
-        latest_s: the final deadline, which progress does not extend.
-        stopped: True once the process was asked to end the fragments of this call early.
+        progress_s: time of the last progress of the process that the supervisor knows.
+        latest_s: a deadline that progress does not extend.
+        stopped: True once the driver has asked the process to end the fragments of this call early.
     """
 
     work: Work
@@ -93,37 +95,39 @@ class Pending:
 
     @property
     def began_s(self) -> float:
-        """The time at which the worker began this call, as far as the driver knows: when the call
-        was sent, or when the answer to the call before arrived, whichever was later. Only valid
-        for the oldest call of a worker."""
+        """The time at which the worker began this call, as far as the driver knows. This is the
+        time at which the call was sent, or the later time at which the answer to the previous call
+        arrived. Only valid for the oldest call of a worker."""
         return max(self.sent_s, self.worker.last_answer_s or 0.0)
 
 
 class Supervisor:
-    """Decides when a call has failed, why, and whether its process is replaced.
+    """Decides when a call has failed and why, and whether the failure is a failure of its process.
 
-    A process has failed in three cases:
+    A process has failed in each of these cases:
 
-    - It died.
-    - It made no progress for the time limit of its call. Progress is a step of an environment, or
-      the beginning or end of a phase. A process that waits for others, such as a gradient worker,
-      makes progress when they do.
+    - The process died.
+    - The process made no progress within the time limit of its call. Progress is a step of an
+      environment, or the beginning or end of a phase. A process that waits for other processes,
+      such as a gradient worker, makes progress when the other processes do.
     - A call raised an exception, although the same function had succeeded before in some process.
+    - An environment in the process keeps failing.
+    - The driver cannot use the answer of the process.
 
-    A function that raises before it has ever succeeded is taken to be wrong. It raises
-    FunctionError, which ends the run.
+    If a function raises before it has ever succeeded, the supervisor assumes that the function is
+    wrong. The supervisor then raises FunctionError, which ends the run.
 
     Args:
-        groups: the processes, by `ProcessGroup.who`.
+        groups: the groups of processes, by `ProcessGroup.who`.
         owner: name of the strategy or other owner of the calls, for error messages.
-        is_work: True if the calls do the strategy's work. Their success then resets the count of
-            consecutive failures. False for calls that only ask, for a state for example: a process
-            with broken environments can answer those, too.
-        check: raises an exception for a value that the owner cannot use. The process that returned
-            the value has then failed.
+        is_work: True if the calls do the strategy's work. A success then resets the count of
+            consecutive failures. False for calls that, for example, only read a state, because a
+            process with broken environments can answer such calls, too.
+        check: a function that raises an exception for a value that the owner cannot use. The
+            process that returned such a value has failed.
 
     Attributes:
-        check_s: the time at which deadlines are looked at next. No deadline is earlier.
+        check_s: the time at which the supervisor next checks deadlines. No deadline is earlier.
         check: see the argument.
     """
 
@@ -140,22 +144,23 @@ class Supervisor:
         self._owner = owner
         self._is_work = is_work
         self.check = check
-        self._succeeded: set[Any] = set()  # code of functions that succeeded in some process
+        self._succeeded: set[Any] = set()  # `Work.code` of functions that succeeded in a process
         self.check_s = math.inf
 
     # ---- deadlines ------------------------------------------------------------------------------
 
     def timeout_s(self, call: Pending) -> float:
-        """Seconds that a call may take without progress."""
+        """Returns the seconds that a call may take without progress."""
         limit_s = self._groups[call.worker.who].options.worker_timeout_s
         return limit_s if call.work.timeout_s is None else call.work.timeout_s
 
     def sent(self, call: Pending) -> None:
-        """Notes that a call was sent, and when its deadline has to be looked at."""
+        """Notes that a call was sent, so that its deadline is checked in time."""
         self.check_s = min(self.check_s, call.sent_s + self.timeout_s(call))
 
     def tighten(self, calls: Iterable[Pending], within_s: float) -> None:
-        """Limits calls to `within_s` seconds from now, unless their limit is earlier."""
+        """Shortens the deadlines of calls to `within_s` seconds from now. Deadlines that are
+        already earlier stay unchanged."""
         latest_s = self._clock() + within_s
         for call in calls:
             call.latest_s = min(call.latest_s, latest_s)
@@ -166,12 +171,12 @@ class Supervisor:
         return min(last_s + self.timeout_s(call), call.latest_s)
 
     def overdue(self, oldest: list[Pending], now_s: float) -> Pending | None:
-        """Returns a call that is past its deadline and has not ended, or None. Also computes
-        `check_s` anew.
+        """Returns a call that is past its deadline and has not ended. If no such call exists,
+        updates `check_s` and returns None.
 
         Args:
-            oldest: the oldest call of each process. The other calls of a process wait for it.
-            now_s: time of the group's clock.
+            oldest: the oldest call of each process. The other calls of a process have not begun.
+            now_s: the time now, on the clock of the groups.
         """
         late = []
         for call in oldest:
@@ -185,20 +190,20 @@ class Supervisor:
             if self._deadline_s(call) <= now_s:
                 late.append(call)
         for call in late:
-            # A result on another node counts as ended, although it still has to be fetched.
+            # A call has also ended if its result is still on another node.
             if not call.ticket.ended() and not self._transport.wait([call.ticket], 0.0):
                 return call
         deadlines = [self._deadline_s(call) for call in oldest if call not in late]
         self.check_s = min(deadlines, default=math.inf)
-        if late:  # they have ended, but their results are not here yet
+        if late:  # these calls have ended, but their results have not arrived at this process
             self.check_s = min(self.check_s, now_s + 1.0)
         return None
 
     def hang(self, call: Pending) -> WorkerFailure:
-        """The failure of a process that made no progress, or did not answer in time."""
+        """Returns the failure of a process that made no progress, or did not answer in time."""
         now_s, own_s = self._clock(), call.work.timeout_s
         if now_s >= call.latest_s:
-            why = f"no answer for {now_s - call.began_s:.1f} s, and the others have stopped waiting"
+            why = f"no answer for {now_s - call.began_s:.1f} s, and other processes stopped waiting"
         else:
             limit = (
                 self._groups[call.worker.who].describe_hang()
@@ -212,16 +217,16 @@ class Supervisor:
     # ---- answers --------------------------------------------------------------------------------
 
     def judge(self, call: Pending) -> Answer | WorkerFailure | tuple[WorkerFailure, Record]:
-        """Judges a call that has ended.
+        """Decides whether a call that has ended succeeded.
 
         Returns:
-            the answer, or the failure of the process. If a failed process did answer, the record of
-            the call comes with the failure.
+            the answer of a call that succeeded. For a call that failed, the failure, or the failure
+            and the record of the call if the process has returned a record.
 
         Raises:
             FunctionError, NonFiniteError, EnvironmentAPIError, CallbackError: the call would fail
                 in the same way in every process.
-            Exception: the exception of a function that ran in this process, unchanged.
+            Exception: the unchanged exception of a function that ran in this process.
         """
         worker, work = call.worker, call.work
         group = self._groups[worker.who]
@@ -246,7 +251,7 @@ class Supervisor:
         if self.check is not None:
             try:
                 self.check(answer.value)
-            except Exception as error:  # a check may meet any object
+            except Exception as error:  # the value is any object, so a check can raise anything
                 if call.ticket.reraises:
                     raise
                 return self._odd(call, f"{type(error).__name__}: {error}")
@@ -272,6 +277,7 @@ class Supervisor:
         return WorkerFailure("exception", call.worker.index, message)
 
     def message(self, work: Work, worker: WorkerHandle, why: str) -> str:
-        """The error message of a call. It names the strategy, the function and the process."""
+        """Returns the error message of a call. The message names the strategy, the function and the
+        process."""
         place = self._groups[worker.who].place_of(worker)
         return f"{self._owner}: function {work.name} failed in {place}: {why}"

@@ -1,4 +1,4 @@
-"""`WorkerConfig`: the arguments of a rollout worker, and their assembly from user options."""
+"""`WorkerConfig`, the arguments of a rollout worker, and `make_worker_config`, which makes it."""
 
 from __future__ import annotations
 
@@ -22,27 +22,30 @@ from polopt.rollouts.workers.callbacks import Callbacks
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """Arguments of a worker. They are small, because weights are sent after construction.
+    """The arguments of a worker. They do not include the weights, which calls carry later.
 
     Attributes:
         rollout: options of sampling.
         env: result of `polopt.rollouts.envs.env_sources.resolve_env`.
-        policy_class: the policy, or an adapter of `polopt.policies.non_learning`, which only acts.
+        policy_class: class of the policy, or an adapter from `polopt.policies.non_learning` for a
+            policy that does not learn.
         policy: the options of the policy.
         observation_space: observation space of one environment.
         action_space: action space of one environment.
-        seed: seed of the run. Workers derive their own seeds from it.
-        restart_count: number of earlier workers with this index. A replacement uses other random
-            numbers than the workers before it.
-        restore_count: number of times the run was restored from a checkpoint. A restored run uses
-            other random numbers than the run before it.
-        device: where the policy learns.
-        postproc: applied to each batch of a `Collector`'s worker, after everything else.
-        callbacks: class of the user's callbacks. None without callbacks.
+        seed: seed of the run. Each worker derives its own seeds from this seed.
+        restart_count: number of earlier workers with this index. A replacement uses random numbers
+            that no earlier worker has used.
+        restore_count: number of times the run was restored from a checkpoint. After each restore,
+            workers use new random numbers.
+        device: the device on which the policy learns.
+        postproc: a function of the user. A `Collector`'s worker applies this function to each batch
+            as the last step.
+        callbacks: class of the user's callbacks. None if the user has no callbacks.
         in_evaluation: True if the worker plays episodes only for evaluation.
-        env_index_offset: added to the index of the worker, to give `EnvContext.worker_index`.
-        arrivals: in a rerun, the record of the calls that this process makes itself.
-        is_below: True if a gradient worker makes these calls.
+        env_index_offset: `EnvContext.worker_index` is the index of the worker plus this number.
+        arrivals: in a rerun, the recorded calls to repeat. In the driver, these are the calls of
+            the driver. In a gradient worker, these are its calls to the workers below it.
+        is_below: True if the calls in `arrivals` are the calls of a gradient worker.
     """
 
     rollout: RolloutConfig
@@ -64,19 +67,20 @@ class WorkerConfig:
 
     @property
     def who(self) -> str:
-        """What messages call a worker, before its index."""
+        """The noun for a worker with this config in messages. The index of the worker follows."""
         return "evaluation worker" if self.in_evaluation else "worker"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles with the import path of this process, which `sys.path` gets before the rest is
-        unpickled: modules of the user's directory can be imported on every worker."""
+        """Pickles the config together with the `sys.path` of this process. A worker adds these
+        entries to its own `sys.path` before it unpickles the options. So every worker can import
+        modules from the user's directory."""
         path = [os.path.abspath(entry) for entry in sys.path]
         options = {field.name: getattr(self, field.name) for field in fields(self)}
         return _unpickle, (path, ray.cloudpickle.dumps(options))
 
 
 def _unpickle(path: Sequence[str], options: bytes) -> WorkerConfig:
-    # At the end: the worker's own entries keep their priority.
+    # The entries are added at the end, so the worker's own entries keep their priority.
     sys.path += [entry for entry in path if entry not in sys.path]
     return WorkerConfig(**ray.cloudpickle.loads(options))
 
@@ -92,30 +96,31 @@ def make_worker_config(
     postproc: Callable[[SampleBatch], SampleBatch] | None = None,
     callbacks: type[Callbacks] | None = None,
 ) -> WorkerConfig:
-    """Checks that environment and policy fit together, and makes the config of all workers.
+    """Makes the config of all workers, and checks that the policy supports the environment.
 
-    Makes and closes one environment, and makes one policy for its spaces, which raises for spaces
-    that it does not support.
+    For this check, the function makes and closes one environment, and makes one policy for the
+    spaces of this environment.
 
     Args:
-        rollout: options of sampling. `seed` None: a random seed.
+        rollout: options of sampling. If `seed` is None, the workers use a random seed.
         policy_class: see `WorkerConfig`.
         policy: options of the policy.
-        env: result of `resolve_env`. None resolves `rollout.env`.
+        env: result of `resolve_env`. None means that this function resolves `rollout.env`.
         keys: see `polopt.rollouts.envs.vector_env.ENV_KEYS`.
-        device: where the policy learns. None: `cuda` for workers with a GPU, else `cpu`.
+        device: the device on which the policy learns. None means `cuda` for workers with a GPU, and
+            `cpu` for all other workers.
         postproc: see `WorkerConfig`.
         callbacks: see `WorkerConfig`.
 
     Raises:
-        ConfigError: unknown environment, an environment that cannot be made, or spaces that the
-            policy does not support.
+        ConfigError: the environment is unknown or cannot be made, or the policy does not support
+            the spaces.
     """
     source = resolve_env(rollout.env) if env is None else env
     observation_space, action_space = probe_spaces(source, rollout, keys)
     policy_class(observation_space, action_space, policy)
     return WorkerConfig(
-        rollout=rollout.model_copy(update={"env": None}),  # `env` replaces it
+        rollout=rollout.model_copy(update={"env": None}),  # workers use `WorkerConfig.env`
         env=source,
         policy_class=policy_class,
         policy=policy,

@@ -9,8 +9,8 @@ from typing import Any
 from polopt.rollouts.envs.env_sources import EnvSource
 from polopt.rollouts.transport.channel import Channel
 
-#: The place of a process among all processes of an owner: `WorkerHandle.who` and the index. A
-#: replacement has the same seat as the process before it.
+#: Identifies a process among all processes of one owner: `WorkerHandle.who`, and the index. A
+#: replacement has the same seat as the process that it replaces.
 Seat = tuple[str, int]
 
 
@@ -19,20 +19,20 @@ class WorkerHandle:
     """The driver's data about one process that runs calls.
 
     Attributes:
-        index: position in the group, from 1. A replacement has the same index. 0 is the object in
-            the driver's own process.
+        index: index in the group. Processes count from 1, and a replacement has the same index as
+            the process that it replaces. 0 is the object in the driver's own process.
         channel: sends calls to the process.
         started_s: time at which the process was started, on the group's clock.
-        sent_snapshot: serial number of the last snapshot of weights that was sent to the process.
-            None: no weights were sent yet.
-        shares_weights: True if the process has the very policy whose weights are sent. It then
-            needs no weights.
-        last_answer_s: time of the last answer. None before the first answer.
-        removed: True once the process was removed from the group or replaced. Its pending calls are
-            dropped.
+        sent_snapshot: serial number of the last snapshot of weights that the driver sent to the
+            process. None means that the next call has to carry weights.
+        shares_weights: True if the process uses the driver's own policy object. Calls to this
+            process then carry no weights.
+        last_answer_s: time of the last answer. None until the process is up.
+        removed: True once the process was removed from the group or replaced. `Calls` then no
+            longer waits for answers of this process.
         set_up: calls `(function, arguments)` that the process runs after its start, before any
             work.
-        who: the noun for the process in error messages. The group sets it.
+        who: the noun for the process in error messages. The group sets this attribute.
     """
 
     index: int
@@ -47,27 +47,28 @@ class WorkerHandle:
 
     @property
     def seat(self) -> Seat:
-        """The `who` of the group, and the index."""
+        """Returns `who` and `index`, which identify the process and its replacements."""
         return self.who, self.index
 
     @property
     def up(self) -> bool:
-        """Whether the process has started and was set up. Only such processes are given work."""
+        """True once the process has started and has run its set-up calls. The driver sends work
+        only to processes that are up."""
         return self.last_answer_s is not None
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """How one worker differs from the config.
+    """The settings of one worker that differ from the config.
 
         workers.add_workers([WorkerSpec(num_envs=8), WorkerSpec(options={"num_cpus": 2})])
 
     Attributes:
-        env: the environments of the worker. None: the environments of the config.
-        num_envs: number of environments of the worker. None: the number in the config.
-        options: options of the worker's actor. They override the options of the config (`num_cpus`,
-            `num_gpus`, `memory`, `resources`, `runtime_env` and other arguments of
-            `ActorClass.options`).
+        env: the environments of the worker. None means the environments of the config.
+        num_envs: number of environments of the worker. None means the number in the config.
+        options: options of the worker's actor, which override the options of the config. They are
+            arguments of Ray's `ActorClass.options`, such as `num_cpus`, `num_gpus`, `memory`,
+            `resources` and `runtime_env`.
     """
 
     env: EnvSource | None = None
@@ -76,7 +77,7 @@ class WorkerSpec:
 
 
 def specs_of(more: int | Iterable[WorkerSpec]) -> list[WorkerSpec]:
-    """One spec for each worker to add, from the argument of `WorkerSet.add_workers`.
+    """Returns one spec for each worker to add, from the argument of `WorkerSet.add_workers`.
 
     Raises:
         ValueError: `more` is negative.
@@ -89,11 +90,12 @@ def specs_of(more: int | Iterable[WorkerSpec]) -> list[WorkerSpec]:
 
 
 def select(workers: Sequence[WorkerHandle], which: int | Iterable[int]) -> list[WorkerHandle]:
-    """Selects workers by the argument of `WorkerSet.remove_workers`.
+    """Returns the workers that the argument of `WorkerSet.remove_workers` selects.
 
     Args:
         workers: the workers, in order of index.
-        which: the number of workers, of which the latest are selected. Or their indices.
+        which: the indices of the workers, or a number of workers. A number selects the workers with
+            the highest indices.
 
     Raises:
         KeyError: an index does not exist.

@@ -1,4 +1,4 @@
-"""`WorkerSet`: the local worker and the remote ones."""
+"""`WorkerSet`: the local worker and the remote workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from polopt.rollouts.workers.snapshots import WeightSnapshots
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_handle import WorkerHandle, WorkerSpec, select, specs_of
 
-#: Options of the processes themselves. If one of them changes, other processes are needed.
+#: Options of the processes themselves. A change of one of these options needs new processes.
 _PROCESS_KEYS = (
     "num_workers",
     "min_workers",
@@ -41,28 +41,31 @@ class WorkerSet(ProcessGroup):
         calls = Calls(workers, "my strategy")
         for worker in workers.up():                  # waits until the run can begin
             calls.send(worker, sample, WEIGHTS)
-        workers.add_workers(2)                       # they are used once they are up
+        workers.add_workers(2)                       # does not wait for the new workers
         workers.stop()
 
-    Where a strategy learns centrally, the policy of the local worker is the one that learns.
+    If a strategy learns centrally, the policy of the local worker learns.
 
     Args:
         config: the config of all workers.
         learner_device: device of the local worker's policy.
-        specs: how the first workers differ from `config`, in order of index. Without remote
-            workers, the first spec is for the local worker.
-        local: the local worker, if it exists already. The set does not stop it.
-        transport: starts the processes. None: the set opens the transport that `config` asks for,
-            and closes it in `stop`.
+        specs: the settings in which the first workers differ from `config`, in order of index. With
+            `num_workers=0`, the first spec is for the local worker.
+        local: an existing local worker, which the set does not stop. None means that the set makes
+            the local worker.
+        transport: starts the processes. None means that the set opens the transport that `config`
+            names, and closes this transport in `stop`.
         meanwhile: see `StartUp`.
 
     Attributes:
-        config: the config of workers that the set makes next.
+        config: the config of the workers that the set makes next.
         local: the local worker.
         here: handle of the local worker, with index 0.
-        owns_local: True if this set has made the local worker. `stop` then stops it, too.
-        weights: the weights that workers receive. See `WeightSnapshots`.
-        env_statistics: the last running statistics of the environments of each worker, by index.
+        owns_local: True if this set has made the local worker. `stop` then also stops the local
+            worker.
+        weights: makes the copies of the weights that calls carry. See `WeightSnapshots`.
+        env_statistics: the last running statistics that the environments of each remote worker
+            have reported, by worker index.
     """
 
     #: Class of the remote workers.
@@ -106,7 +109,7 @@ class WorkerSet(ProcessGroup):
         return WorkerHandle(0, channel, shares_weights=True, last_answer_s=now_s, who=self.who)
 
     def config_of(self, index: int) -> WorkerConfig:
-        """The config of the worker with this index."""
+        """Returns the config for a worker with this index, including its `WorkerSpec`."""
         spec = self._specs.get(index, WorkerSpec())
         rollout = self.config.rollout
         if spec.num_envs is not None:
@@ -119,7 +122,8 @@ class WorkerSet(ProcessGroup):
         )
 
     def num_envs_of(self, index: int) -> int:
-        """The number of environments of the worker with this index. 0 is the local worker."""
+        """Returns the number of environments of the worker with this index. 0 is the local
+        worker."""
         return self.config_of(index or 1).rollout.num_envs_per_worker
 
     def _start_process(self, index: int) -> WorkerHandle:
@@ -132,7 +136,7 @@ class WorkerSet(ProcessGroup):
         channel = self.transport.start(self.worker_class, (own, index), options, name)
         worker = WorkerHandle(index, channel, self.clock())
         statistics = self.env_statistics.get(index)
-        if statistics:  # from the worker that this one replaces
+        if statistics:  # of the worker that this worker replaces
             worker.set_up.append((call_method, ("set_statistics", statistics)))
         return worker
 
@@ -140,14 +144,14 @@ class WorkerSet(ProcessGroup):
 
     @property
     def members(self) -> list[WorkerHandle]:
-        """The local worker and the remote ones, in order of index."""
+        """The local worker and the remote workers, in order of index."""
         return [self.here, *self.remote]
 
     def up(self) -> list[WorkerHandle]:
-        """The workers that can be given work, in order of index. With `num_workers=0`, this is the
-        local worker.
+        """Returns the workers that can run calls, in order of index. With `num_workers=0`, this is
+        the local worker.
 
-        Otherwise waits until enough remote workers are up, as `ProcessGroup.up` does.
+        With remote workers, waits until enough of them are up, as `ProcessGroup.up` does.
 
         Raises:
             WorkersFailedError: workers keep failing, or all were removed.
@@ -155,16 +159,18 @@ class WorkerSet(ProcessGroup):
         if not self.remote:
             if self.options.num_workers == 0:
                 return [self.here]
-            raise WorkersFailedError("no workers remain. Start some with WorkerSet.add_workers")
+            raise WorkersFailedError(
+                "no workers remain. Start new workers with WorkerSet.add_workers"
+            )
         return super().up()
 
     def note_answer(self, worker: WorkerHandle, record: Record) -> None:
-        """Keeps the running statistics of a worker's environments, for its replacement."""
+        """Keeps the running statistics of a worker's environments for its replacement."""
         if record.env_statistics and worker is not self.here:
             self.env_statistics[worker.index] = record.env_statistics
 
     def place_of(self, worker: WorkerHandle) -> str:
-        """Names the worker, its policy and its environment, for error messages."""
+        """Returns the worker, its policy and its environment as text, for error messages."""
         policy = getattr(self.config.policy, "actor", None) or self.config.policy_class
         policy_name = getattr(policy, "__name__", type(policy).__name__)
         return (
@@ -173,7 +179,7 @@ class WorkerSet(ProcessGroup):
         )
 
     def describe_hang(self) -> str:
-        """Names the time limit and the size of a fragment, for the message about a hang."""
+        """Returns the time limit and the size of a fragment as text, for messages about hangs."""
         options = self.options
         envs = options.num_envs_per_worker
         return (
@@ -183,12 +189,11 @@ class WorkerSet(ProcessGroup):
         )
 
     def add_workers(self, more: int | Iterable[WorkerSpec]) -> list[WorkerHandle]:
-        """Starts more workers, and does not wait for them. Optimizers use them once they are up.
-        May be called during a run.
+        """Starts more workers. Does not wait for them: optimizers use the new workers once they are
+        up. May be called during a run.
 
         Args:
-            more: the number of workers, or one spec for each, which says how it differs from the
-                config.
+            more: the number of workers, or one `WorkerSpec` for each worker.
 
         Raises:
             ValueError: `more` is negative.
@@ -200,11 +205,13 @@ class WorkerSet(ProcessGroup):
         return added
 
     def remove_workers(self, which: int | Iterable[int]) -> list[int]:
-        """Stops workers permanently. May be called during a run. The pending calls of these workers
-        are lost, unless you drain the optimizer first.
+        """Stops workers permanently. May be called during a run. `Calls` drops or reassigns the
+        pending calls of these workers. To keep the results of these calls, first drain the
+        optimizer.
 
         Args:
-            which: the number of workers, of which the latest are removed first. Or their indices.
+            which: the indices of the workers, or a number of workers. A number removes the workers
+                with the highest indices.
 
         Returns:
             the indices of the removed workers.
@@ -227,8 +234,9 @@ class WorkerSet(ProcessGroup):
     # ---- configuration ------------------------------------------------------------
 
     def message_stats(self) -> dict[str, Any]:
-        """Statistics for results: the transport of calls (`socket`, `ray`, or `socket, ray`), the
-        bytes of the weights that were sent, and the number of events in the record of the run."""
+        """Returns statistics for results: the transport of calls, the bytes of the weights that
+        were sent, and the number of events in the record of the run. The transport is `socket`,
+        `ray`, or `socket, ray` if workers use different transports."""
         event = self.transport.event
         return {
             "transport": self.transport.paths([worker.channel for worker in self.remote]),
@@ -242,16 +250,17 @@ class WorkerSet(ProcessGroup):
         learner_device: str = "cpu",
         local: RolloutWorker | None = None,
     ) -> bool:
-        """Makes all workers anew from another config, inside their running processes. Processes
-        that are still starting are replaced.
+        """Makes new workers from another config inside the running processes. Replaces processes
+        that are still starting.
 
         Args:
             config: the new config of all workers.
             learner_device: device of the local worker's policy.
-            local: the new local worker. None: this set makes one.
+            local: the new local worker. None means that this set makes the local worker.
 
         Returns:
-            False, with nothing changed, if the new config needs other workers or resources.
+            True if the workers were made. False if the new config needs another number of workers
+            or other resources. In this case, nothing has changed.
 
         Raises:
             WorkersFailedError: workers keep failing with the new config.
@@ -290,8 +299,8 @@ class WorkerSet(ProcessGroup):
         return f"WorkerSet({up} of {len(self.remote)} remote workers up)"
 
     def stop(self) -> None:
-        """Stops all workers, and closes the transport if this set has opened it. Other groups that
-        share the transport must be stopped before."""
+        """Stops all workers, and closes the transport if this set has opened it. Stop other groups
+        that share the transport first."""
         super().stop()
         if self._opened_transport:
             self.transport.close()
@@ -300,10 +309,12 @@ class WorkerSet(ProcessGroup):
 
 
 def same_processes(old: RolloutConfig, new: RolloutConfig) -> bool:
-    """Whether processes started with one config can run the other."""
+    """Returns True if processes that were started with the config `old` can run workers with the
+    config `new`."""
     return all(getattr(old, key) == getattr(new, key) for key in _PROCESS_KEYS)
 
 
 def call_method(worker: RolloutWorker, method: str, *args: Any) -> Any:
-    """Calls a method of the worker. A call that runs in the worker."""
+    """Calls a method of the worker. This function is for `Calls.send`, and runs in the worker's
+    process."""
     return getattr(worker, method)(*args)

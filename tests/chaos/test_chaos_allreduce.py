@@ -1,5 +1,5 @@
-"""Ranks that die or hang during an all-reduce: partial sums are not used, and all ranks have equal
-bits after every update."""
+"""Ranks that die or hang during an all-reduce. Partial sums must not be used, and all ranks must
+have the same bits after every update."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def hashes(worker: Any) -> dict[int, str]:
 
 
 class FailureWatcher:
-    """Records when survivors report a broken group, and how long a new group takes to form."""
+    """Records the times at which survivors report a broken group, and the seconds in which each new
+    group forms."""
 
     def __init__(self, optimizer: DecentralizedAllReduce) -> None:
         self.noticed_s: list[float] = []
@@ -65,7 +66,7 @@ def make(pool: Pool, policy: type, **options: Any) -> Any:
         "entropy_coeff": [[0, 0.1], [20_000, 0.0]],
         "model": {"fcnet_hiddens": (128, 128)},
     }
-    # Three minibatches of each rank in an epoch.
+    # These options give three minibatches per epoch to each rank.
     rollout = {"num_workers": 4, "rollout_fragment_length": 20, "worker_timeout_s": 10.0}
     optimizer = make_optimizer(
         DecentralizedAllReduce, pool(worker_config(policy, rollout=rollout, **learning)), **options
@@ -98,7 +99,7 @@ def test_twenty_kills_during_allreduce(worker_pool: Pool, report: Report) -> Non
         steps_until(optimizer, lambda n=updates: optimizer.metrics.num_updates > n, 60.0)
         going_on_s.append(time.time() - died_s)
         notice_s.append(max(watch.noticed_s) - died_s)
-        # Survivors had the same weights after every update that they have in common.
+        # All survivors must have had the same weights after each update that they made together.
         seen = on_ranks(optimizer, hashes)
         for other in seen[1:]:
             common = seen[0].keys() & other.keys()
@@ -118,7 +119,7 @@ def test_twenty_kills_during_allreduce(worker_pool: Pool, report: Report) -> Non
     assert stats["num_worker_deaths"] == stats["num_remote_worker_restarts"] == KILLS
     assert stats["num_worker_hangs"] == stats["num_worker_exceptions"] == 0
     assert num_compared > KILLS
-    # The driver may be late while processes start on few cores.
+    # The medians are checked, because the driver may be late while processes start on few cores.
     assert sorted(notice_s)[KILLS // 2] < 1.0
     assert sorted(watch.formed_s)[len(watch.formed_s) // 2] < 2.0
     report(

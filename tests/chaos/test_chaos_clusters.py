@@ -41,7 +41,7 @@ def test_object_store_of_80_mb(name: str, report: Report) -> None:
     found = run("memory", name, "60")
     assert found["updates"] > 0
     assert found["deaths"] == 0
-    # Twice the bytes in flight: objects are freed some time after they are read.
+    # The bound is twice the bytes in flight, because Ray frees objects some time after their use.
     assert found["used_mb"] < min(80.0, 2.0 * found["bytes_in_flight_mb"] + 5.0)
     assert found["spilled"] == 0
     early_mb, late_mb = found["rss_mb"]
@@ -56,7 +56,8 @@ def test_object_store_of_80_mb(name: str, report: Report) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_lost_node_is_replaced(name: str, report: Report) -> None:
     found = run("nodes", name)
-    # Until Ray detects the loss, it may place a replacement on the lost node.
+    # There can be more than two deaths, because Ray may place replacements on the lost node until
+    # it detects the loss.
     assert 2 <= found["deaths"] <= 8
     assert found["healthy_meanwhile"] == 2
     assert found["whole_s"] < 30.0
@@ -69,7 +70,7 @@ def test_lost_node_is_replaced(name: str, report: Report) -> None:
 
 
 def family(pid: int) -> set[int]:
-    """A process and its descendants."""
+    """Returns the ids of a process and its descendants."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -98,7 +99,8 @@ def name_of(pid: int) -> str:
         return ""
 
 
-#: They report to a server that ended with the driver for 60 s, a constant of Ray 2.60.
+#: Ray processes that outlive the driver. For 60 s (a constant of Ray 2.60), they try to report to a
+#: server that ended with the driver.
 RAYS_AGENTS = {"ray::DashboardAgent", "ray::RuntimeEnvAgent", ""}
 
 
@@ -106,7 +108,7 @@ RAYS_AGENTS = {"ray::DashboardAgent", "ray::RuntimeEnvAgent", ""}
 def test_driver_killed_and_resumed_ten_times(name: str, tmp_path: Path, report: Report) -> None:
     rng = random.Random(0)
     orphans: set[int] = set()
-    saved = 0  # steps in the newest checkpoint that was complete
+    saved = 0  # environment steps in the newest complete checkpoint
     for _ in range(10):
         args = command("driver", name, str(tmp_path))
         process = subprocess.Popen(
@@ -116,7 +118,8 @@ def test_driver_killed_and_resumed_ten_times(name: str, tmp_path: Path, report: 
         try:
             first = json.loads(process.stdout.readline())
             assert first["what"] == "begun"
-            # The checkpoint that was being written at the kill may be complete.
+            # `steps` may be larger, because a checkpoint that was being written at the kill may be
+            # complete.
             assert first["steps"] >= saved
             for _ in range(2):
                 line = json.loads(process.stdout.readline())

@@ -1,4 +1,4 @@
-"""Environments that raise at random, for a minute, with each policy optimizer."""
+"""Environments that raise at random. Each policy optimizer trains with them for a minute."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS, SLICE_S = 60.0, 2.0
 
 
 class Run:
-    """One optimizer on environments that raise with probability `p`, and its counters."""
+    """An optimizer with environments that raise with probability `p`, and counters of its run."""
 
     def __init__(self, cls: Any, p: float) -> None:
         rollout = {
@@ -45,7 +45,7 @@ class Run:
         started_s = time.perf_counter()
         while time.perf_counter() - started_s < SLICE_S:
             self._step()
-        self.optimizer.drain()  # calls in flight would run beside the next optimizer
+        self.optimizer.drain()  # otherwise, calls in flight would slow the next optimizer down
         self.elapsed_s += time.perf_counter() - started_s
 
     def _step(self) -> None:
@@ -81,7 +81,7 @@ def runs(ray_session: None, request: pytest.FixtureRequest) -> Iterator[dict[flo
 def test_crashing_environments_cost_little(
     runs: dict[float, Run], report: Callable[[str, str], None]
 ) -> None:
-    # In turn, so that other load affects all runs equally.
+    # The runs take turns, so that other load affects all runs equally.
     for _ in range(int(SECONDS / SLICE_S)):
         for run in runs.values():
             run.go_on()
@@ -96,7 +96,7 @@ def test_crashing_environments_cost_little(
         )
         assert stats["num_remote_worker_restarts"] == 0
         assert stats["num_non_finite"] == 0
-        # Each exception costs at most one row, and no fragment is missing.
+        # Each exception costs at most one row, and no fragment is lost.
         fragments = run.fragments()
         lost = fragments * NUM_ENVS * STEPS - optimizer.metrics.num_env_steps_sampled
         assert 0 <= lost <= stats["num_env_faults"]
@@ -104,6 +104,6 @@ def test_crashing_environments_cost_little(
         if p > 0.0:
             assert "simulated crash" in stats["last_env_fault"]
             assert stats["last_env_fault_worker"] in (1, 2)
-        # An exception costs about as much as 100 steps of CartPole: making it takes half of that.
-        # A restart of the worker's process would cost as much as 100,000.
+        # An exception costs about as much time as 100 steps of CartPole, half of it to make a new
+        # environment. A restart of the worker's process would cost as much as 100,000 steps.
         assert share >= 0.3

@@ -1,4 +1,4 @@
-"""Cost of killed, hanging and slow workers while each optimizer trains."""
+"""The cost of killed, hanging and slow workers while each optimizer trains."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def tuned(name: str, pool: Pool, policy_class: type) -> Any:
 
 
 def paced(name: str, pool: Pool, env: type = PacedCartPole, **rollout: Any) -> Any:
-    """Returns an optimizer whose four workers are up and sleep in each environment step, so that
+    """Returns an optimizer whose four workers are up. Its environments sleep in each step, so that
     few cores suffice."""
     options = {
         "num_workers": 4,
@@ -83,8 +83,8 @@ def ready(optimizer: Any) -> Any:
 
 
 def start_s(optimizer: Any) -> float:
-    """Seconds in which one more worker starts while the others train: the lower bound of a
-    replacement under the current load."""
+    """Starts one more worker while the other workers train. Returns the seconds of this start. A
+    replacement takes at least as long under the current load."""
     began_s = time.monotonic()
     (more,) = optimizer.workers.add_workers(1)
     steps_until(optimizer, lambda: more.up, 120.0)
@@ -114,7 +114,8 @@ def test_twenty_kills_at_random_times(name: str, worker_pool: Pool, report: Repo
     assert workers.faults.num_restarts - restarts == 20
     assert stats["num_worker_hangs"] == stats["num_worker_exceptions"] == 0
     back_s = sorted(killer.back_s)
-    # Relative to one start under the current load. Several workers may start at once.
+    # The bounds are relative to one start under the current load. They are larger than one start,
+    # because several workers may start at once.
     assert back_s[10] < max(5.0, 2.0 * start)
     assert back_s[-1] < max(5.0, 4.0 * start)
     budget = optimizer.metrics.num_env_steps_sampled + 1_000_000
@@ -173,7 +174,7 @@ def test_hanging_environment(name: str, worker_pool: Pool, report: Report) -> No
 
 
 def rate(optimizer: Any, duration_s: float) -> float:
-    """Trained environment steps/s."""
+    """Runs the optimizer, and returns the environment steps per second from which it learned."""
     optimizer.step()
     began_s, trained = time.monotonic(), optimizer.metrics.num_env_steps_trained
     while time.monotonic() < began_s + duration_s:
@@ -193,7 +194,7 @@ def test_death_of_all_workers_at_once(name: str, worker_pool: Pool, report: Repo
     first_s = time.time() - killed_s
     steps_until(optimizer, lambda: all(w.up and w not in lost for w in workers.remote), 120.0)
     whole_s = time.time() - killed_s
-    # All four start at once, on few cores.
+    # All four workers start at once, on few cores.
     assert first_s < max(10.0, 6.0 * start), "relative to one start"
     assert optimizer.policy.version >= version
     stats = workers.stats()
@@ -221,7 +222,7 @@ def test_failing_replacements_end_with_one_error(
     assert 3 <= deaths <= 4 + 2, "deaths at the same time count once"
     taken_s = time.monotonic() - began_s
     FAULT_FILE.unlink()
-    workers.stop()  # no other test can use them
+    workers.stop()  # no other test can use these workers
     report(
         "no replacement comes up",
         f"{type(caught.value).__name__} after {taken_s:.1f} s and {deaths} deaths",
@@ -238,6 +239,7 @@ def test_worker_ten_times_slower(name: str, worker_pool: Pool, report: Report) -
     optimizer.workers.remove_workers([4])
     without = rate(optimizer, 10.0)
     share = with_it / without
-    # Synchronous optimizers wait for a quarter of its fragment: 2.5 times the others' time.
+    # Synchronous optimizers wait for a quarter of the slow worker's fragment. This takes 2.5 times
+    # as long as the fragments of the other workers.
     assert share >= (0.8 if name == "async_gradients" else 0.3)
     report("worker 10 times slower", f"{share:.0%} of the others' summed rate")

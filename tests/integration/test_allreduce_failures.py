@@ -1,4 +1,4 @@
-"""`DecentralizedAllReduce` after failures of ranks, and the sums of its groups."""
+"""`DecentralizedAllReduce` after failures of ranks, and the results of its all-reduce."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def seconds_until_broken(worker: Any) -> float:
 
 
 def test_death_of_a_rank_reaches_all_waiting_ranks_at_once(worker_pool: Pool) -> None:
-    # In a ring of four, one survivor waits only for others that survive.
+    # In a ring of four ranks, one survivor waits only for other survivors.
     optimizer = make_decentralized(worker_pool, rollout={"num_workers": 4})
     optimizer.step()
     optimizer.drain()
@@ -118,11 +118,11 @@ def test_death_of_all_ranks_is_an_error_where_the_driver_has_no_weights(
     version = optimizer.group.version
     for pid in [pid_of(worker) for worker in optimizer.group.ranks]:
         os.kill(pid, signal.SIGKILL)
-    lost = rf"weights, version {version}, are lost: the driver has version 0\. Restore"
+    lost = rf"weights of version {version} are lost, because the driver only has version 0\. Rest"
     with pytest.raises(WorkersFailedError, match=lost):
         step_until_whole(optimizer, optimizer.group.ranks)
     with pytest.raises(WorkersFailedError, match="Restore a checkpoint"):
-        optimizer.get_state()  # a save would write the initial weights
+        optimizer.get_state()  # without the error, a checkpoint would contain the initial weights
 
 
 def test_state_of_a_save_survives_the_death_of_all_ranks(worker_pool: Pool) -> None:
@@ -153,7 +153,7 @@ def test_only_the_rank_that_stalls_in_allreduce_is_replaced(
     while optimizer.num_broken_rounds == 0:
         optimizer.step()
     message = optimizer.workers.faults.last.message
-    found = re.search(r"no answer for ([\d.]+) s, and the others have stopped waiting", message)
+    found = re.search(r"no answer for ([\d.]+) s, and other processes stopped waiting", message)
     assert found, message
     silent_s = float(found[1])
     assert 10.0 < silent_s < 17.5, "after the other rank timed out, before both limits are over"
@@ -184,13 +184,13 @@ def test_training_continues_after_a_group_did_not_form(worker_pool: Pool) -> Non
 
 
 def start_listening(worker: Any, spec: GroupSpec, rank: int) -> Any:
-    """Address of a rank. Its group stays at the worker."""
+    """Returns the address of a rank. The worker keeps its group in `worker.state`."""
     group = worker.state["group"] = AllReducer(spec, rank)
     return group.address
 
 
 def sums_of(worker: Any, rank: int, addresses: list[str]) -> tuple[bytes, list[int], str]:
-    """A rank's share in sums of numbers, of counts, and of a large tensor."""
+    """Takes part in sums of numbers, of counts, and of a large tensor. Returns their results."""
     group = worker.state["group"]
     group.join(addresses)
     try:

@@ -24,7 +24,7 @@ from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 NUM_WORKERS = 3
-ROWS = 10  # of a fragment of 5 steps of 2 environments
+ROWS = 10  # rows of a fragment of 5 steps of 2 environments
 
 
 @pytest.fixture
@@ -46,7 +46,8 @@ def make(
 
 
 def spy_on_updates(optimizer: AsyncGradients) -> list[tuple[Gradients, float]]:
-    """All gradients that are applied from now on, each with the factor on its learning rate."""
+    """Returns a list that receives all gradients that are applied from now on, each with the factor
+    on its learning rate."""
     applied: list[tuple[Gradients, float]] = []
     apply = optimizer.policy.apply_gradients
 
@@ -59,13 +60,14 @@ def spy_on_updates(optimizer: AsyncGradients) -> list[tuple[Gradients, float]]:
 
 
 def uneven_order(length: int) -> list[int]:
-    """An order of arrival in which worker 3 is slow and worker 1 comes again and again."""
+    """Returns an order of arrival in which worker 3 is slow and worker 1 is fast."""
     rng = random.Random(5)
     return [3 if i % 9 == 8 else rng.choice([1, 1, 2]) for i in range(length)]
 
 
 def lags_of(order: Iterable[int], bound: int | None = None) -> list[int]:
-    """Policy lag by the book: what version there is, less the version the worker was sent."""
+    """Returns the policy lags by definition: the current version minus the version that the worker
+    received."""
     version = 0
     held = dict.fromkeys(range(1, NUM_WORKERS + 1), 0)
     lags = []
@@ -97,7 +99,7 @@ def test_the_pipeline_stays_full_across_steps(fake: FakeTransport) -> None:
         optimizer.step()
         assert optimizer.calls.num_pending == NUM_WORKERS
         assert [channel.under_way for channel in actors] == [1] * NUM_WORKERS
-        # A step that drained the pipeline would start with more calls than these.
+        # If a step drained the pipeline, the next step would have to send more calls.
         assert sum(len(channel.calls) for channel in actors) == NUM_WORKERS + 7 * step
 
 
@@ -151,7 +153,8 @@ def test_policy_lag_is_measured_exactly(fake: FakeTransport) -> None:
         optimizer.step()
         lags = expected[20 * part : 20 * (part + 1)]
         stats = optimizer.stats()
-        # One update for each rollout, and a gradient from the weights that acted: all the same.
+        # Each rollout gives one update, and its gradient uses the weights that acted. So all four
+        # lags are equal.
         for name in ("policy_lag", "policy_lag_rollouts", "gradient_lag", "gradient_lag_rollouts"):
             assert stats[name]["histogram"] == histogram(lags)
             assert stats[name]["mean"] == pytest.approx(sum(lags) / len(lags))
@@ -160,7 +163,7 @@ def test_policy_lag_is_measured_exactly(fake: FakeTransport) -> None:
 
 
 class StampedLate(AsyncGradients):
-    """Wrong variant: a gradient gets the version of its arrival."""
+    """A wrong variant, in which a gradient gets the version of the weights at its arrival."""
 
     def apply(self, gradients: Any, *args: Any) -> None:
         super().apply(gradients._replace(version=self.policy.version), *args)
@@ -238,7 +241,7 @@ def test_workers_that_hang_or_raise_are_replaced(fake: FakeTransport) -> None:
     lost = optimizer.workers.remote[1].channel
     others = shuffled_by(0)
     fake.script = lambda pending: others([ref for ref in pending if ref.channel.index != 2])
-    for _ in range(5):  # time passes while the others answer
+    for _ in range(5):  # time passes while the other workers answer
         fake.clock.now_s += 15.0
         optimizer.step()
     stats = optimizer.workers.stats()
@@ -267,7 +270,7 @@ def test_first_gradient_of_a_late_replacement_is_as_new_as_others(fake: FakeTran
         optimizer.step()
     late = optimizer.workers.remote[1]
     assert (optimizer.workers.faults.num_restarts, late.up) == (1, False)
-    late.channel.finish()  # its process has started
+    late.channel.finish()  # the process of this worker has started
     fake.script = others
     optimizer.config = optimizer.config_class(grads_per_step=1)
     optimizer.step()
@@ -281,7 +284,7 @@ def test_first_gradient_of_a_late_replacement_is_as_new_as_others(fake: FakeTran
 
 
 class BrokenReplacements(FakeWorkerSet):
-    """Processes that replace others die in their first call."""
+    """A worker set whose replacements die in their first call."""
 
     def replace(self, *args: Any) -> Any:
         replacement = super().replace(*args)

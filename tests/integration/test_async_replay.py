@@ -1,4 +1,4 @@
-"""AsyncReplay on Ray: what the driver moves, real kills of samplers and shards, rates of both."""
+"""AsyncReplay on Ray: data that pass through the driver, killed samplers and shards, and rates."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_code_of_the_page_runs(
 
 
 class Paced(Drift):
-    """Drift whose steps take two milliseconds."""
+    """A `Drift` whose steps take two milliseconds."""
 
     def step(self, action: int) -> Any:
         time.sleep(0.002)
@@ -56,7 +56,7 @@ class Paced(Drift):
 
 
 class Wide(Drift):
-    """Drift with observations of 16 kB."""
+    """A `Drift` with observations of 16 kB."""
 
     observation_space = Drift.observation_space.__class__(-np.inf, np.inf, (4000,), np.float32)
 
@@ -96,7 +96,8 @@ def optimizer(ray_session: None, request: pytest.FixtureRequest) -> Iterator[Any
 
 
 def check(optimizer: Any) -> None:
-    """Learning is within the stated buffer, and the batches account for all bytes."""
+    """Checks that learning stays within the error buffer, and that the driver has received no other
+    bytes than the batches."""
     limiter = optimizer.limiter
     credit = Fraction(limiter.intensity) * limiter.num_counted
     credit -= optimizer.metrics.num_env_steps_trained
@@ -113,7 +114,7 @@ def run(optimizer: Any, updates: int, limit_s: float = 120.0) -> None:
 
 
 def test_kills_of_samplers_and_shards_leave_counters_exact(optimizer: Any) -> None:
-    """Twenty a minute of both kinds together, for half a minute."""
+    """Twenty processes per minute, samplers and shards together, are killed for half a minute."""
     run(optimizer, 50)
     rng, killed = random.Random(0), Counter[str]()
     dead: set[int] = set()
@@ -157,8 +158,8 @@ def test_kills_of_samplers_and_shards_leave_counters_exact(optimizer: Any) -> No
 def test_driver_moves_only_the_batches_that_it_learns_from(
     ray_session: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fragments of 640 kB stay with samplers and shards. Batches are as large, and stay with their
-    shard until the driver takes them."""
+    """Fragments of 640 kB go from samplers to shards without passing through the driver. Batches
+    have the same size, and stay in their shard until the driver fetches them."""
     fetched: list[Any] = []
     get = ray.get
 

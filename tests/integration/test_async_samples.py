@@ -1,4 +1,4 @@
-"""AsyncSamples: fragments that are learned from as they arrive, and the bound on their lag."""
+"""AsyncSamples: the driver learns from fragments as they arrive, and bounds their lag."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from polopt.rollouts.workers.answer import Answer
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-ROWS = 10  # of a fragment
-#: Shuffled minibatches: another order of the same rows gives other weights.
+ROWS = 10  # rows of a fragment
+#: The minibatches are shuffled, so another order of the same rows gives other weights.
 PPO = {"num_sgd_iter": 2, "sgd_minibatch_size": 8, "kl_coeff": 0.2, "lr": 1e-2}
 
 
 class TimedWorker(CheckedWorker):
-    """Whose calls take `seconds`, as their replies say: the fake clock stands still meanwhile."""
+    """A worker whose replies say that each call takes `seconds`. The fake clock does not move."""
 
     seconds = 0.0
 
@@ -52,7 +52,7 @@ def make(
 
 
 def uneven(seed: int, slow: int = 3) -> Script:
-    """Script in which one worker answers once in ten times."""
+    """Returns a script in which one worker is slow: only every tenth answer is from it."""
     rng = random.Random(seed)
 
     def script(pending: list[SimulatedTicket]) -> SimulatedTicket:
@@ -66,7 +66,7 @@ def test_fragments_do_not_grow_in_number_after_drains() -> None:
     optimizer = make()
     for _ in range(10):
         assert optimizer.step().env_steps_trained == ROWS
-        optimizer.drain()  # as for a checkpoint
+        optimizer.drain()  # as before a checkpoint
         assert len(optimizer.calls.kept) <= 3 * 2
     made = sum(len(channel.values) for channel in optimizer.workers.channels)
     assert made == 10 + len(optimizer.calls.kept), "each is learned from, or kept"
@@ -89,7 +89,8 @@ def test_workers_sample_while_the_driver_learns(requests: int) -> None:
 
 
 def test_peak_of_sampling_is_that_of_the_workers() -> None:
-    """Not of the driver's wait, which is near 0 where fragments have arrived before."""
+    """The peak is not computed from the waiting time of the driver, which is near 0 if fragments
+    have already arrived."""
     optimizer = make(num_workers=2)
     for channel in optimizer.workers.channels:
         channel.target.seconds = 0.5
@@ -102,7 +103,7 @@ def test_peak_of_sampling_is_that_of_the_workers() -> None:
 def test_bound_of_zero_equals_sync_samples_bit_for_bit(fragments: int) -> None:
     def weights(cls: Any, script: Script, **options: Any) -> bytes:
         optimizer = make(script, cls=cls, train_batch_size=fragments * ROWS, **options)
-        optimizer.workers.remote[2].channel.target.seconds = 100.0  # slower than the others
+        optimizer.workers.remote[2].channel.target.seconds = 100.0  # worker 3 is slow
         for _ in range(5):
             optimizer.step()
         return optimizer.policy.get_weights().flat.tobytes()
@@ -137,7 +138,7 @@ def test_lag_in_rollouts_never_exceeds_the_bound(bound: int, size: int, requests
     assert slow.removed
     assert optimizer.workers.faults.num_restarts == 1
     assert all(len(channel.values) > 5 for channel in optimizer.workers.channels[:2]), "in turn"
-    ahead = 3 * requests - 1  # of the fragment that is learned from, where nothing waits
+    ahead = 3 * requests - 1  # fragments that may be requested before the fragment that is learned
     assert largest == bound or ahead // size < bound, "the bound is used"
 
 
@@ -148,7 +149,7 @@ def test_fragments_that_wait_are_counted_for_each_batch(rate: int) -> None:
 
     def slow_learn(*args: object) -> object:
         for channel in optimizer.workers.channels[:rate]:
-            channel.finish()  # while the driver learns
+            channel.finish()  # the call ends while the driver learns
         return learn(*args)
 
     optimizer.policy.learn_on_batch = slow_learn
@@ -165,13 +166,13 @@ def test_slow_worker_does_not_take_the_places_of_faster_ones() -> None:
     slow.channel.target.seconds = 10.0
     fake.script = lambda pending: next((r for r in pending if r.channel.index == 2), pending[0])
     for _ in range(3):
-        optimizer.step()  # the driver learns how long its fragments take
+        optimizer.step()  # the driver measures the duration of the worker's fragments
     fake.script = lambda pending: next(r for r in pending if r.channel.index == 1)
     for _ in range(2):
         optimizer.step()
         calls = optimizer.calls
         assert calls.num_work_of(slow) == 1, "its fragment takes longer than to learn"
-    fake.clock.now_s += 9.99  # it ends soon
+    fake.clock.now_s += 9.99  # the fragment will end soon
     optimizer.step()
     assert calls.num_work_of(slow) == 2
 

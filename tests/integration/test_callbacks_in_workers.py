@@ -1,4 +1,4 @@
-"""Callbacks in worker processes: their metrics reach results, their errors end the run."""
+"""Callbacks in worker processes: results contain their metrics, and their errors end the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("ray_session")
 
 
 class Halved(Callbacks):
-    """Half of the length of each episode. Raises at the 200th."""
+    """Returns half of the length of each episode as a metric. Raises at the 200th episode."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -76,7 +76,7 @@ def fake() -> FakeTransport:
 
 @pytest.fixture
 def make(fake: FakeTransport) -> Callable[..., Any]:
-    """Makes workers and their pending calls."""
+    """Returns a function that makes workers and a `Calls` for them."""
 
     def build(num_workers: int = 2, up: bool = True, **options: Any) -> Any:
         limits = {"worker_timeout_s": TIMEOUT_S, "worker_startup_timeout_s": STARTUP_S}
@@ -89,7 +89,7 @@ def make(fake: FakeTransport) -> Callable[..., Any]:
 
 
 def update(workers: FakeWorkerSet, count: int = 1) -> None:
-    """Updates the driver's weights."""
+    """Makes `count` updates of the driver's weights."""
     policy = workers.local.policy
     for _ in range(count):
         policy.flat.grads.fill_(0.1)
@@ -249,7 +249,8 @@ def test_queued_call_behind_an_ended_one_is_no_hang(fake: FakeTransport, make: A
     calls.send(worker, echo, "second")
     fake.clock.now_s += 2.0 * TIMEOUT_S
     assert calls.first().value == "first"
-    fake.clock.now_s += 0.9 * TIMEOUT_S  # its time began when the first was seen to have ended
+    # The time limit of the second call began when the driver received the answer to the first call.
+    fake.clock.now_s += 0.9 * TIMEOUT_S
     assert calls.first().value == "second"
     assert workers.faults.num_restarts == 0
 
@@ -276,7 +277,7 @@ def test_deadline_of_pending_calls_can_be_tightened(fake: FakeTransport, make: A
     for worker in workers.remote:
         calls.send(worker, echo)
     calls.tighten_deadline(tightened, 2.0)
-    calls.tighten_deadline(tightened, 3.0)  # a later limit changes nothing
+    calls.tighten_deadline(tightened, 3.0)  # a later deadline has no effect
     fake.script = none_ready
     assert calls.next().worker is tightened
     assert fake.clock.now_s == 1002.0
@@ -308,7 +309,7 @@ def test_first_tells_that_all_calls_are_lost(fake: FakeTransport, make: Any) -> 
         calls.first()
     assert calls.idle
     assert workers.faults.num_restarts == 3
-    (replacement,) = workers.up()  # waits for the first
+    (replacement,) = workers.up()  # waits for the first replacement
     assert replacement not in present
     calls.send(replacement, echo, "done")
     assert calls.first().value == "done"
@@ -385,7 +386,7 @@ def test_first_reply_of_a_replacement_has_current_weights(fake: FakeTransport, m
     fake.script = of_worker(2)
     failed = calls.next()
     assert failed.failure is not None
-    for _ in range(5):  # its process starts, while the other worker goes on
+    for _ in range(5):  # the replacement is starting while the other worker continues
         fake.script = of_worker(1)
         reply = calls.first()
         assert reply.worker.index == 1
@@ -415,7 +416,7 @@ def test_replacement_that_never_starts_ends_the_run(fake: FakeTransport, make: A
     workers, calls = make(1, up=False, rollout={"max_consecutive_failures": 3})
     calls.send(workers.remote[0], echo)
     fake.script = none_ready
-    with pytest.raises(WorkersFailedError, match="it has not started"):
+    with pytest.raises(WorkersFailedError, match="the process has not started"):
         calls.first()
     assert fake.clock.now_s >= 1000.0 + 3.0 * STARTUP_S
     assert workers.faults.counts["hang"] == 3
@@ -425,7 +426,8 @@ def test_replacement_that_never_starts_ends_the_run(fake: FakeTransport, make: A
 
 
 def send_and_kill(workers: FakeWorkerSet, calls: Calls) -> Reply:
-    """Worker 1 fails with three pieces of work, of which it has two. Worker 2 has one."""
+    """Sends three calls to worker 1, two of which are sent at once, and one call to worker 2. Then
+    worker 1 fails."""
     one, two = workers.remote
     one.channel.next_error = DEATH
     for name in "abc":
@@ -508,7 +510,7 @@ def test_work_sent_to_a_removed_worker_is_not_waited_for(make: Any, rule: str) -
     workers, calls = make(2, after_failure=rule)
     removed = workers.remote[1]
     workers.remove_workers([2])
-    calls.drain()  # takes note of the change
+    calls.drain()  # `Calls` notices that the worker was removed
     calls.fill(version_of, [removed])
     replies = calls.all()
     assert [r.worker.index for r in replies] == ([1] if rule == "reassign" else [])
@@ -562,13 +564,13 @@ def test_call_of_no_work_does_not_reset_failures_in_a_row(make: Any) -> None:
 
 
 def run(calls: Calls, worker: WorkerHandle, fn: Callable[..., Any]) -> Any:
-    """The value of a function."""
+    """Calls a function in a worker, and returns its value."""
     calls.send(worker, fn)
     return calls.first().value
 
 
 def message_of(calls: Calls, worker: WorkerHandle, fn: Callable[..., Any]) -> str:
-    """The message of the error that ends the run."""
+    """Calls a function in a worker, and returns the message of the error that ends the run."""
     with pytest.raises(FunctionError) as caught:
         run(calls, worker, fn)
     return str(caught.value)
@@ -609,7 +611,7 @@ def test_lambdas_are_told_apart(make: Any) -> None:
 
 
 class FailsIf:
-    """Callable object."""
+    """A callable object that may fail."""
 
     def __init__(self, failing: bool) -> None:
         self.failing = failing
@@ -858,7 +860,7 @@ def test_workers_killed_by_an_interruption_are_replaced_later(make: Any, rule: s
     calls.kill_busy()
     assert not any(worker.channel.alive for worker in workers.remote)
     for worker in workers.remote:
-        worker.channel.alive = True  # it may be killed again: that has no effect in Ray
+        worker.channel.alive = True  # with Ray, a dead process can be killed again without effect
         worker.channel.die()
     with pytest.raises(CallsInterrupted):
         calls.first()

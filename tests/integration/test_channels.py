@@ -1,4 +1,4 @@
-"""What every channel promises: through Ray, over sockets, in this process, and simulated."""
+"""The promises of every channel: through Ray, over sockets, in this process, and simulated."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def transports(ray_session: None) -> Iterator[dict[str, Transport]]:
 
 @pytest.fixture(scope="module")
 def make(transports: dict[str, Transport]) -> Iterator[Make]:
-    """Makes a line to a new process that is up, and connected if it can be."""
+    """Returns a function that makes a `Line` to a new process. The process is up, and connected if
+    the transport has connections."""
     lines = []
 
     def build(kind: str, name: str = "worker 1", *args: Any) -> Line:
@@ -88,7 +89,8 @@ def connect(line: Line) -> None:
 
 @pytest.fixture(scope="module")
 def pool(make: Make) -> Callable[[str], Line]:
-    """One line of each kind, for tests that leave their process alive, with a new object."""
+    """Returns a function that gives the same process of each kind to all tests that do not kill it,
+    with a new object."""
     made: dict[str, Line] = {}
 
     def get(kind: str) -> Line:
@@ -114,7 +116,7 @@ def process(request: pytest.FixtureRequest, pool: Callable[[str], Line]) -> Line
 
 
 def all_answers(line: Line, tickets: list[Any]) -> list[Any]:
-    """Waits for the oldest ticket each time, and returns the answers in order of arrival."""
+    """Waits for each ticket, oldest first, and returns the values in this order."""
     return [line.answer(ticket).value for ticket in tickets]
 
 
@@ -126,7 +128,7 @@ def test_calls_run_and_end_in_the_order_they_were_sent(line: Line) -> None:
     reference = line.transport.put("by reference")
     tickets, sent = [], []
     for number in range(30):
-        if number % 7 == 2:  # too large for what a socket buffers
+        if number % 7 == 2:  # this call does not fit into the buffer of a socket
             tickets.append(line.send(note, (number, large)))
             sent.append(number)
         elif number % 7 == 4:
@@ -147,7 +149,7 @@ def make_array(book: Notebook, size: int) -> np.ndarray:
 
 @pytest.mark.parametrize("size", [0, 10, 50_000, 1_000_000])
 def test_arrays_of_any_size_arrive_equal(line: Line, size: int) -> None:
-    """Also two that wait to be read at once."""
+    """This also holds for two answers that wait in the driver at the same time."""
     array = np.arange(size, dtype=np.float32)
     tickets = [line.send(make_array, size) for _ in range(2)] + [line.send(note, array)]
     for value in all_answers(line, tickets):
@@ -239,7 +241,7 @@ def test_value_that_cannot_be_pickled_fails_only_its_call(
 
 
 class MissingThere:
-    """Can be unpickled only in the process of the test."""
+    """An object that can be unpickled only in the process of the test."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -264,10 +266,12 @@ def test_arguments_that_cannot_be_unpickled_are_refused(process: Line) -> None:
 
 
 class Undecodable:
-    """Unpickles to an error, as a class does that the other process cannot import.
+    """An object that cannot be unpickled, such as an object of a class that the other process
+    cannot import.
 
     Args:
-        raises: what raises.
+        raises: the function that raises during unpickling.
+        argument: the argument of this function.
     """
 
     def __init__(self, raises: Callable[..., Any], argument: str) -> None:
@@ -288,7 +292,7 @@ def make_undecodable(book: Notebook, raises: Callable[..., Any], argument: str) 
 def test_answer_that_cannot_be_unpickled_fails_only_its_call(
     process: Line, raises: Callable[..., Any], argument: str, large: bool
 ) -> None:
-    """Also one that comes through Ray, which does not tell of its end."""
+    """This includes a large answer, which comes through Ray. Ray does not report its end."""
     size = bytes(1_000_000 if large else 10)
     ticket = process.send(lambda book, data: make_undecodable(book, raises, argument), size)
     later, began_s = process.send(note, 1), time.monotonic()
@@ -299,7 +303,7 @@ def test_answer_that_cannot_be_unpickled_fails_only_its_call(
 
 
 class SignalledWhileUnpickled:
-    """Its unpickling is interrupted by a signal."""
+    """An object whose unpickling is interrupted by a signal."""
 
     def __reduce__(self) -> Any:
         return (signal.raise_signal, (signal.SIGTERM,))
@@ -344,16 +348,17 @@ def test_error_of_a_call_by_reference_is_an_answer(process: Line) -> None:
 
 
 def call_until_error(line: Line, value: Any) -> None:
-    """Ray kills a process, and drops its objects, a moment after the request."""
+    """Calls until a call fails. Ray kills a process and drops its objects some time after the
+    request."""
     until_s = time.monotonic() + LIMIT_S
     while time.monotonic() < until_s:
-        line.call(lambda book, _: None, value)  # to keep an array would keep Ray's object
+        line.call(lambda book, _: None, value)  # if the function kept the array, Ray would, too
         time.sleep(0.2)
 
 
 @pytest.mark.parametrize("kind", PROCESSES)
 def test_reference_to_an_object_of_a_dead_process_is_lost(make: Make, kind: str) -> None:
-    """It is not the fault of the process that is called, nor of the function."""
+    """The called process and the function did not cause this error."""
     owner, other = make(kind), make(kind, "worker 2")
     reference = owner.call(make_array, 1000, by_reference=True)
     owner.transport.kill(owner.channel)
@@ -481,7 +486,8 @@ def test_death_ends_all_calls_of_the_process(make: Make, kind: str, how: str) ->
 
 @pytest.mark.parametrize("kind", ["ray", "socket", "simulated"])
 def test_calls_of_a_killed_process_end(make: Make, kind: str) -> None:
-    """Also when another thread kills it, while this one waits. It may be killed twice."""
+    """This also holds if another thread kills the process while this thread waits. A process may be
+    killed twice."""
     line = make(kind)
     tickets = [line.send(note_slowly, 1, 1e4 * (kind != "simulated")), line.send(note, 2)]
     if kind == "simulated":

@@ -1,4 +1,4 @@
-"""`DecentralizedAllReduce`: several learners equal one."""
+"""`DecentralizedAllReduce`: several learners give the same result as one learner."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from polopt.rollouts.workers.calls import Reply
 
 
 def spy_on_replies(optimizer: DecentralizedAllReduce) -> list[Reply]:
-    """Records all further replies that the driver takes."""
+    """Returns a list to which each reply is added that the driver takes later."""
     replies: list[Reply] = []
     take = optimizer.calls.next
 
@@ -62,10 +62,12 @@ def test_without_remote_workers_is_a_config_error() -> None:
 
 
 def distance_from_one_learner(pool: Pool, policy: type[Policy], rounds: int = 3) -> float:
-    """Distance between the weights of two ranks after some rounds and the weights of one learner
-    that learned from all their samples. In each round the one learner begins with the weights of
-    the ranks, so that both learn from the very same rows, but with its own moments of Adam."""
-    # Rows lost to resets make the workers' shares unequal.
+    """Returns the distance between the weights of two ranks after some rounds, and the weights of a
+    single learner that learns from the samples of both ranks.
+
+    In each round, the single learner begins with the weights of the ranks, so that it learns from
+    the same rows. It has its own Adam moments."""
+    # Reset rows do not count, so the ranks have different numbers of rows.
     rollout = {"rollout_fragment_length": 20, "autoreset_mode": "next_step"}
     learning = {"sgd_minibatch_size": 0, "kl_coeff": 0.2}
     optimizer = make_decentralized(pool, policy, rollout=rollout, learning=learning)
@@ -77,7 +79,8 @@ def distance_from_one_learner(pool: Pool, policy: type[Policy], rounds: int = 3)
     distance = 0.0
     for _ in range(rounds):
         one.set_weights(weights := optimizer.policy.get_weights())
-        again = weights._replace(version=-1 - weights.version)  # not the one that samplers have
+        # With the version that the samplers already have, they would not set these weights.
+        again = weights._replace(version=-1 - weights.version)
         for sampler in samplers:
             sampler.set_weights(again)
         fragments = [sampler.sample() for sampler in samplers]
@@ -132,12 +135,12 @@ def test_ranks_share_the_moments_of_all_their_samples(worker_pool: Pool) -> None
         normalizer.moments = normalizer.moments._replace(m2=1.01 * normalizer.moments.m2)
 
     run_on(optimizer.group.ranks[:1], disturb)
-    with pytest.raises(RuntimeError, match="different weights in round 4, relative difference 0"):
+    with pytest.raises(RuntimeError, match=r"after round 4\. The relative difference is 0"):
         optimizer.step()
 
 
 def disturb_first_rank(optimizer: DecentralizedAllReduce, factor: float) -> None:
-    """Multiplies the largest weight of one rank."""
+    """Multiplies the largest weight of one rank by a factor."""
     optimizer.drain()
 
     def disturb(worker: Any) -> None:
@@ -157,7 +160,7 @@ def test_all_ranks_stay_equal_and_unequal_ones_are_found(worker_pool: Pool) -> N
     assert optimizer.stats()["num_checksums"] == optimizer.num_rounds == 6
     assert optimizer.stats()["num_resynchronized"] == 0
     disturb_first_rank(optimizer, 1.01)
-    with pytest.raises(RuntimeError, match=r"different weights in round 7, relative difference 0"):
+    with pytest.raises(RuntimeError, match=r"after round 7\. The relative difference is 0"):
         optimizer.step()
 
 
@@ -254,7 +257,7 @@ def test_data_and_gradients_bypass_the_driver(worker_pool: Pool) -> None:
         if reply.tag == "learn":
             with_weights += value.weights is not None
             value = value._replace(weights=None)
-        # A fragment is 200 * 4 rows, a gradient as long as the weights.
+        # A fragment would have 200 * 4 rows, and a gradient the size of the weights.
         assert len(ray.cloudpickle.dumps((value, counts))) < 1000 < weights.nbytes / 10
     assert with_weights == 2, "from one rank, once a round"
 
@@ -263,8 +266,8 @@ def test_data_and_gradients_bypass_the_driver(worker_pool: Pool) -> None:
 
 
 def with_slow_rank(pool: Pool, **options: Any) -> tuple[Any, list[int], float]:
-    """Two rounds of four ranks, the fourth slow: the lengths of its fragments, and the seconds of
-    the faster round."""
+    """Runs two rounds of four ranks, the fourth of which is slow. Returns the optimizer, the
+    lengths of the fragments of the slow rank, and the seconds of the faster round."""
     rollout = {"num_workers": 4, "num_envs_per_worker": 1, "rollout_fragment_length": 40}
     optimizer = make_decentralized(pool, env=SlowFourthWorkerDrift, rollout=rollout, **options)
     replies = spy_on_replies(optimizer)
@@ -313,15 +316,15 @@ def test_early_stop_applies_to_one_call() -> None:
         assert answer.record.num_early_stopped == (length < 5)
         return length
 
-    stop(3)  # comes before the call it is for
+    stop(3)  # the request arrives before its call
     assert [steps_of(2), steps_of(3), steps_of(4)] == [5, 2, 5]
-    stop(4)  # comes late
+    stop(4)  # the request arrives after its call
     assert steps_of(5) == 5
     stop(5)
     assert worker.sample().shape[0] == 5
     worker.control.request_stop(
         EarlyStopRequest(900, 2)
-    )  # of another optimizer, which has counted further
+    )  # a request of another optimizer, with other call numbers
     assert steps_of(6) == 5
 
 
@@ -358,7 +361,7 @@ def test_state_is_read_from_ranks_and_restored_to_all(worker_pool: Pool) -> None
     assert on_ranks(optimizer, learned_state) == saved
     assert saved[0] == saved[1]
 
-    elsewhere = make_decentralized(worker_pool)  # other processes would do the same
+    elsewhere = make_decentralized(worker_pool)  # this could also be in other processes
     elsewhere.set_state(state)
     elsewhere.group.ensure()
     assert on_ranks(elsewhere, learned_state) == saved

@@ -1,4 +1,4 @@
-"""Early stop of slow workers by `SyncSamples`, and its parts on the driver and on workers."""
+"""Early stop of slow workers by `SyncSamples`, and the parts of it in the driver and in workers."""
 
 from __future__ import annotations
 
@@ -50,14 +50,15 @@ def test_early_stop_applies_to_one_call() -> None:
         assert answer.record.num_early_stopped == (answer.value.shape[0] < 5)
         return int(answer.value.shape[0])
 
-    worker.control.request_stop(EarlyStopRequest(8, 2))  # comes before
+    worker.control.request_stop(EarlyStopRequest(8, 2))  # arrives before its call
     assert [length(7), length(8), length(9)] == [5, 2, 5]
-    worker.control.request_stop(EarlyStopRequest(9, 2))  # comes late
+    worker.control.request_stop(EarlyStopRequest(9, 2))  # arrives after its call
     assert length(10) == 5
 
 
 def test_early_stops_of_all_calls_of_a_worker_are_kept() -> None:
-    """Each call takes two numbers, and the calls of one worker come at equal distances."""
+    """`Calls.send` uses two numbers per call, and sends calls to workers in turn. So the numbers of
+    the calls of one worker have a constant difference."""
     for num_workers in range(1, 101):
         calls = [1000 + 2 * num_workers * i for i in range(8)]
         runner = CallRunner()
@@ -91,7 +92,7 @@ def test_early_stop_of_an_outer_call_lasts_beyond_an_inner_one() -> None:
         note(runner)
         runner.run_here(2, note)
         note(runner)
-        runner.control.request_stop(EarlyStopRequest(2, 4))  # has ended
+        runner.control.request_stop(EarlyStopRequest(2, 4))  # call 2 has ended
         note(runner)
 
     assert runner.run(1, outer).error is None
@@ -102,7 +103,7 @@ def test_early_stop_of_an_outer_call_lasts_beyond_an_inner_one() -> None:
 
 @pytest.fixture
 def workers(worker_pool: Any) -> WorkerSet:
-    """One as fast as it can be, and one that takes 40 ms for a step."""
+    """Two workers. The steps of the second worker take 40 ms."""
     options = {
         "num_envs_per_worker": 1,
         "rollout_fragment_length": 40,

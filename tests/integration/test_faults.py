@@ -33,7 +33,7 @@ every_optimizer = pytest.mark.parametrize("cls", [AsyncGradients, SyncSamples])
 
 
 def recorded(**fields: Any) -> Record:
-    """Returns a record with these counts."""
+    """Returns a record with the given counts."""
     record = Record()
     for name, value in fields.items():
         setattr(record, name, value)
@@ -71,7 +71,7 @@ def test_each_kind_has_its_own_keys_and_one_line(caplog: pytest.LogCaptureFixtur
     for worker, said in (
         (1, "death"), (2, "hang"), (3, "KeyError"), (4, "OSError"), (5, "ValueError"), (6, "nan")
     ):  # fmt: skip
-        assert [said in line for line in lines if line.startswith(f"worker {worker}:")] == [True]
+        assert [said in line for line in lines if line.startswith(f"worker {worker}")] == [True]
 
 
 @every_optimizer
@@ -80,7 +80,7 @@ def test_env_that_always_fails_ends_run_with_its_traceback(
     worker_pool: Pool, cls: Any, env: Any, said: str
 ) -> None:
     limits = {"max_consecutive_env_faults": 2, "max_consecutive_failures": 2}
-    # Its spaces can be asked for, so that only workers find out.
+    # The spaces of the environment are known, so the driver does not notice the error.
     config = worker_config("a2c", rollout={"num_workers": 1, **limits})
     workers = worker_pool(replaced(config, env))
     optimizer = make_optimizer(cls, workers)
@@ -97,7 +97,7 @@ def test_env_that_always_fails_ends_run_with_its_traceback(
     assert stats["num_remote_worker_restarts"] == 0
     assert stats["num_worker_exceptions"] == stats["num_worker_deaths"] == 0
     assert said in stats["last_environment"]
-    workers.faults = FaultLog(10)  # the pool gets its worker back
+    workers.faults = FaultLog(10)  # another test can then use the workers of the pool
 
 
 def replaced(config: WorkerConfig, env: Any) -> WorkerConfig:
@@ -167,7 +167,7 @@ def test_policy_that_workers_cannot_unpickle_is_reported_once(ray_session: None)
 
 
 def test_local_collector_reports_why_environments_fail() -> None:
-    # The driver makes one environment to read its spaces. Only the second one fails.
+    # The driver makes one environment to read its spaces. Only the second environment fails.
     made: list[int] = []
 
     def make() -> Any:

@@ -137,7 +137,7 @@ def test_worker_samples_again_instead(
     assert stats["num_non_finite"] in (1, 2)  # two environments
     assert stats["last_non_finite_worker"] == 2
     assert "'Spoiled' of worker 2" in stats["last_non_finite"]
-    assert any("worker 2: non-finite values" in line for line in caplog.messages)
+    assert any("worker 2: data with non-finite values" in line for line in caplog.messages)
     assert all(result.updates for result in results)
     assert metrics.num_env_steps_trained == metrics.num_env_steps_sampled
     assert metrics.num_env_steps_sampled == (400 if cls is SyncSamples else 200)

@@ -1,4 +1,4 @@
-"""The `optimizer/` block of results: one shape for every optimizer, in every result."""
+"""The `optimizer/` block of results has the same shape for every optimizer and in every result."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def make_with(workers: WorkerSet, name: str) -> PolicyOptimizer:
 
 
 def shape(value: Any) -> Any:
-    """Keys, kinds and lengths, without the values."""
+    """Returns the keys, types and lengths of a value, without its numbers."""
     if isinstance(value, dict):
         return {key: shape(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Each optimizer trains with workers of its own on Ray. `make test` runs this file and the unit
+"""Each optimizer trains with its own workers on Ray. `make test` runs this file and the unit
 tests."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from polopt.optimizers.optimizer_registry import OPTIMIZERS
 
 WORKERS = 2
 _REPLAY = {"learning_starts": 20, "train_batch_size": 8}
-#: Of optimizers that do not learn from fragments.
+#: The options of optimizers that do not learn from fragments.
 OPTIONS = {
     name: {"optimizer": {"name": name, **_REPLAY}, "policy": "dqn"}
     for name in ("async_replay", "sync_replay")
@@ -40,7 +40,7 @@ def test_optimizer_trains_on_ray(ray_session: None, tmp_path: Path, name: str) -
             "num_workers": WORKERS,
             "num_envs_per_worker": 2,
             "rollout_fragment_length": 10,
-            # A batch of asynchronous replay arrives some fragments after the first rows.
+            # With async_replay, the first batch arrives some fragments after the first rows.
             "min_sample_timesteps_per_iteration": 400 if name == "async_replay" else 40,
             "seed": 0,
         }
@@ -72,7 +72,7 @@ def test_collector_collects_on_ray(ray_session: None, sync: bool) -> None:
     )
     with collector:
         batches = [next(collector) for _ in range(3)]
-    # Steps that make up for reset rows are taken by both environments of a worker.
+    # Reset rows are made up by additional steps, which both environments of a worker take.
     steps = [batch.env_steps for batch in batches]
     assert all(40 <= count < 40 + 2 * WORKERS for count in steps), steps
 

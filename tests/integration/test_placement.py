@@ -30,7 +30,7 @@ def test_actor_waits_for_missing_resources(transport: RayTransport) -> None:
     channel = transport.start(CallRunner, (), options, "process 1")
     assert transport.wait([channel.start], timeout_s=2.0) == []
     assert transport.waiting([channel]) == ([channel], 1)
-    channel.request = None  # a placement group has reserved it
+    channel.request = None  # as if a placement group had reserved the resources
     assert transport.waiting([channel]) == ([], 0)
     transport.kill(channel)
 
@@ -45,7 +45,8 @@ def test_started_actor_does_not_wait(transport: RayTransport) -> None:
 def test_placed_actors_that_boot_slowly_do_not_wait(
     transport: RayTransport, tmp_path: Path
 ) -> None:
-    """Two actors have all resources. Ray shows them as it shows the third, which has none."""
+    """Two actors have all resources, and the third actor waits. Ray shows all three in the same
+    way."""
     code = "import os, time\nwhile not os.path.exists({!r}): time.sleep(0.1)\n"
     (tmp_path / "sitecustomize.py").write_text(code.format(str(tmp_path / "boot")))
     options: dict[str, Any] = {
@@ -62,7 +63,7 @@ def test_placed_actors_that_boot_slowly_do_not_wait(
     wait_until(lambda: transport.waiting(channels) == (channels, 1), interval_s=0.2)
     for channel in channels:
         transport.kill(channel)
-    (tmp_path / "boot").touch()  # else Ray waits for these processes before it starts others
+    (tmp_path / "boot").touch()  # otherwise, Ray waits for these processes before it starts others
 
 
 def test_placement_group_reserves_resources(ray_session: None) -> None:

@@ -1,4 +1,4 @@
-"""The scheme matrix: each cell runs, counts, is as stale as it should be, and learns."""
+"""The scheme matrix: each cell runs, counts correctly, has the expected lag, and learns."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CELLS = [Scheme(*words) for words in itertools.product(COLLECTIONS, GRADIENTS, U
 
 
 def options_of(cell: Scheme) -> dict[str, Any]:
-    """Options of sampling of a cell."""
+    """Returns the options of sampling for a cell."""
     return {key: value for key, value in scheme_config(*cell).items() if key != "optimizer"}
 
 
@@ -42,12 +42,12 @@ def has_meaning(cell: Scheme) -> bool:
 
 MEANINGFUL = sorted(
     (cell for cell in CELLS if has_meaning(cell)),
-    # Cells that fit the same processes come one after the other.
+    # Cells that can use the same processes follow each other.
     key=lambda cell: [scheme_config(*cell).get(k, 0) for k in ("num_workers", "num_workers_below")],
 )
 every_cell = pytest.mark.parametrize("cell", MEANINGFUL, ids=", ".join)
-ROWS = 10  # of a fragment of 5 steps of 2 environments
-#: Four updates for each rollout.
+ROWS = 10  # rows of a fragment of 5 steps of 2 environments
+#: These options make four updates per rollout.
 PPO = {"num_sgd_iter": 2, "sgd_minibatch_size": 5, "lr": 1e-3}
 
 
@@ -87,9 +87,9 @@ def test_options_of_a_cell_make_a_trainer_of_that_cell(cell: Scheme) -> None:
         ({"optimizer": "async_gradients", "collection": "async"}, r"num_workers_below=0"),
         ({"optimizer": "decentralized_allreduce", "collection": "overlapped"}, r"each worker"),
         ({"num_workers_below": 2}, r"'num_workers_below'.*driver computes all gradients"),
-        ({"compress_gradients": "topk"}, r"'compress_gradients'.*no gradient is sent"),
-        ({"num_workers": 0, "compress_data": "lz4"}, r"'compress_data'.*no batch is sent"),
-        ({"optimizer": "async_gradients", "compress_data": "lz4"}, r"no batch is sent"),
+        ({"compress_gradients": "topk"}, r"'compress_gradients'.*workers send no gradients"),
+        ({"num_workers": 0, "compress_data": "lz4"}, r"'compress_data'.*no process sends batches"),
+        ({"optimizer": "async_gradients", "compress_data": "lz4"}, r"no process sends batches"),
         (
             {"optimizer": "decentralized_allreduce", "compress_gradients": "fp16"},
             r"all-reduce sums gradients in place",
@@ -152,7 +152,8 @@ def test_tune_reserves_room_for_workers_below() -> None:
 
 @pytest.fixture(scope="module")
 def cell_workers(ray_session: None) -> Iterator[Callable[[WorkerConfig], WorkerSet]]:
-    """Worker sets with or without others below them, in the processes of the last if they fit."""
+    """Returns a function that makes worker sets, with or without workers below. A set uses the
+    processes of the last set if possible."""
     last: list[WorkerSet] = []
 
     def get(config: WorkerConfig) -> WorkerSet:
@@ -178,7 +179,8 @@ def make(cell: Scheme, get: Callable[[WorkerConfig], WorkerSet]) -> Any:
 
 
 def checksums_below(worker: GradientWorker) -> set[str]:
-    """Runs in a gradient worker: hashes of its own weights and of its workers' weights."""
+    """Runs in a gradient worker: returns the checksums of its own weights and of the weights of the
+    workers below it."""
     return {checksum(worker), *foreach_worker(worker.workers, checksum).values()}
 
 
@@ -210,9 +212,10 @@ def test_cell_runs_counts_and_has_expected_lag(
     if cell.gradients.endswith(" sync") and cell.collection.endswith(" sync"):
         assert data["max"] == 0
     if cell.collection == "central async" and cell.gradients == "central sync":
-        # Of two environments each: the first batch is new, all others are one rollout old.
+        # Each batch counts twice, because it has two environments. The first batch has a lag of 0,
+        # and all other batches have a lag of one rollout.
         assert data["histogram"][:3] == [2, 6, 0]
-    # Four updates for each rollout: in updates more than in rollouts.
+    # A rollout gives four updates, so the lag in updates is at least the lag in rollouts.
     assert stats["policy_lag"]["max"] >= data["max"]
 
     # Weights.
@@ -222,7 +225,7 @@ def test_cell_runs_counts_and_has_expected_lag(
         assert set(sums.values()) == {checksum(optimizer.workers.local)}
     if rollout.num_workers_below and cell.collection.endswith(" sync"):
         optimizer.update_algorithm_parameter("lr", 0.0)  # weights do not change any more
-        for _ in range(3):  # a rollout of two workers below takes two
+        for _ in range(3):  # two steps use up a rollout of two workers below
             optimizer.step()
         optimizer.drain()
         for sums_below in foreach_worker(optimizer.workers, checksums_below).values():

@@ -20,7 +20,7 @@ from polopt.rollouts.transport.ray_channel import RayTransport
 from polopt.rollouts.transport.socket_channel import SocketTransport, open_transport
 from polopt.rollouts.workers.calls import Calls
 
-#: Rows of 4 kB, and fragments of 8 MB.
+#: A row has 4 kB, and a fragment has 8 MB.
 COLUMNS, ROWS = 1000, 2000
 PART_BYTES = 4 * COLUMNS * ROWS
 both = pytest.mark.parametrize("shards", ["ray", "socket"], indirect=True)
@@ -101,7 +101,7 @@ def test_driver_moves_no_data(shards: Shards, monkeypatch: pytest.MonkeyPatch) -
 
 @both
 def test_order_of_a_shards_calls_is_that_of_sending(shards: Shards) -> None:
-    """Also where some of them go through Ray, with references, and the others over a socket."""
+    """This also holds if calls with references go through Ray and the other calls over a socket."""
     calls = Calls(shards, "test", per_worker=8)
     one, two, _ = shards.up()
     calls.send(two, empty)
@@ -154,7 +154,7 @@ def test_lost_reference_costs_no_shard_but_its_maker(shards: Shards) -> None:
     assert calls.next().failure.kind == "death"
     until_s = time.monotonic() + 60.0
     failure = None
-    while failure is None:  # the node notices after seconds that nobody owns the object
+    while failure is None:  # the node drops the object some seconds after the death of its owner
         calls.send(two, add_rows, rows)
         failure = calls.next().failure
         assert time.monotonic() < until_s
@@ -168,8 +168,8 @@ def test_lost_reference_costs_no_shard_but_its_maker(shards: Shards) -> None:
 
 @both
 def test_second_group_shares_the_transport(shards: Shards) -> None:
-    """Each group gets the answers of its own calls, whichever waits. The end of one group leaves
-    the other one its connections."""
+    """Each group gets the answers of its own calls, whichever group waits. When one group ends, the
+    other group keeps its connections."""
     restarts = shards.faults.num_restarts
     other = Shards(shards.transport, 1, 2, worker_timeout_s=60.0)
     calls, others = Calls(shards, "test"), Calls(other, "other", per_worker=2)

@@ -1,4 +1,4 @@
-"""Lag of what a replacement sends first, with real processes that are killed."""
+"""The lag of the first results of a replacement, with real processes that are killed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_first_result_of_a_replacement_is_of_weights_since_its_start(
     for _ in range(30):
         optimizer.step()
     victim = workers.remote[1]
-    versions: list[int] = []  # of the weights of its results
+    versions: list[int] = []  # the versions of the weights in the replacement's results
     count = optimizer.calls.count
 
     def spy(replies: Sequence[Reply]) -> None:

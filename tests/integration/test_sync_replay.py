@@ -1,4 +1,4 @@
-"""`SyncReplay`: exact training intensity, reproducible bit for bit, and no row across a gap."""
+"""`SyncReplay`: training intensity is exact, runs are reproducible, and no row spans a gap."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def make(
     n_step: int = 1,
     **options: Any,
 ) -> Any:
-    """An optimizer with fake workers, or with `num_workers=0` without any."""
+    """Returns an optimizer with fake remote workers, or without remote workers if
+    `num_workers=0`."""
     changes = {} if env is None else {"env": env}
     config = worker_config(
         DQNPolicy,
@@ -78,7 +79,8 @@ def weights(optimizer: Any) -> bytes:
 
 
 class Meter:
-    """Counts the rows of the batches that an optimizer learns from, beside its own counts."""
+    """Counts the rows of the batches that an optimizer learns from, independently of its own
+    counts."""
 
     def __init__(self, optimizer: Any) -> None:
         self.batches: list[Any] = []
@@ -121,7 +123,7 @@ def test_intensity_differs_by_less_than_a_batch_at_every_step(
 
 def test_rows_before_learning_starts_earn_nothing() -> None:
     optimizer = make({"num_workers": 1}, learning_starts=25)  # fragments of 10 rows
-    # Of the third fragment 5 rows count, which pay for 10 rows, and of the fourth all do.
+    # In the third fragment, 5 rows give credit for 10 rows. In the fourth, all rows give credit.
     assert [optimizer.step().updates for _ in range(4)] == [0, 0, 1, 2]
 
 
@@ -203,7 +205,7 @@ def test_restored_run_continues_bit_for_bit(
         return weights(optimizer), counts, optimizer.limiter.get_state(), indices
 
     original = make(rollout, n_step=3, **options)
-    for _ in range(9):  # the ring has begun again
+    for _ in range(9):  # the ring buffer is then full and overwrites its first rows
         original.step()
     state, folder = original.get_state(), tmp_path / "replay"
     files, sums = original.buffer_files.write(folder)
@@ -227,8 +229,8 @@ def test_restored_run_continues_bit_for_bit(
 
 
 class Stations(gymnasium.Env[np.ndarray, int]):
-    """Observations `[episode, time]`: the number of the episode is random. Reward 1. Ends at
-    random."""
+    """An environment with observations `[episode, time]`, where `episode` is a random number. Each
+    reward is 1. Episodes end at random."""
 
     observation_space = spaces.Box(-1.0, np.inf, (2,), np.float32)
     action_space = spaces.Discrete(2)
@@ -249,8 +251,8 @@ class Stations(gymnasium.Env[np.ndarray, int]):
 
 
 def assert_rows_are_of_one_episode(batches: list[Any], n_step: int, gamma: float = 0.9) -> int:
-    """Checks each row in closed form. Returns how many rows were shorter than n steps without an
-    end of their episode."""
+    """Checks each row in closed form. Returns the number of rows whose window is shorter than n
+    steps although the episode does not end in it."""
     shorter = 0
     for rows in batches:
         for i in range(rows.num_rows):
@@ -349,7 +351,7 @@ def test_samplers_are_blocked_while_the_driver_learns(
 
 
 def with_seconds(sample_s: float) -> Callable[..., None]:
-    """`Record.end` of calls that have sampled so long."""
+    """Returns a replacement of `Record.end`, which says that sampling took `sample_s` seconds."""
     end = Record.end
 
     def ended(record: Record, version: int, value: Any) -> None:
@@ -433,7 +435,7 @@ def test_run_survives_the_kill_of_a_worker(worker_pool: Pool, transport: str) ->
     optimizer.step()
     os.kill(pid_of(optimizer.workers.remote[0]), signal.SIGKILL)
     until_s = time.monotonic() + 120.0
-    while optimizer.stats()["num_gaps"] == 0:  # until the replacement's rows are in the buffer
+    while optimizer.stats()["num_gaps"] == 0:  # ends once the replacement has added rows
         optimizer.step()
         sampled = optimizer.metrics.num_env_steps_sampled
         assert 0 <= 2 * max(0, sampled - STARTS) - meter.learned < BATCH

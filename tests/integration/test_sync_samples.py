@@ -1,4 +1,4 @@
-"""`SyncSamples`: reproducible bit for bit whatever arrives when, and nothing is thrown away."""
+"""`SyncSamples`: results do not depend on the order of arrival, and no sample is dropped."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from polopt.rollouts.workers.calls import Calls, Reply
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-ROWS = 10  # of a fragment of 5 steps of 2 environments
-#: Shuffled minibatches: another order of the same rows gives other weights.
+ROWS = 10  # rows of a fragment of 5 steps of 2 environments
+#: The minibatches are shuffled, so another order of the same rows gives other weights.
 PPO = {"num_sgd_iter": 2, "sgd_minibatch_size": 8, "kl_coeff": 0.2, "lr": 1e-2}
 THREE = {"num_workers": 3}
 
@@ -58,7 +58,7 @@ def train(script: Script, **options: Any) -> bytes:
 
 
 def spy_on_batches(optimizer: SyncSamples) -> list[SampleBatch]:
-    """A list that grows by each batch that the policy learns from."""
+    """Returns a list that receives each batch from which the policy learns."""
     batches: list[SampleBatch] = []
     learn: Callable[..., Any] = optimizer.policy.learn_on_batch
 
@@ -78,7 +78,7 @@ def test_the_order_of_arrival_changes_no_bit() -> None:
 
 
 def in_order_of_arrival(calls: Calls, *_: Any, **__: Any) -> list[Reply]:
-    """Wrong variant of `Calls.all`."""
+    """A wrong variant of `Calls.all`, which does not sort the replies."""
     calls.wait()
     return [calls.first() for _ in range(len(calls.kept))]
 
@@ -181,10 +181,10 @@ def test_restored_run_continues_bit_for_bit(num_workers: int, autoreset: str) ->
     untouched = copy.deepcopy(state)
     expected = go_on(original)
 
-    restored = make(rollout, seed=99)  # everything that matters is in the state
+    restored = make(rollout, seed=99)  # the other seed has no effect after `set_state`
     restored.set_state(state)
     assert go_on(restored) == expected
-    # Once more, into an optimizer that has gone elsewhere, from a state that was used before.
+    # Restore the same state again, into an optimizer that has continued since.
     restored.set_state(state)
     assert go_on(restored) == expected
     assert state["policy"]["params"].equal(untouched["policy"]["params"])
@@ -236,7 +236,7 @@ def test_batch_is_complete_when_a_worker_fails(up: bool) -> None:
 
 @pytest.mark.parametrize("removed", [[3], [1, 2]])
 def test_overlapped_batch_is_complete_after_workers_are_removed(removed: list[int]) -> None:
-    # Each worker has one pending fragment, and one or two more that were not sent yet.
+    # Each worker has one fragment that was requested, and one or two requests that were not sent.
     optimizer = make({"collection": "overlapped"}, train_batch_size=8 * ROWS)
     optimizer.step()
     optimizer.workers.remove_workers(removed)
@@ -250,7 +250,7 @@ def test_overlapped_batch_is_complete_after_workers_are_removed(removed: list[in
 
 
 def set_up(workers: WorkerSet) -> SyncSamples:
-    """The same processes after a reconfiguration."""
+    """Returns an optimizer with the same processes after a reconfiguration."""
     assert workers.reconfigure(workers.config)
     optimizer: SyncSamples = make_optimizer(SyncSamples, workers, train_batch_size=7 * ROWS)
     return optimizer

@@ -1,4 +1,4 @@
-"""`SocketTransport`: connections, broken and hostile peers, and what goes through Ray."""
+"""`SocketTransport`: connections, broken and hostile peers, and calls that go through Ray."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def transport(ray_session: None) -> Iterator[SocketTransport]:
 
 @pytest.fixture(scope="module")
 def actors(ray_session: None) -> Iterator[list[RayChannel]]:
-    """Two processes, whose connection each test makes anew."""
+    """Two processes. Each test makes new connections to them."""
     through_ray = RayTransport()
     made = [through_ray.start(Notebook, (), NO_RESOURCES, f"worker {i}") for i in (1, 2)]
     for channel in made:
@@ -71,7 +71,8 @@ def connected(lines: list[Line]) -> list[Line]:
 
 @ray.remote
 class Silent:
-    """An actor that neither connects nor answers. A test plays its part on the socket."""
+    """An actor that does not connect and does not answer. A test can act as this process on the
+    socket."""
 
     def booted(self) -> None:
         pass
@@ -96,7 +97,7 @@ def silent_actor(ray_session: None) -> Iterator[Any]:
 
 @pytest.fixture
 def played(transport: SocketTransport, silent_actor: Any) -> Iterator[tuple[Line, Connection]]:
-    """A line, and the end of its connection that the test plays."""
+    """A `Line`, and the process's end of its connection, which the test uses."""
     channel: Any = SocketChannel(
         RayChannel(silent_actor, "worker 3", None, transport.through_ray, ()), transport
     )
@@ -133,7 +134,7 @@ def test_connected_process_does_not_connect_again(connected: list[Line]) -> None
 
 
 def test_only_what_needs_ray_goes_through_ray(connected: list[Line]) -> None:
-    """In between, and the connection stays the same."""
+    """Such calls can come between calls over the socket. The connection stays the same."""
     line = connected[0]
     transport: Any = line.transport
     channel: Any = line.channel
@@ -167,7 +168,7 @@ def test_full_buffer_sends_the_next_calls_through_ray(connected: list[Line]) -> 
 
 
 def test_answer_larger_than_the_buffer_does_not_stop_the_process(connected: list[Line]) -> None:
-    """The driver may learn for a while before it reads."""
+    """The driver may learn for a while before it reads the answer."""
     line = connected[0]
     began_s = time.monotonic()
     large = line.send(lambda book: bytes(5_000_000))
@@ -193,7 +194,7 @@ def test_lost_connection_is_made_again(connected: list[Line]) -> None:
 
 
 def test_end_of_an_earlier_connection_leaves_the_next_one_alone(connected: list[Line]) -> None:
-    """Ray may report it after the process has connected again."""
+    """Ray may report this end after the process has connected again."""
     line = connected[0]
     channel: Any = line.channel
     line.call(note, 1)
@@ -268,7 +269,8 @@ def test_closed_transport_ends_serving_and_its_calls(
 def test_fork_in_a_process_does_not_keep_its_connection(
     transport: SocketTransport, ray_session: None
 ) -> None:
-    """As an environment's process, which lives on for a moment."""
+    """The process of an environment is such a process, because it may outlive the worker for a
+    moment."""
     channel = transport.start(Notebook, (), NO_RESOURCES, "worker 1")
     line = Line("socket", transport, channel)
     line.note_started()
@@ -320,7 +322,7 @@ def test_peer_that_reads_nothing_does_not_block(played: tuple[Line, Connection])
     channel: Any = line.channel
     began_s = time.monotonic()
     for number in range(200):
-        if len(channel._pending) < number:  # the buffer is full: the rest goes through Ray
+        if len(channel._pending) < number:  # the buffer is full, so the last call went through Ray
             break
         line.send(note, bytes(5_000))
     assert number < 199
@@ -331,7 +333,7 @@ def test_peer_that_reads_nothing_does_not_block(played: tuple[Line, Connection])
 def test_half_a_message_delays_for_a_limited_time(
     connected: list[Line], played: tuple[Line, Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as of a process that was stopped while it sent."""
+    """A process that was stopped while it sent a message causes this."""
     line, peer = played
     channel: Any = line.channel
     socket_channel.limit(channel._connection, 0.5)
@@ -403,7 +405,7 @@ def test_secrets_are_not_printed(transport: SocketTransport, lines: list[Line]) 
 
 
 class Trap:
-    """Unpickling it leaves a trace."""
+    """An object that leaves a trace when it is unpickled."""
 
     sprung: list[int] = []  # noqa: RUF012
 
@@ -415,7 +417,7 @@ class Trap:
 def test_hostile_peers_delay_no_call_and_no_worker(
     transport: SocketTransport, lines: list[Line], kind: str
 ) -> None:
-    """Some before and some after the first worker connects."""
+    """Some peers connect before the first worker, and some connect after it."""
     Trap.sprung.clear()
     first, second = lines
     began_s = time.monotonic()
@@ -480,7 +482,8 @@ def test_process_that_cannot_connect_goes_through_ray(
     caplog: pytest.LogCaptureFixture,
     elsewhere: bool,
 ) -> None:
-    """Only it, with one message: a warning, unless it runs on another node."""
+    """Only the calls of this process do so. The log has one message, which is a warning unless the
+    process runs on another node."""
     caplog.set_level(logging.INFO, "polopt")
     behind, other = lines
     connect(other)
@@ -530,7 +533,7 @@ def test_config_chooses_the_transport(
         assert transport.name == expected
         transport.close()
     descriptors = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-    parent = tmp_path / ("x" * 120)  # too long for the path of a socket
+    parent = tmp_path / ("x" * 120)  # too long for a path of a socket
     parent.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(parent))
     for _ in range(3):
@@ -556,7 +559,7 @@ def test_waits_may_be_as_long_as_configs_allow(actors: list[RayChannel]) -> None
 
 
 def test_a_call_of_another_process_wakes_the_wait(lines: list[Line]) -> None:
-    """Calls through Ray and over the socket are waited for together."""
+    """The transport waits for calls through Ray and over the socket at the same time."""
     through_ray, over_socket = lines
     connect(over_socket)
     slow = over_socket.send(note_slowly, "slow", 3.0)

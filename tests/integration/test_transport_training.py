@@ -1,4 +1,4 @@
-"""Training over sockets and through Ray: same results, same failures."""
+"""Training over sockets and training through Ray have the same results and the same failures."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def async_gradients(pool: Pool, options: dict[str, Any] | None = None, **more: A
 
 
 def num_socket_calls(optimizer: PolicyOptimizer) -> int:
-    """Calls that went over sockets so far."""
+    """Returns the number of calls that went over sockets so far."""
     return getattr(optimizer.workers.transport, "num_calls", 0)
 
 
@@ -60,7 +60,8 @@ def test_weights_are_the_same_bits_on_both(worker_pool: Pool, depth: int) -> Non
             optimizer.step()
         assert optimizer.stats()["transport"] == transport
         optimizer.drain()
-        # Some of the 30 calls, and of those in flight, are made while the worker connects.
+        # Some of the 30 calls and of the calls in flight are sent while the worker connects. These
+        # calls go through Ray.
         over_sockets = num_socket_calls(optimizer) - before
         assert over_sockets in (range(15, 36) if transport == "socket" else [0])
         learned.append(optimizer.policy.get_weights().flat.tobytes())
@@ -109,20 +110,22 @@ def test_failing_environment_is_reported_alike(worker_pool: Pool) -> None:
 
 
 class Undecodable:
-    """Unpickles to an import error, as a class does that only the worker can import."""
+    """An object whose unpickling raises an ImportError, as for a class that only the worker can
+    import."""
 
     def __reduce__(self) -> Any:
         return (importlib.import_module, ("statistics_of_mine",))
 
 
 class Exits:
-    """Unpickling it raises SystemExit."""
+    """An object whose unpickling raises SystemExit."""
 
     def __reduce__(self) -> Any:
         return (sys.exit, ("of the answer",))
 
 
-#: What a worker makes of its answer, and what is said of it. `test_calls.py` has further ones.
+#: Functions with which a worker changes its answer, and the error message for each changed answer.
+#: `test_calls.py` has further examples.
 ODD_ANSWERS: list[tuple[Callable[[Answer], Any], str]] = [
     (lambda _: Undecodable(), "its answer cannot be unpickled"),
     (lambda _: Exits(), "its answer cannot be unpickled: SystemExit: of the answer"),
@@ -131,7 +134,7 @@ ODD_ANSWERS: list[tuple[Callable[[Answer], Any], str]] = [
 
 
 class OddWorker(RolloutWorker):
-    """Changes one answer once it has a function `change` to do so."""
+    """A worker that changes one answer by the function `change`, once it has this function."""
 
     change: Callable[[Answer], Any] | None = None
 
@@ -142,7 +145,7 @@ class OddWorker(RolloutWorker):
 
 
 class OddWorkerSet(WorkerSet):
-    """Its remote workers are `OddWorker`s."""
+    """A worker set whose remote workers are `OddWorker`s."""
 
     worker_class = OddWorker
 
@@ -271,7 +274,7 @@ def test_synchronous_weights_are_equal_on_both(worker_pool: Pool, name: str) -> 
     learned = []
     for transport in ("socket", "ray"):
         optimizer = make_named(worker_pool, name, transport)
-        connect_workers(optimizer.workers)  # all take part in the first step
+        connect_workers(optimizer.workers)  # so all workers take part in the first step
         for _ in range(6):
             optimizer.step()
         optimizer.drain()

@@ -1,4 +1,4 @@
-"""A driver and workers on two nodes: what goes through Ray, early stops and progress there."""
+"""A driver and workers on two nodes: calls through Ray, early stops, and progress on both nodes."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_auto_goes_through_ray_to_another_node(found: dict[str, Any]) -> None:
 
 def test_socket_to_another_node_is_one_clear_error(found: dict[str, Any]) -> None:
     assert "far cannot connect to the driver (it runs on another node)" in found["error"]
-    assert "Allowed: workers on the driver's node; or transport: auto or ray" in found["error"]
+    assert "Use transport: auto or ray, or start all workers on the driver's node" in found["error"]
 
 
 @pytest.mark.parametrize("kind", ["auto", "ray"])

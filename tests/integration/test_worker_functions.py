@@ -1,4 +1,4 @@
-"""Functions of a strategy that fail in workers: each is one error, on both transports."""
+"""A function of a strategy that fails in workers raises one error, with both transports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Pool = Callable[[WorkerConfig], WorkerSet]
 
 
 class OfTheUser(PolicyOptimizer):
-    """Has each worker run `function`."""
+    """A user's strategy, which makes each worker run `function`."""
 
     name = "of_the_user"
     function: Callable[..., Any]
@@ -59,7 +59,7 @@ def never_returns(worker: RolloutWorker) -> None:
 
 @pytest.fixture
 def function_of_the_driver() -> Iterator[Callable[..., Any]]:
-    """Of a module that only the driver can import."""
+    """A function of a module that only the driver can import."""
     module = sys.modules["only_in_the_driver"] = ModuleType("only_in_the_driver")
     exec("def sample_it(worker): return 1", vars(module))
     yield module.sample_it
@@ -80,7 +80,8 @@ def strategy(worker_pool: Pool, request: pytest.FixtureRequest) -> OfTheUser:
 
 
 def error_of(strategy: OfTheUser, function: Callable[..., Any]) -> str:
-    """The one error of a step. No failure of a worker is counted."""
+    """Returns the message of the error that a step raises. Checks that no failure of a worker was
+    counted."""
     strategy.function = function
     with pytest.raises(FunctionError) as caught:
         strategy.step()
@@ -122,7 +123,7 @@ def test_function_that_a_worker_cannot_import(
 def test_argument_that_a_worker_cannot_import(
     strategy: OfTheUser, function_of_the_driver: Callable[..., Any]
 ) -> None:
-    # Pickled by the name of a module that only the driver has.
+    # The argument is pickled by the name of its module, which only the driver can import.
     strategy.arguments = (function_of_the_driver,)
     message = error_of(strategy, takes_an_argument)
     assert "cannot be unpickled in the worker" in message

@@ -1,4 +1,4 @@
-"""Worker health: runs that start with some of their workers, workers that join and leave, and
+"""Worker health: runs that begin with a part of their workers, workers that join and leave, and
 workers that never start."""
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def indices(workers: list[Any]) -> list[int]:
 
 def test_a_run_begins_with_min_workers_and_grows(fake: FakeTransport, make: Any) -> None:
     workers = make(3, min_workers=2)
-    fake.script = in_order([3, 1])  # a third answer is not waited for
+    fake.script = in_order([3, 1])  # the script fails if the driver waits for a third answer
     assert indices(workers.up()) == [1, 3]
     assert workers.stats()["num_healthy_workers"] == 2
     assert indices(workers.up()) == [1, 3], "no wait for the third"
@@ -136,7 +136,7 @@ def test_slow_start_is_not_called_a_lack_of_resources(
 def test_warning_tells_how_many_workers_lack_resources(
     fake: FakeTransport, make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Ray does not tell which one of the workers without a process has its resources."""
+    """If several workers have no process, Ray does not report which of them have resources."""
     workers = make(4, min_workers=1)
     fake.unplaced, fake.lacking = {"worker 2", "worker 3", "worker 4"}, 1
     fake.script = of_worker(1)
@@ -159,7 +159,7 @@ def test_a_start_may_take_as_long_as_others_come_up(fake: FakeTransport, make: A
     workers.up()
     assert workers.faults.counts["hang"] == 1
     assert workers.faults.last is not None
-    assert workers.faults.last.message == "no answer for 235.0 s: it has not started"
+    assert workers.faults.last.message == "no answer for 235.0 s: the process has not started"
 
 
 def test_worker_that_the_run_needs_has_a_limit_for_its_place(
@@ -168,7 +168,7 @@ def test_worker_that_the_run_needs_has_a_limit_for_its_place(
     workers = make(2, max_consecutive_failures=1)
     fake.unplaced = {"worker 2"}
     fake.script = of_worker(1)
-    with pytest.raises(WorkersFailedError, match=r"Ray did not place it: each needs CPU 0\.5"):
+    with pytest.raises(WorkersFailedError, match=r"did not place the process: each needs CPU 0\.5"):
         workers.up()
     assert fake.clock.now_s >= 1000.0 + STARTUP_S
 
@@ -213,7 +213,7 @@ def test_death_of_all_at_once_counts_as_one_failure() -> None:
     for index in range(1, 9):
         log.success(index)
     failures(log, *range(1, 9))
-    failures(log, 1)  # a replacement that does not come up
+    failures(log, 1)  # the failure of a replacement that did not come up
     with pytest.raises(WorkersFailedError, match="3 calls to workers failed in a row"):
         failures(log, 2)
     assert log.counts["death"] == 10
@@ -239,7 +239,7 @@ def test_unrecoverable_worker_ends_the_run_or_is_given_up(
     fake: FakeTransport, min_workers: int | None
 ) -> None:
     class BrokenReplacements(FakeWorkerSet):
-        """The first call of each replacement fails."""
+        """A worker set in which the first call of each replacement fails."""
 
         def _start(self, index: int) -> Any:
             worker = super()._start(index)
@@ -271,7 +271,7 @@ def test_calls_to_removed_workers_are_forgotten(make: Any) -> None:
     optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=4)
     optimizer.step()
     channel = workers.remote[1].channel
-    channel.finish()  # its call of `stop` ends
+    channel.finish()  # the call of `stop` in this worker ends
     assert workers.remove_workers([2]) == [2]
     assert not channel.alive
     for _ in range(3):
@@ -315,7 +315,8 @@ def test_save_does_not_wait_for_starting_workers(fake: FakeTransport, make: Any)
 
 
 def test_unplaced_replacement_is_not_a_hang(fake: FakeTransport, make: Any) -> None:
-    workers = make(2)  # without `min_workers` a run begins with both, and continues with one
+    # Without `min_workers`, a run needs both workers to begin, and one worker to continue.
+    workers = make(2)
     optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=2)
     optimizer.step()
     workers.remote[1].channel.next_error = DEATH
@@ -386,7 +387,8 @@ def step_until(optimizer: Any, condition: Any) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_workers_are_added_and_removed_during_a_run(workers: WorkerSet, name: str) -> None:
     before = indices(workers.remote)
-    # By default the slowest of three workers stops early. Here every fragment is complete.
+    # By default, the fragment of the slowest of three workers ends early. With this option, every
+    # fragment is complete.
     complete = {"fraction_workers": 1.0} if name == "decentralized_allreduce" else {}
     optimizer = make_optimizer(OPTIMIZERS.get(name), workers, **complete)
     optimizer.step()

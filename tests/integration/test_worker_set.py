@@ -1,4 +1,4 @@
-"""`WorkerSet`: weights that workers receive, replacements, and cleanup."""
+"""`WorkerSet`: the weights that workers receive, replacements, and cleanup."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fake() -> FakeTransport:
 
 
 def update(workers: WorkerSet) -> None:
-    """One more version of the local weights."""
+    """Makes an update of the local weights, which increases their version by one."""
     policy = workers.local.policy
     policy.flat.grads.fill_(0.1)
     policy.apply_flat()
@@ -191,7 +191,7 @@ def test_stop_ends_all_processes(workers: WorkerSet) -> None:
     while any(alive(pid) for pid in pids) and time.monotonic() < deadline_s:
         time.sleep(0.05)
     assert not any(alive(pid) for pid in pids)
-    workers.stop()  # has nothing left to do
+    workers.stop()  # a second call has no effect
 
 
 def alive(pid: int) -> bool:
@@ -208,7 +208,7 @@ def test_workers_compute_with_one_thread(worker_pool: Any) -> None:
         blas = [pool["num_threads"] for pool in pools if pool["user_api"] == "blas"]
         return [torch.get_num_threads(), *blas]
 
-    # Ray tells a worker of two CPUs to use two threads.
+    # Ray sets two threads for a worker with two CPUs.
     rollout = {"num_workers": 1, "num_cpus_per_worker": 2.0}
     workers = worker_pool(worker_config("a2c", rollout=rollout))
     (counts,) = foreach_worker(workers, count).values()
@@ -253,7 +253,8 @@ if __name__ == "__main__":
 
 
 def test_later_workers_do_not_wait_for_the_control_service(tmp_path: Path) -> None:
-    # Ray exports an actor class to its control service and waits for that without a limit.
+    # Ray exports an actor class to its control service, and waits for the export without a time
+    # limit.
     program = tmp_path / "program.py"
     program.write_text(SILENT_CONTROL_SERVICE)
     done = subprocess.run(

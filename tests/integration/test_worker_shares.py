@@ -1,4 +1,4 @@
-"""Shares of the driver's and of the workers' time in runs of every optimizer."""
+"""The shares of the time of driver and workers, in runs of every optimizer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OPTIMIZERS: dict[type[PolicyOptimizer], dict[str, Any]] = {
 
 
 class WaitingDrift(Drift):
-    """Every step waits, so that a step of the optimizer lasts long on any machine."""
+    """A `Drift` whose steps wait, so that a step of the optimizer takes long on any machine."""
 
     def step(self, action: int) -> Any:
         time.sleep(0.004)
@@ -51,7 +51,7 @@ class WaitingDrift(Drift):
 
 
 class SavesSlowly(PolicyOptimizerTrainer):
-    """A checkpoint takes at least `SAVE_S` seconds."""
+    """A trainer whose checkpoints take at least `SAVE_S` seconds."""
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         time.sleep(SAVE_S)
@@ -59,7 +59,7 @@ class SavesSlowly(PolicyOptimizerTrainer):
 
 
 class SecondWaits(Drift):
-    """Every step waits. In worker 2 ten times as long."""
+    """A `Drift` whose steps wait. In worker 2, they wait ten times as long."""
 
     def step(self, action: int) -> Any:
         time.sleep(0.02 if self.context.worker_index == 2 else 0.002)
@@ -67,7 +67,8 @@ class SecondWaits(Drift):
 
 
 class SecondWorks(Drift):
-    """Every step waits. In worker 2 it uses a processor instead, and memory is held."""
+    """A `Drift` whose steps wait. In worker 2, steps use the processor instead, and the environment
+    holds memory."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -84,7 +85,7 @@ class SecondWorks(Drift):
 
 
 def assert_sums(stats: dict[str, Any], phases: tuple[str, ...]) -> None:
-    """The shares of the driver and of the workers have the contract's names, and sum to 1."""
+    """Checks the names of the shares of driver and workers, and that the shares sum to 1."""
     driver, workers = stats["driver"], stats["workers"]
     assert set(driver["share"]) == {"startup", *phases, "report", "evaluation", "other"}
     assert set(driver["p50_ms"]) == set(driver["p99_ms"]) == {*phases, "report", "evaluation"}
@@ -101,7 +102,7 @@ def test_shares_sum_to_one_and_other_is_small(worker_pool: Pool, cls: Any) -> No
     optimizer = make_optimizer(cls, workers, **OPTIMIZERS[cls])
     before = optimizer.stats()
     assert_sums(before, cls.phases)
-    # Of a few microseconds. The least training time is a nanosecond.
+    # This interval has only a few microseconds.
     assert before["driver"]["share"]["startup"] == pytest.approx(1.0, abs=1e-3)
     optimizer.step()
     assert optimizer.stats()["driver"]["share"]["startup"] > 0.0
@@ -111,7 +112,8 @@ def test_shares_sum_to_one_and_other_is_small(worker_pool: Pool, cls: Any) -> No
     assert_sums(stats, cls.phases)
     assert stats["driver"]["share"]["startup"] == 0.0
     assert stats["driver"]["share"]["other"] < 0.05
-    assert stats["workers"]["share"]["sample"] > 0.05  # little: on a busy machine workers wait
+    # The bound is small, because workers wait on a busy machine.
+    assert stats["workers"]["share"]["sample"] > 0.05
     assert [each["index"] for each in stats["workers"]["per_worker"]] == [1, 2]
     assert stats["requests_in_flight"]["max"] >= 1
     assert stats["num_bytes_received"] > 0
@@ -126,7 +128,7 @@ def test_shares_sum_to_one_and_other_is_small(worker_pool: Pool, cls: Any) -> No
 
 @pytest.mark.usefixtures("ray_session")
 def test_report_is_what_tune_and_checkpoints_take(tmp_path: Path) -> None:
-    # All that learn from samples, because the trials have one policy.
+    # Only optimizers that learn from samples, because all trials have the same policy.
     of_samples = {cls: options for cls, options in OPTIMIZERS.items() if cls is not SyncReplay}
     optimizers = [{"name": cls.name, **options} for cls, options in of_samples.items()]
     grid = tune.Tuner(
@@ -154,7 +156,7 @@ def test_report_is_what_tune_and_checkpoints_take(tmp_path: Path) -> None:
         shares = [row["optimizer"]["driver"]["share"] for row in rows]
         seconds = [row["time_this_iter_s"] + SAVE_S for row in rows]
         assert statistics.median(share["other"] for share in shares[1:]) < 0.05
-        for index in (2, 4):  # after a checkpoint
+        for index in (2, 4):  # the iterations after a checkpoint
             assert shares[index]["report"] > 0.9 * SAVE_S / seconds[index]
 
 
@@ -212,7 +214,7 @@ def test_each_worker_reports_processors_and_memory_of_its_process(
     optimizer.stats()
     deadline_s = time.monotonic() + 60.0
     waits = works = {"cpus": 0.0}
-    while not waits["cpus"] or not works["cpus"]:  # no reading yet: the machine is busy
+    while not waits["cpus"] or not works["cpus"]:  # a busy machine may have no reading yet
         assert time.monotonic() < deadline_s, (waits, works)
         until_s = time.monotonic() + 3.0 * STATISTICS_INTERVAL_S
         while time.monotonic() < until_s:
@@ -235,7 +237,7 @@ def test_ranks_report_the_wait_for_the_slowest(worker_pool: Pool) -> None:
     for _ in range(4):
         optimizer.step()
     stats = optimizer.stats()["workers"]
-    # The more other work the machine does, the less: 0.17 at a load average of 17.
+    # The share is smaller on a busy machine, for example 0.17 at a load average of 17.
     assert stats["share"]["skew"] > 0.05
     assert stats["p99_ms"]["skew"] > 100.0
     assert stats["share"]["learn"] > 0.0

@@ -1,4 +1,4 @@
-"""Records of runs, and their repetition: on simulated processes, and in one process without Ray."""
+"""Records of runs, and reruns of them, with simulated processes or in one process without Ray."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ from polopt.trainers.run_record import PATTERN, digest_of
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 STRATEGIES = ("async_gradients", "sync_gradients", "sync_samples", "async_samples", *PLUGINS)
-#: Their results depend on the order of arrival.
+#: The strategies whose results depend on the order of arrival.
 ASYNCHRONOUS = ("async_gradients", "async_samples", "elastic_averaging")
 STEPS = 8
 
@@ -71,8 +71,8 @@ def run(
     dies_at: int | None = None,
     env: Any = Drift,
 ) -> tuple[list[str], dict[str, Any], WorkerSet]:
-    """Some steps of a strategy with three simulated workers, of which one may die: digests of the
-    weights, and the record."""
+    """Runs some steps of a strategy with three simulated workers, one of which may die. Returns the
+    digests of the weights, and the record."""
     if name in PLUGINS:
         plugin(name)
     fake = FakeTransport()
@@ -123,7 +123,7 @@ def test_a_hang_is_repeated_at_the_same_point() -> None:
 
 
 def hangs_after(count: int) -> Script:
-    """After some answers, no call ends for a while."""
+    """Returns a script in which no call ends for a while after some answers."""
     numbers = itertools.count()
     return lambda pending: (none_ready if count <= next(numbers) < count + 2 else oldest_first)(
         pending
@@ -131,7 +131,7 @@ def hangs_after(count: int) -> Script:
 
 
 class Clock(Drift):
-    """Rewards depend on what time it is."""
+    """An environment whose rewards depend on the clock."""
 
     def step(self, action: Any) -> Any:
         obs, reward, *rest = super().step(action)
@@ -141,7 +141,7 @@ class Clock(Drift):
 def test_the_first_difference_names_event_and_worker() -> None:
     _, recorded, _ = run("async_gradients", shuffled_by(1), env=Clock)
     with pytest.raises(
-        Departure, match=r"worker \d \(.*compute_gradient\) answered with other"
+        Departure, match=r"worker \d \(.*compute_gradient\) answered with different"
     ) as e:
         run("async_gradients", oldest_first, recorded, env=Clock)
     first = next(n for n, event in enumerate(recorded["events"]) if event[0] == "reply")
@@ -150,7 +150,7 @@ def test_the_first_difference_names_event_and_worker() -> None:
 
 def test_another_program_is_a_difference() -> None:
     _, recorded, _ = run("async_gradients", shuffled_by(1))
-    with pytest.raises(Departure, match="where the record has"):
+    with pytest.raises(Departure, match="but the record has"):
         run("sync_samples", oldest_first, recorded)
     with pytest.raises(RecordEnded):
         run("async_gradients", oldest_first, {**recorded, "events": recorded["events"][:50]})
@@ -167,7 +167,7 @@ def test_versions_of_the_weights_are_compared() -> None:
         run("async_gradients", oldest_first, recorded)
 
 
-# ---- what timing decides within a call ----------------------------------------------------------
+# ---- effects of timing within a call ------------------------------------------------------------
 
 
 def test_fragments_end_early_where_they_did() -> None:
@@ -285,7 +285,7 @@ def test_a_full_disk_ends_the_record_and_not_the_run(
     with caplog.at_level(logging.WARNING, logger="polopt"):
         log.result(1, 1, "")
         log.result(2, 1, "")
-    assert caplog.text.count("recording ends, and the run goes on") == 1
+    assert caplog.text.count("Recording ends, and the run continues") == 1
     assert not log.is_open
 
 
@@ -316,7 +316,7 @@ def test_log_and_trace_name_the_events(caplog: pytest.LogCaptureFixture) -> None
     named = [span["args"]["event"] for span in trace if span["ph"] == "X"]
     assert len(named) == len(spans) > 10
     assert {recorded["events"][number][0] for number in named} == {"reply"}
-    (number,) = re.findall(r"death; it is replaced \(event (\d+) of the record\)", caplog.text)
+    (number,) = re.findall(r"\(death\) and is replaced \(event (\d+) of the record\)", caplog.text)
     assert recorded["events"][int(number)][0] == "fail"
 
 
@@ -336,7 +336,8 @@ SMALL = {
 def trained(
     folder: Path, patch: pytest.MonkeyPatch, restore: Any = None, **options: Any
 ) -> tuple[PolicyOptimizerTrainer, list[str]]:
-    """A trainer after three iterations, with a checkpoint after the second. Digests of weights."""
+    """Trains for three iterations, with a checkpoint after the second iteration. Returns the
+    trainer, and the digest of its weights after each iteration."""
     patch.setattr("polopt.trainers.trainer.DEFAULT_STORAGE_PATH", str(folder))
     trainer = PolicyOptimizerTrainer({**SMALL, **options})
     if restore is not None:
@@ -364,7 +365,7 @@ def test_a_trainer_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_time_of_the_trainer_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of steps of an iteration, and evaluation in the driver."""
+    """The number of steps per iteration and evaluation in the driver depend on the time."""
     options = {"min_time_s_per_iteration": 0.3, "evaluation_interval": 1, "evaluation_duration": 2}
     trainer, digests = trained(tmp_path, monkeypatch, **options)
     again = list(polopt.rerun(trainer.logdir))
@@ -474,7 +475,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log.close()
     differs = command()
     assert differs.exit_code == 1
-    assert "the weights of iteration 1 have other bytes" in differs.output
+    assert "the weights of iteration 1 have different bytes" in differs.output
     assert differs.output.count("\n") == 1
 
 

@@ -1,5 +1,7 @@
-"""AsyncReplay with simulated samplers and shards: priorities across fragments, the limiter at every
-step, what the driver moves, failures and restores."""
+"""Tests of AsyncReplay with simulated samplers and shards.
+
+They cover priorities across fragments, the limiter at every step, the data that pass through the
+driver, failures and restores."""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ OPTIONS: dict[str, Any] = {
 
 
 def make(script: Any = oldest_first, n_step: int = 3, rollout: Any = None, **options: Any) -> Any:
-    """An optimizer with three samplers of two environments and fragments of five steps."""
+    """Returns an optimizer with three samplers, each with two environments and fragments of five
+    steps."""
     rollout = {"num_workers": 3, "max_consecutive_failures": 1000, **(rollout or {})}
     config = worker_config(DQNPolicy, rollout=rollout, n_step=n_step, gamma=GAMMA)
     transport = FakeTransport()
@@ -51,7 +54,7 @@ def make(script: Any = oldest_first, n_step: int = 3, rollout: Any = None, **opt
 
 
 def channels(optimizer: Any, who: str) -> list[Any]:
-    """Of the processes that are alive and up."""
+    """Returns the channels to the processes of a group that are alive and up."""
     group = optimizer.shards if who == "replay shard" else optimizer.workers
     return [handle.channel for handle in group.remote if handle.up and handle.channel.alive]
 
@@ -60,8 +63,8 @@ def channels(optimizer: Any, who: str) -> list[Any]:
 
 
 def window_of(batch: SampleBatch, t: int, n: int, n_step: int) -> tuple[float, float, Any] | None:
-    """Reward, discount and next observation of a row, one step after the other. None if it is no
-    transition or goes on after the fragment."""
+    """Computes reward, discount and next observation of a row, step by step. Returns None if the
+    row is a reset row, or if its window ends after the fragment."""
     steps, envs = batch.shape
     own = dict(zip(batch.successor_index.tolist(), batch.successor_obs, strict=True))
     if not batch["valid"][t, n]:
@@ -89,7 +92,7 @@ def test_windows_equal_their_definition(mode: str, ends: str, n_step: int) -> No
     env = sync_clocks([2, 3, 5, 20], ends, mode)
     batch = sampler_of(env, _clock_policy(env), 11).sample()
     batch["rewards"] = np.arange(44, dtype=np.float32).reshape(11, 4)
-    batch["valid"][5, 3] = False  # as where an environment raised
+    batch["valid"][5, 3] = False  # as if an environment had raised
     windows = windows_of(batch, GAMMA, n_step)
     rows, count = windows.rows, 0
     for t in range(11):
@@ -119,12 +122,12 @@ def _clock_policy(env: Any) -> Any:
 
 
 def number_of_window(policy: Any, rows: Any) -> np.ndarray:
-    """Stands for the TD error: a number that depends on all of a window."""
+    """Replaces the TD error by a number that depends on the whole window."""
     return np.abs(rows.rewards) + 10.0 * rows.discounts + np.abs(rows.next_obs).sum(-1)
 
 
 def without_last_steps(worker: Any, weights: Any, prioritized: bool) -> Any:
-    """Wrong variant: windows end with the fragment."""
+    """A wrong variant of `sample`, in which windows end with the fragment."""
     worker.state.pop("last_steps", None)
     return sample(worker, weights, prioritized)
 
@@ -134,8 +137,8 @@ def without_last_steps(worker: Any, weights: Any, prioritized: bool) -> Any:
 def test_priorities_across_fragments_are_those_of_whole_windows(
     n_step: int, right: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also with windows that are longer than a fragment of five steps. A shard stores each row with
-    the priority that one long fragment would have given it."""
+    """A shard stores each row with the priority that the row would have in one long fragment. This
+    is also true for windows that are longer than a fragment of five steps."""
     monkeypatch.setattr(DQNPolicy, "td_errors", number_of_window)
     config = worker_config(DQNPolicy, n_step=n_step, gamma=GAMMA)
     worker = RolloutWorker(config, 1)
@@ -169,9 +172,9 @@ def test_fragment_after_a_gap_brings_no_priorities_of_the_steps_before() -> None
     worker = RolloutWorker(worker_config(DQNPolicy, n_step=3), 1)
     first, second = (sample(worker, None, True) for _ in range(2))
     assert (len(first.priorities), len(second.priorities)) == (5, 7)
-    worker.next_batch()  # a fragment that is lost
+    worker.next_batch()  # this fragment is lost
     assert len(sample(worker, None, True).priorities) == 5
-    worker.clear_state()  # after a restore
+    worker.clear_state()  # as a restore does
     assert len(sample(worker, None, True).priorities) == 5
     assert sample(worker, None, False).priorities is None
 
@@ -180,7 +183,8 @@ def test_fragment_after_a_gap_brings_no_priorities_of_the_steps_before() -> None
 
 
 def credit(optimizer: Any) -> Exact:
-    """What learning is behind: intensity times rows that give credit, minus rows learned."""
+    """Returns the rows by which learning is behind: intensity times rows that give credit, minus
+    rows learned."""
     counted = optimizer.limiter.num_counted
     return Exact(optimizer.config.training_intensity).limit_denominator(10**6) * counted - (
         optimizer.metrics.num_env_steps_trained
@@ -188,7 +192,7 @@ def credit(optimizer: Any) -> Exact:
 
 
 def under_way(optimizer: Any) -> int:
-    """Rows that were sampled, and are on the way to their shard."""
+    """Returns the number of rows that were sampled and not stored yet."""
     return sum(task.rows for task in optimizer._tasks() if task.kind == "stored")
 
 
@@ -237,7 +241,7 @@ def test_driver_receives_only_the_batches_that_it_learns_from(
     fragments = [kinds for name, kinds in sent if name == "add"]
     assert set(fragments) == {(Reference,)}, "the driver had the fragment"
     assert len(fragments) > 40
-    row_bytes = 2 * 3 * 4 + 8 + 4 + 4 + 4 + 8 + 8 + 8  # a row with its index, age and version
+    row_bytes = 2 * 3 * 4 + 8 + 4 + 4 + 4 + 8 + 8 + 8  # includes index, age and version of a row
     learned = optimizer.metrics.num_updates
     assert optimizer.metrics.num_bytes_received == learned * BATCH * row_bytes
     assert optimizer.num_bytes_by_reference > 0
@@ -413,7 +417,7 @@ def test_shards_and_samplers_die_and_counters_stay_exact(
         steps += result.env_steps_sampled
         trained += result.env_steps_trained
         assert 0 <= credit(optimizer) <= optimizer.limiter.error_buffer
-        if i % 40 >= 20 and i < 900:  # each in turn, as soon as one has a call
+        if i % 40 >= 20 and i < 900:  # kill a worker or a shard in turn, once one has a call
             who = "worker" if i % 80 < 40 else "replay shard"
             if kills[who] > i // 80:
                 continue
@@ -458,7 +462,8 @@ def test_shard_that_dies_loses_its_rows_and_nothing_else() -> None:
 
 
 def test_run_goes_on_where_all_shards_die(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samplers may sample although the learner is behind: it has no row to catch up with."""
+    """Samplers must continue although the learner is behind, because the learner has no rows from
+    which it could catch up."""
     optimizer = make(shuffled_by(1), error_buffer=BATCH + 20)
 
     def samplers_are_blocked() -> bool:
@@ -494,14 +499,14 @@ def test_lost_fragment_is_counted_and_the_shard_goes_on() -> None:
 
 
 def test_restored_run_fills_its_shards_and_learns_at_the_same_intensity() -> None:
-    """Without the correction, the rows that fill the shards again would pay for a burst of
+    """The rows that fill the shards again give no credit. Otherwise they would allow a burst of
     updates on a few rows."""
     optimizer = make(shuffled_by(0), learning_starts=200)
     while optimizer.metrics.num_updates < 100:
         optimizer.step()
     state = optimizer.get_state()
     owed = credit(optimizer)
-    while optimizer.metrics.num_updates < 130:  # goes on after it was saved
+    while optimizer.metrics.num_updates < 130:  # the run continues after the save
         optimizer.step()
 
     other = make(shuffled_by(7), learning_starts=200)
@@ -541,7 +546,7 @@ def test_restore_empties_shards_that_have_rows() -> None:
 @pytest.mark.parametrize(
     ("rollout", "options", "message"),
     [
-        ({"num_workers": 0}, {}, r"num_workers=0: it needs remote workers.*'sync_replay'"),
+        ({"num_workers": 0}, {}, r"num_workers=0: this optimizer needs remote.*'sync_replay'"),
         ({"num_workers": 2}, {"num_replay_shards": 3}, r"'num_replay_shards': got 3 with num_wo"),
         (
             {"num_workers": 2},

@@ -1,4 +1,4 @@
-"""A user's callbacks: what they get, what reaches results, and their errors."""
+"""A user's callbacks: their arguments, their metrics in results, and their errors."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 
 class Numbered(gymnasium.Env[np.ndarray, int]):
-    """Episode n of the environment with vector index i has n + i + 1 steps of reward 1. Infos hold
-    the number of the episode at its end, and of its step before."""
+    """In the environment with vector index i, episode n has n + i + 1 steps with a reward of 1. The
+    infos hold the number of the episode, the index of the environment, and the number of the
+    step."""
 
     def __init__(self, config: Any = None) -> None:
         self.observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -56,7 +57,7 @@ class Numbered(gymnasium.Env[np.ndarray, int]):
 
 
 class Recording(Callbacks):
-    """Returns the number of each episode."""
+    """Callbacks that return the number of each episode as a metric."""
 
     seen: list[tuple[Episode, int, bool]]
 
@@ -146,7 +147,7 @@ def test_worker_adds_metrics_of_workers_below_it() -> None:
 
 
 def test_evaluation_has_custom_metrics_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation, "_CALL_HERE_S", 0.0)  # many calls
+    monkeypatch.setattr(evaluation, "_CALL_HERE_S", 0.0)  # makes evaluation use many calls
     made = trainer(
         env=Numbered,
         callbacks=Recording,
@@ -164,7 +165,7 @@ def test_evaluation_has_custom_metrics_of_its_own(monkeypatch: pytest.MonkeyPatc
 
 
 class OwnVector(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
-    """Two environments with episodes of 2 and 3 steps, stepped by code of their own."""
+    """A user's own vector environment: two environments with episodes of 2 and 3 steps."""
 
     metadata: ClassVar = {"autoreset_mode": AutoresetMode.SAME_STEP}
 
@@ -211,7 +212,7 @@ def test_infos_of_an_own_vector_implementation() -> None:
 
 
 class Stepping(Recording):
-    """Keeps what each step says, in the episode and for the test."""
+    """Callbacks that keep the data of each step in the episode, and in a list for the test."""
 
     def on_episode_step(self, *, episode: Episode, worker: Any) -> None:
         STEPS.append((episode, worker.config.in_evaluation))
@@ -242,7 +243,7 @@ def test_each_step_is_told_once_with_its_infos(mode: str, fragment: int) -> None
             assert step.terminated == (last and number % 2 == 0)
             assert step.info == {"number": number, "index": env_index, "at": {"time": time}}
             number, time = (number + 1, 0) if last else (number, time)
-    # The data of an episode are its own, although the next one may begin before it is told of.
+    # Each episode has its own data, although the next episode may begin before `on_episode_end`.
     assert len(SEEN) > 4
     for episode, _, _ in SEEN:
         assert episode.data["times"] == list(range(1, episode.episode_len + 1))
@@ -284,7 +285,7 @@ def test_fragments_are_given_and_their_metrics_counted() -> None:
     block = made.train()["env_runners"]["custom_metrics"]
     assert (block["rows_mean"], block["rows_max"]) == (16.0, 16.0)
     sampler = made.workers.local.sampler
-    assert (sampler.ended, sampler.steps) == (None, None)  # what nothing reads is not kept
+    assert (sampler.ended, sampler.steps) == (None, None)  # no callback reads these data
     made.stop()
 
 
@@ -426,7 +427,7 @@ class OfRLlib(Callbacks):
 
 
 class Inheriting(OfRLlib):
-    on_loss = 3.0  # no method
+    on_loss = 3.0  # not a method
 
 
 @pytest.mark.parametrize("callbacks", [OfRLlib, Inheriting, "test_callbacks:OfRLlib"])

@@ -1,4 +1,4 @@
-"""`ControlPage`: progress and requests to stop early, across processes of one node."""
+"""`ControlPage`: progress and requests to stop early, between processes on one node."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlPag
 
 
 def in_child(run: Callable[[], bool]) -> bool:
-    """Whether `run` is true in another process."""
+    """Runs `run` in a forked process. Returns True if `run` returned True there."""
     child = os.fork()
     if child == 0:
         try:
@@ -52,7 +52,7 @@ def test_other_process_sees_requests_and_progress(page: ControlPage) -> None:
 
     def driver() -> bool:
         opened = ControlPage.open(path)
-        PROGRESS.at_s = np.zeros(1)  # of the child itself
+        PROGRESS.at_s = np.zeros(1)  # the child must not note its progress in the shared page
         opened.request_stop(EarlyStopRequest(1 << 50, 16))
         return opened.silent_s() < LIMIT_S
 
@@ -100,7 +100,7 @@ def test_foreign_file_is_refused_and_stays(
 
 
 def test_page_that_nobody_opened_is_removed_later(page: ControlPage, tmp_path: Path) -> None:
-    """Its process was killed as soon as it had started."""
+    """The process of such a page was killed as soon as it had started."""
     orphan, young = Path(page.share()), Path(ControlPage().share())
     then_s = time.time() - LEFT_BEHIND_S - 1.0
     os.utime(orphan, (then_s, then_s))
@@ -124,7 +124,8 @@ def test_disk_that_is_full_is_an_os_error(
 
 
 def test_requests_for_all_pending_calls_of_a_process_are_kept(page: ControlPage) -> None:
-    """As `Calls.interrupt` makes them: the running call must stop, not only the last one sent."""
+    """`Calls.interrupt` sends such requests. The call that runs must stop, and not only the call
+    that was sent last."""
     calls = [1000 + 3 * number for number in range(8)]
     for call in calls:
         page.request_stop(EarlyStopRequest(call, call % 7 + 1))
@@ -132,8 +133,8 @@ def test_requests_for_all_pending_calls_of_a_process_are_kept(page: ControlPage)
 
 
 def test_half_a_request_is_never_seen(page: ControlPage) -> None:
-    """Another process asks for one call after the other. All share a slot, and each has a number of
-    steps of its own, which the reader knows."""
+    """Another process writes requests for many calls, one after the other. All these calls have the
+    same slot, and the reader knows the number of steps of each call."""
     opened = ControlPage.open(page.share())
     child = os.fork()
     if child == 0:

@@ -366,7 +366,7 @@ class OwnCheck(polopt.PolicyOptimizer):
 def test_no_workers_is_a_config_error_of_a_plugin(name: Any) -> None:
     plugin("elastic_averaging")
     options = {"env": "CartPole-v1", "optimizer": name, "num_workers": 0}
-    with pytest.raises(polopt.ConfigError, match="with num_workers=0: it needs remote workers"):
+    with pytest.raises(polopt.ConfigError, match="num_workers=0: this optimizer needs remote"):
         Experiment.parse(options, preset={})
 
 

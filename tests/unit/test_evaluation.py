@@ -289,7 +289,7 @@ def test_death_of_evaluation_worker_is_logged_as_such(caplog: pytest.LogCaptureF
     evaluation.begin(weights_of(workers, 1), {}, [])
     workers.channels[0].die()
     evaluation.poll()
-    assert "evaluation worker 1: death; it is replaced" in caplog.text
+    assert "evaluation worker 1 failed (death) and is replaced" in caplog.text
 
 
 def test_missing_evaluation_workers_are_named_as_such(caplog: pytest.LogCaptureFixture) -> None:

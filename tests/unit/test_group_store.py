@@ -1,4 +1,4 @@
-"""Choice of a backend, and the store of torch's groups."""
+"""The choice of a backend for all-reduce, and the store of torch's process groups."""
 
 from __future__ import annotations
 

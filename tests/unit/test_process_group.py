@@ -1,4 +1,4 @@
-"""`Calls` and `ProcessGroup` with processes other than rollout workers, on the virtual clock."""
+"""`Calls` and `ProcessGroup` with processes that are not rollout workers, on the virtual clock."""
 
 from __future__ import annotations
 
@@ -174,7 +174,8 @@ def test_shards_get_weights_from_where_their_owner_says(transport: SimulatedTran
 
 
 def two_groups(transport: SimulatedTransport, rule: Any = "send again") -> Any:
-    """Two shards and two indexers in one mailbox, and what it counts."""
+    """Makes two shards and two indexers in one mailbox. The last value is the list of counted
+    replies."""
     counted: list[Reply] = []
     shards = Shards(transport, 2)
     indexers = Shards(transport, 2, who="indexer")
@@ -236,15 +237,17 @@ def test_replies_count_for_their_group(transport: SimulatedTransport) -> None:
     assert (shards.faults.num_non_finite, indexers.faults.num_non_finite) == (0, 2)
 
 
-def test_groups_of_one_mailbox_are_told_apart(transport: SimulatedTransport) -> None:
+def test_group_with_a_used_name_or_another_transport_is_refused(
+    transport: SimulatedTransport,
+) -> None:
     calls, _, _, _ = two_groups(transport)
     for other in (Shards(transport, 1), Shards(SimulatedTransport(), 1, who="other")):
-        with pytest.raises(ValueError, match="needs the transport of the shards, and a name"):
+        with pytest.raises(ValueError, match="must have the transport of the shards, and a name"):
             calls.include(other)
 
 
 class NotesClose(SimulatedTransport):
-    """Notes how many of its processes were alive when it was closed."""
+    """A transport that notes how many of its processes were alive when it was closed."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -125,13 +125,13 @@ def test_table_fits_80_columns(tmp_path: Path) -> None:
 def test_warnings_here_and_in_the_trial_are_one_line_each(tmp_path: Path) -> None:
     out, log = io.StringIO(), tmp_path / "log"
     with Progress(Console(file=out, width=40), "title", {}, log) as progress:
-        logging.getLogger("polopt").warning("worker %d: crash;\n it is replaced", 3)
+        logging.getLogger("polopt").warning("worker %d failed (death)\n and is replaced", 3)
         progress.on_step_begin(1, [])
         log.write_text("from the trial\n")
         progress.on_step_begin(2, [])
         progress.on_step_begin(3, [])
     logging.getLogger("polopt").warning("after the end")
-    assert out.getvalue() == "title\nworker 3: crash; it is replaced\nfrom the trial\n"
+    assert out.getvalue() == "title\nworker 3 failed (death) and is replaced\nfrom the trial\n"
 
 
 def test_end_of_a_run_says_what_is_wrong(

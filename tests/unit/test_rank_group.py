@@ -1,4 +1,4 @@
-"""`RankGroup`: ranks agree on one policy after a failure and keep the survivors' updates."""
+"""`RankGroup`: after a failure, ranks agree on one policy, and keep the updates of survivors."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ DEATH = LostProcessError("the process died")
 
 
 class Rank(CheckedWorker):
-    """Joins no real group. Records the arguments.
+    """A rank that records its arguments, and does not join a real group.
 
     Attributes:
-        problem: why it cannot join.
+        problem: the reason why the rank cannot join. None if it can join.
     """
 
     spec: GroupSpec | None = None
@@ -105,7 +105,7 @@ def test_sockets_on_several_nodes_are_refused(workers: FakeWorkerSet) -> None:
     workers.up()
     for worker in workers.remote[:2]:
         worker.channel.started = Started(node="another")
-    with pytest.raises(TransportError, match=r"the ranks run on 2 nodes\. Allowed there: gloo"):
+    with pytest.raises(TransportError, match=r"on 2 nodes\. Allowed for several nodes: gloo"):
         RankGroup(workers, "socket", timeout_s=60.0).ensure()
 
 
@@ -121,7 +121,7 @@ def test_backend_follows_the_ranks_to_other_nodes(
     assert group.backend == "socket"
     group.ranks[0].channel.next_error = DEATH
     group.broken = True
-    group.ensure()  # without the dead rank
+    group.ensure()  # forms a group without the dead rank
     assert group.backend == "socket"
     workers.remote[0].channel.start.answer = Started(node="another")
     grow(group, workers)
@@ -138,7 +138,7 @@ def versions(group: RankGroup) -> list[int]:
 
 
 def grow(group: RankGroup, workers: FakeWorkerSet) -> None:
-    """Adds the replacements to the group, once they are up."""
+    """Waits until the replacements are up, and adds them to the group."""
     for worker in workers.remote:
         worker.channel.finish()
     group.ensure()
@@ -264,7 +264,7 @@ def test_group_is_formed_again_after_a_new_member_died_joining(
     group.ensure()
     assert group.ranks == [w for w in workers.remote if w.index <= 3], "without the dead one"
     assert not group.broken
-    # All ranks have left their group when they listened for the one that did not form.
+    # All ranks left their group when they listened for the group that did not form.
     assert rank_of(group.ranks[0]).spec.generation == before + 2
     assert workers.faults.num_restarts == 1
     assert_equal(group)
@@ -275,7 +275,7 @@ def test_weights_lost_with_all_ranks_are_an_error(group: RankGroup, workers: Fak
         rank_of(worker).learn_alone(5)
         worker.channel.next_error = DEATH
     group.version, group.broken = 5, True
-    with pytest.raises(WorkersFailedError, match=r"version 5, are lost: the driver has version 0"):
+    with pytest.raises(WorkersFailedError, match=r"version 5 are lost, because the driver only"):
         group.ensure()
 
 

@@ -1,4 +1,4 @@
-"""`SocketAllReduce`: each rank is a thread, or a process where it is killed or stopped."""
+"""`SocketAllReduce`. Each rank is a thread, or a process if the test kills or stops the rank."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Ranks:
         return arrays
 
     def failure_of(self, rank: int, count: int = 1000) -> tuple[Exception, float]:
-        """Error of a sum that has to fail, and its duration in seconds."""
+        """Returns the error of a sum that has to fail, and its duration in seconds."""
         began_s = time.monotonic()
         with pytest.raises(CONNECTION_ERRORS) as caught:
             self.ranks[rank].sum_(np.ones(count, np.float32))
@@ -75,7 +75,7 @@ def make() -> Iterator[Make]:
 def test_sums_are_the_same_bits_on_all_ranks(make: Make, world: int) -> None:
     group, rng = make(world), np.random.default_rng(world)
     group.connect()
-    for count in (0, 1, 9_155, 300_000):  # the last is above the send buffer
+    for count in (0, 1, 9_155, 300_000):  # the last array is larger than the send buffer
         terms = rng.standard_normal((world, count)).astype(np.float32)
         sums = group.sums(list(terms.copy()))
         assert len({result.tobytes() for result in sums}) == 1
@@ -126,7 +126,7 @@ def test_rank_that_leaves_ends_the_sums_of_all_others(make: Make, world: int) ->
         if rank == world - 1:
             return 0.0
         _, duration_s = group.failure_of(rank)
-        group.ranks[rank].close()  # as AllReducer does, so that the next partners fail, too
+        group.ranks[rank].close()  # as AllReducer does, so its other partners fail, too
         return duration_s
 
     assert max(group.on_all(fail)) < LIMIT_S / 2.0
@@ -134,7 +134,8 @@ def test_rank_that_leaves_ends_the_sums_of_all_others(make: Make, world: int) ->
 
 @contextlib.contextmanager
 def partner_process(timeout_s: float) -> Iterator[tuple[SocketAllReduce, int]]:
-    """Rank 0 here, and the process of rank 1, which sums arrays of 1000 until it is killed."""
+    """Yields rank 0, and the process id of rank 1. Rank 1 sums arrays of 1000 elements until it is
+    killed."""
     own = SocketAllReduce(0, 2, KEY, timeout_s)
     reader, writer = os.pipe()
     child = os.fork()
@@ -176,14 +177,14 @@ def test_death_of_a_process_ends_the_sum_at_once() -> None:
         assert sum_until_error(own)[1] < LIMIT_S / 2.0
 
 
-@pytest.mark.parametrize(("count", "did"), [(1000, "sent"), (1_000_000, "took")])
+@pytest.mark.parametrize(("count", "did"), [(1000, "sent"), (1_000_000, "received")])
 def test_stopped_process_ends_the_sum_at_the_deadline(count: int, did: str) -> None:
     with partner_process(0.5) as (own, pid):
         own.sum_(np.ones(1000, np.float32))
         os.kill(pid, signal.SIGSTOP)
         error, duration_s = sum_until_error(own, count)
         assert isinstance(error, TimeoutError)
-        assert str(error) == f"rank 1 {did} nothing in time"
+        assert str(error) == f"rank 1 {did} nothing within the timeout"
         assert 0.45 < duration_s < LIMIT_S / 2.0
 
 
@@ -204,12 +205,12 @@ def test_array_of_another_size_is_an_error_of_both(make: Make, counts: tuple[int
     sizes = [8 * count for count in counts]
     messages = group.on_all(fail)
     assert "nothing" not in messages
-    expected = [f"rank {1 - r} sent {sizes[1 - r]} bytes, not {sizes[r]}" for r in range(2)]
+    expected = [f"rank {1 - r} sent {sizes[1 - r]} bytes instead of {sizes[r]}" for r in range(2)]
     assert set(expected) & set(messages)
 
 
 def test_every_failure_breaks_the_group(make: Make) -> None:
-    """`AllReducer` turns each of them into one exception, and leaves the group."""
+    """`AllReducer` raises the same exception for every failure, and leaves the group."""
     group = make(2, 0.3)
     group.connect()
     spec = GroupSpec(1, 2, "socket", 0.3, 0.3, KEY)
@@ -218,7 +219,7 @@ def test_every_failure_breaks_the_group(make: Make) -> None:
     reducer._sockets.close()
     reducer._sockets = group.ranks[0]
     other = group.threads.submit(lambda: [group.ranks[1].sum_(np.ones(3000)) for _ in range(2)])
-    with pytest.raises(GroupBroken, match="rank 1 sent 24000 bytes, not 8"):
+    with pytest.raises(GroupBroken, match="rank 1 sent 24000 bytes instead of 8"):
         reducer.sum_(torch.ones(2))
     with pytest.raises(CONNECTION_ERRORS):
         other.result(LIMIT_S)

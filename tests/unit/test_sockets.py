@@ -1,4 +1,4 @@
-"""Connections within a node: who can connect, hostile peers, and what is left behind."""
+"""Connections within a node: authentication, hostile peers, and files that are left behind."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ KEY = b"the key of this run"
 
 
 class Listener(PrivateListener):
-    """A listener that keeps whom it has admitted."""
+    """A listener that keeps the connections that it has admitted."""
 
     def __init__(self) -> None:
         self.admitted: queue.SimpleQueue[tuple[Connection, bytes]] = queue.SimpleQueue()
         super().__init__(KEY, lambda *peer: self.admitted.put(peer))
 
     def greet(self, hello: bytes = b"hello") -> tuple[Connection, Connection]:
-        """Both ends of a new connection."""
+        """Makes a new connection, and returns both ends of it."""
         dialed = dial(self.address, KEY, LIMIT_S)
         dialed.send_bytes(hello)
         accepted, received = self.admitted.get(timeout=LIMIT_S)
@@ -51,7 +51,7 @@ class Listener(PrivateListener):
         return dialed, accepted
 
     def connect(self) -> socket.socket:
-        """A peer that has not authenticated."""
+        """Returns the socket of a peer that has connected and not authenticated."""
         peer = socket.socket(socket.AF_UNIX)
         peer.settimeout(LIMIT_S)
         peer.connect(self.address)
@@ -115,7 +115,7 @@ def test_listener_without_the_key_gets_nothing(tmp_path: Path) -> None:
 
 
 class Trap:
-    """Unpickling it leaves a trace."""
+    """An object that leaves a trace when it is unpickled."""
 
     sprung: list[int] = []  # noqa: RUF012
 
@@ -129,13 +129,13 @@ def test_peer_without_the_key_reaches_no_deserialiser(listener: Listener, said: 
     with listener.connect() as peer:
         if said == "garbage":
             peer.sendall(b"GET / HTTP/1.1\r\nHost: polopt\r\n\r\n")
-        elif said == "a length":  # of a message of 2 GiB
+        elif said == "a length":  # the header of a message of 2 GiB
             peer.sendall(b"\x7f\xff\xff\xff" + bytes(100))
         elif said == "an object":
             Connection(os.dup(peer.fileno())).send(Trap())
         peer.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionResetError):
-            while peer.recv(4096):  # the challenge. Then the listener hangs up
+            while peer.recv(4096):  # receives the challenge, until the listener hangs up
                 pass
     assert not Trap.sprung
     assert listener.admitted.empty()
@@ -150,7 +150,8 @@ def test_silent_peer_is_hung_up_on(listener: Listener, monkeypatch: pytest.Monke
 
 
 def test_thousand_silent_peers_delay_nobody() -> None:
-    """They occupy neither all threads nor all file descriptors, and accepting goes on."""
+    """Silent peers do not use up the threads and file descriptors, so the listener still accepts
+    other peers."""
     listener = Listener()
     threads, began_s = threading.active_count(), time.monotonic()
     with contextlib.ExitStack() as peers:
@@ -214,7 +215,7 @@ def test_accepting_goes_on_after_descriptors_were_lacking() -> None:
 
 
 def run_alone(program: str, directory: str = "", code: int = 0) -> str:
-    """What a program prints whose temporary files are in a folder of its own."""
+    """Runs a program with its own directory for temporary files. Returns its output."""
     with tempfile.TemporaryDirectory() as own:  # `tmp_path` can be too long for a Unix socket
         done = subprocess.run(
             [sys.executable, "-c", program],
@@ -308,19 +309,20 @@ def test_connections_leave_no_descriptors_and_threads(quick_collections: None) -
 
 
 def test_forked_process_closes_connections_and_listeners(listener: Listener) -> None:
-    """Otherwise an environment's process would keep them open after the death of its worker."""
+    """Otherwise the process of an environment would keep connections open after the death of its
+    worker."""
     dialed, accepted = listener.greet()
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(writer)
-        os.read(reader, 1)  # until the parent has looked
+        os.read(reader, 1)  # waits until the parent closes the pipe
         gc.collect()
         os._exit(0)
     os.close(reader)
     fds = {dialed.fileno(), accepted.fileno()}
     wait_for(lambda: not fds & {int(fd) for fd in os.listdir(f"/proc/{child}/fd")})
-    accepted.close()  # not `hang_up`, which ends a connection for all who have it
+    accepted.close()  # `hang_up` would end the connection for all processes that have it
     with pytest.raises(EOFError):
         dialed.recv_bytes()
     listener.close()
@@ -360,7 +362,7 @@ def test_write_without_a_limit_ends_with_the_other_side(listener: Listener) -> N
 
 
 def test_message_of_the_buffers_size_never_waits(listener: Listener) -> None:
-    """Many small messages, or one that is as large as all of them."""
+    """This is true for many small messages, and for one message of the same total size."""
     for size in (1, 1000, sockets.buffer_bytes(listener.greet()[0]) - 2048):
         dialed, accepted = listener.greet()
         limit(dialed, 0.05)

@@ -1,4 +1,4 @@
-"""`Supervisor`: calls that are past their limit, and what the end of a call says of its process."""
+"""`Supervisor`: calls that exceed their time limit, and failures of processes."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ BEGIN_S = 1000.0
 
 
 class WholeCall(Supervisor):
-    """Wrong variant: the limit bounds the whole call."""
+    """A wrong variant, in which the time limit applies to the whole call."""
 
     def _deadline_s(self, call: Pending) -> float:
         return min(call.began_s + self.timeout_s(call), call.latest_s)
 
 
 class ProgressFirst(Supervisor):
-    """Wrong variant: progress also moves a deadline that was tightened."""
+    """A wrong variant, in which progress also extends a deadline that was tightened."""
 
     def _deadline_s(self, call: Pending) -> float:
         if call.progress_s > call.began_s:
@@ -57,12 +57,13 @@ class ProgressFirst(Supervisor):
 
 
 class SteppingChannel(SimulatedChannel):
-    """A process that steps every `step_s` seconds, for `lives_s` seconds.
+    """A channel to a process that makes a step every `step_s` seconds, for `lives_s` seconds.
 
     Attributes:
-        step_s: None: it cannot be told whether it steps.
-        lives_s: it hangs from then on.
-        asked: times at which somebody asked whether it makes progress.
+        step_s: seconds between two steps. None means that the channel does not know the progress of
+            its process.
+        lives_s: seconds after which the process hangs.
+        asked: the times at which `silent_s` was called.
     """
 
     clock: Callable[[], float]
@@ -83,11 +84,12 @@ class SteppingChannel(SimulatedChannel):
 
 
 class Stepping(SimulatedTransport):
-    """Transport of such processes. No call ends before `ends_s`.
+    """A transport with `SteppingChannel`s. No call to a process ends before `ends_s`.
 
     Attributes:
-        ends_s: by name of the process. 1e9 where missing.
-        unread: tickets whose answers have arrived, and that nobody has looked at.
+        ends_s: the time at which calls to a process end, in seconds since `BEGIN_S`, by name of the
+            process. A missing name means 1e9.
+        unread: tickets whose answers have arrived, but were not read yet.
     """
 
     def __init__(self) -> None:
@@ -118,7 +120,7 @@ def transport() -> Stepping:
 
 @pytest.fixture
 def make(transport: Stepping) -> Callable[..., Any]:
-    """Makes shards that are up, and their pending calls."""
+    """Returns a function that makes shards that are up, and a `Calls` for them."""
 
     def build(num_shards: int = 1, **options: Any) -> tuple[Shards, Calls]:
         shards = Shards(transport, num_shards, worker_timeout_s=LIMIT_S)
@@ -131,7 +133,7 @@ def make(transport: Stepping) -> Callable[..., Any]:
 
 
 def right_and(wrong: type[Supervisor]) -> Any:
-    """Runs a test with the supervisor, and with a wrong variant of it."""
+    """Runs a test with the supervisor, and again with a wrong variant of the supervisor."""
     return pytest.mark.parametrize("kind", [Supervisor, wrong])
 
 
@@ -201,13 +203,13 @@ def test_tightened_deadline_holds_in_spite_of_progress(
     transport.ends_s = {"shard 1": 600.0}
     calls.send(shard, count)
     calls.tighten_deadline(shard, 32.0)
-    calls.tighten_deadline(shard, 40.0)  # a later one changes nothing
+    calls.tighten_deadline(shard, 40.0)  # a later deadline has no effect
     reply = calls.next()
     if kind is ProgressFirst:
         assert reply.failure is None
         return
     assert reply.failure.kind == "hang"
-    assert "no answer for 32.0 s, and the others have stopped waiting" in reply.failure.message
+    assert "no answer for 32.0 s, and other processes stopped waiting" in reply.failure.message
     assert transport.clock() == BEGIN_S + 32.0
 
 
@@ -226,11 +228,11 @@ def test_only_the_process_without_progress_is_replaced(transport: Stepping, make
     for shard in (one, two, three):
         shard.channel.step_s = 7.0
         calls.send(shard, count)
-    two.channel.lives_s = 100.0  # its last step is at 98 s
+    two.channel.lives_s = 100.0  # the last step of this process is at 98 s
     transport.ends_s = {"shard 1": 300.0, "shard 3": 400.0}
     replies = [calls.next()]
     assert transport.clock() == BEGIN_S + 98.0 + 60.0
-    transport.ends_s["shard 2"] = 0.0  # its replacement starts
+    transport.ends_s["shard 2"] = 0.0  # the replacement of this process starts
     replies += [calls.next() for _ in range(2)]
     assert [reply.worker.index for reply in replies] == [2, 1, 3]
     assert [reply.failure is None for reply in replies] == [False, True, True]
@@ -265,7 +267,7 @@ def test_limit_of_one_call_is_without_progress_too(transport: Stepping, make: An
 
 
 def test_answer_that_nobody_has_read_is_no_hang(transport: Stepping, make: Any) -> None:
-    """It arrived while the driver was busy."""
+    """The answer arrived while the driver was busy."""
     shards, calls = make()
     calls.send(shards.remote[0], count, "arrived")
     transport.unread = list(shards.remote[0].channel.tickets)
@@ -277,7 +279,7 @@ def test_answer_that_nobody_has_read_is_no_hang(transport: Stepping, make: Any) 
 def test_answer_that_is_on_its_way_is_no_hang(
     transport: Stepping, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It exists on another node, and has not been fetched."""
+    """The answer exists on another node, and has not been fetched."""
     shards, calls = make()
     transport.ends_s = {"shard 1": 90.0}
     calls.send(shards.remote[0], count, "fetched")
@@ -289,7 +291,7 @@ def test_answer_that_is_on_its_way_is_no_hang(
 def test_wait_for_processes_that_make_progress_is_progress(
     transport: Stepping, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A gradient worker waits for its workers, and must not count as hanging meanwhile."""
+    """A gradient worker must not count as hanging while it waits for the workers below it."""
     shards, calls = make()
     (shard,) = shards.remote
     shard.channel.step_s, shard.channel.lives_s = 50.0, 100.0
@@ -303,7 +305,7 @@ def test_wait_for_processes_that_make_progress_is_progress(
 
 
 def test_wait_for_a_start_is_progress(transport: Stepping, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The start has a limit of its own, which may be longer."""
+    """The start has its own time limit, which may be longer."""
     shards = Shards(transport, 1, worker_startup_timeout_s=100.0)
     silent_s: list[float] = []
     monkeypatch.setattr(time, "monotonic", transport.clock)
