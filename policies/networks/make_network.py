@@ -1,4 +1,4 @@
-"""Selection of the network for an observation space."""
+"""`make_network`: selects and makes the network for an observation space."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def make_network(
         config: see `ModelConfig`.
 
     Raises:
-        ConfigError: convolutions are asked for, but observations are not images, or the images are
-            too small. Or the user's own module does not fit the spaces.
+        ConfigError: `conv_filters` is set, but no observation has three dimensions, or an image is
+            too small for the filters. Also raised if the user's own module does not fit the spaces.
     """
     space = observation_space if mask is None else mask.rest
     if config.custom is None:
@@ -76,7 +76,8 @@ def _built_in(space: Space[Any], num_params: int, gaussian: bool, config: ModelC
 
 
 def _image_encoder(part: Part, config: ModelConfig) -> ImageEncoder | None:
-    """The convolutions over a part of an observation. None if the part has no convolutions."""
+    """The convolutions over a part of an observation, or None if the network uses none for this
+    part."""
     shape = part.space.shape or ()
     if not isinstance(part.space, spaces.Box) or len(shape) != 3:
         return None
