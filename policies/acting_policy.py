@@ -1,4 +1,4 @@
-"""`ActingPolicy`: base class of all policies, those that learn and those that only act."""
+"""`ActingPolicy`: base class of all policies, including policies that never learn."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ class ActingPolicy(ABC):
 
     @abstractmethod
     def get_weights(self) -> Weights:
-        """Returns a copy of the weights `[P]` and of all other values that acting depends on."""
+        """Returns a copy of the weights `[P]` and of all other values that determine actions."""
 
     @abstractmethod
     def set_weights(self, weights: Weights) -> None:
