@@ -110,5 +110,5 @@ def _log_size(space: Space[Any]) -> float:
         return float(np.log(space.nvec).sum())
     assert isinstance(space, spaces.Box)
     bounded = space.bounded_below & space.bounded_above
-    # There is no uniform density over an unbounded dimension.
+    # An unbounded dimension does not have a uniform density.
     return float(np.log((space.high - space.low)[bounded]).sum()) if bounded.all() else math.nan

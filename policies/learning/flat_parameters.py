@@ -16,9 +16,9 @@ class Segment(NamedTuple):
 
     Attributes:
         module: the module. Its parameters are float32.
-        copy_of: name of the segment that this segment is a copy of. A target network is such a
-            copy. A copy has neither a gradient nor a torch optimizer. `None` means that the segment
-            is trained.
+        copy_of: name of the original segment, if this segment is a copy, such as a target network.
+            A copy has neither a gradient nor a torch optimizer. `None` means that the segment is
+            trained.
         lr: name of the config option with the learning rate of the segment. If the value of this
             option is None, the segment uses the option `lr`.
     """

@@ -21,7 +21,7 @@ def value_statistics(sums: Sequence[float]) -> dict[str, float]:
         three statistics. `vf_explained_var` is `1 - Var(targets - values) / Var(targets)`, or 0 if
         the targets are constant. `vf_predicted_mean` is the mean of the values, and
         `vf_target_mean` is the mean of the targets. The difference of these means is the bias of
-        the values. If there are no rows, all three statistics are 0.
+        the values. Without rows, all three statistics are 0.
     """
     count, target, squares, error, error_squares = sums
     rows = max(count, 1.0)
