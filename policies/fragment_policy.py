@@ -73,7 +73,7 @@ class FragmentConfig(NormalizingConfig):
 class FragmentPolicy(NetworkPolicy):
     """Learns from fragments, by minibatch SGD on value targets.
 
-    A subclass must define
+    A subclass must define:
 
     - `postprocess`, which adds the columns `values` and `value_targets`,
     - `loss`, which gets the columns `loss_columns` `[B, ...]` and calls `outputs` with them.
@@ -124,14 +124,14 @@ class FragmentPolicy(NetworkPolicy):
         return batch
 
     def on_epoch(self, stats: Mapping[str, float]) -> bool:
-        """Decides whether learning from this batch stops. `learn_on_batch` calls this method after
-        each epoch, with the statistics of the epoch over all learners. True skips the remaining
-        epochs."""
+        """Decides whether to stop learning from this batch. `learn_on_batch` calls this method
+        after each epoch, with the statistics of the epoch over all learners. If this method returns
+        True, the remaining epochs are skipped."""
         return False
 
     def on_learned(self, stats: Mapping[str, float]) -> None:
-        """Adapts coefficients. `learn_on_batch` calls this method after the last epoch of a batch,
-        with the statistics of that epoch, if it made more than one update. The default does
+        """Adapts coefficients. If `learn_on_batch` has made more than one update with a batch, it
+        calls this method after the last epoch, with the statistics of that epoch. The default does
         nothing."""
         return
 
@@ -175,7 +175,8 @@ class FragmentPolicy(NetworkPolicy):
         stats = []
         for part in microbatches(rows, size, sequences=bool(self.state_size)):
             if count := len(part["actions"]):
-                self.flat.scale(1.0 / count)  # `backward` adds the gradient of a mean
+                # `backward` adds the mean gradient of the part. The two scalings make this a sum.
+                self.flat.scale(1.0 / count)
                 stats.append((self.backend.backward(part), count))
                 self.flat.scale(count)
         self.flat.scale(1.0 / total)

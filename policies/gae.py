@@ -95,8 +95,8 @@ def advantages(
     decay *= gamma * lambda_
     deltas = batch["rewards"] + np.float32(gamma) * following - values
     deltas = deltas.astype(np.float32, copy=False)
-    # In autoreset mode `next_step`, the row after the end of an episode has no transition. The row
-    # before it has a decay of 0. But 0 * NaN is NaN, so the delta of the row must also be 0.
+    # In autoreset mode `next_step`, the row after the end of an episode has no transition, and its
+    # delta may be NaN. The decay of 0 before this row does not stop a NaN, because 0 * NaN is NaN.
     deltas[~batch["valid"]] = 0.0
     running = np.zeros_like(values[0])
     for delta, factor in zip(deltas[::-1], decay[::-1], strict=True):

@@ -26,7 +26,7 @@ class ImpalaPolicy(A2CPolicy):
     """Actor-critic with V-trace, for samples that are some updates old.
 
     The loss is the loss of `A2CPolicy`. The learner computes value targets and advantages by
-    V-trace. It does so with its current weights, for each minibatch of whole columns.
+    V-trace with its current weights, for each minibatch of whole columns.
     """
 
     config_class = ImpalaConfig

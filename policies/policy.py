@@ -1,4 +1,4 @@
-"""`Policy`: base class of the algorithms. Strategies act and learn through its interface."""
+"""`Policy`: base class of all algorithms. Strategies use an algorithm only through this class."""
 
 from __future__ import annotations
 
@@ -39,9 +39,11 @@ class Policy(ActingPolicy):
         stats = policy.learn_on_batch(batch)   # in the learner
 
     A subclass must define `make_segments`, `action_params`, and `compute_gradients` or
-    `learn_on_batch` or both. It sets `learns_from` to the type of its batches. Two subclasses
-    already do a part of this. `NetworkPolicy` acts with a network of polopt. `ActorCriticPolicy`
-    also learns, and a subclass of `ActorCriticPolicy` defines only the loss.
+    `learn_on_batch` or both. It sets `learns_from` to the type of its batches.
+
+    Two subclasses already define most of these methods. `NetworkPolicy` defines how to act with a
+    `Network`. `ActorCriticPolicy` also defines how to learn, so that its subclasses need to define
+    only the loss.
 
     Args:
         observation_space: observation space of one environment.
@@ -271,12 +273,13 @@ class Policy(ActingPolicy):
 
     @property
     def resting(self) -> Collection[str]:
-        """The names of the segments that the next update must not change. Their gradient is 0."""
+        """The names of the segments that the next update must not change. The gradient of these
+        segments is 0."""
         return ()
 
     def on_update(self) -> None:
-        """Recomputes what depends on the weights, such as target networks. `apply_flat` calls this
-        method after each update of the weights. The default does nothing."""
+        """Updates values that depend on the weights, such as target networks. `apply_flat` calls
+        this method after each update of the weights. The default does nothing."""
         return
 
     def set_option(self, name: str, value: Any) -> None:
@@ -297,8 +300,8 @@ class Policy(ActingPolicy):
     # ---- weights and state ----------------------------------------------------------------------
 
     def get_weights(self) -> Weights:
-        """Returns a copy of the weights `[P]`. The copy also has the environment steps, the
-        coefficients, the moments of the normaliser, and `acting`."""
+        """Returns a copy of the weights `[P]`. The result also has the version, the environment
+        steps, the coefficients, the moments of the normaliser, and `acting`."""
         flat = self.flat.get_params()
         moments = None if self.normalizer is None else self.normalizer.moments
         coefficients = dict(self.coefficients)
@@ -400,8 +403,8 @@ class Policy(ActingPolicy):
         """
         if layers.partition("(")[2] != _layers(self.model).partition("(")[2]:
             raise ValueError(
-                f"the state must be of network {_layers(self.model)}; got {layers}: it belongs to "
-                "another network"
+                f"the state must be of network {_layers(self.model)}; got {layers}: the state "
+                "belongs to another network"
             )
 
     def _configured_coefficients(self) -> dict[str, float]:

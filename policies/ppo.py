@@ -40,9 +40,10 @@ class PPOConfig(ActorCriticConfig):
             minus this bound (`clip_range_vf` of Stable-Baselines3). `None` means that changes are
             not clipped.
         kl_coeff: initial weight of the KL penalty. 0 disables the penalty.
-        kl_target: target of the KL. The policy adapts the weight of the KL penalty after each
-            batch. If the KL is more than twice the target, the policy multiplies the weight by 1.5.
-            If the KL is less than half the target, the policy halves the weight.
+        kl_target: target of the mean KL between the old and the new policy. After each batch, the
+            policy adapts the weight of the KL penalty. If the KL is more than twice the target, the
+            weight is multiplied by 1.5. If the KL is less than half the target, the weight is
+            halved.
         kl_stop: stop learning from a batch after an epoch whose mean KL is larger than this limit.
             `None` means that the policy always learns for all epochs.
     """
@@ -72,8 +73,8 @@ class PPOConfig(ActorCriticConfig):
 
 
 class PPOPolicy(ActorCriticPolicy):
-    """Learns with the clipped surrogate objective. Optional are clipping of values, a KL penalty,
-    and an early stop if the KL is too large."""
+    """Learns with the clipped surrogate objective. Clipping of values, a KL penalty, and an early
+    stop by KL are optional."""
 
     config_class = PPOConfig
     config: PPOConfig

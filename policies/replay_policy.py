@@ -1,4 +1,4 @@
-"""`ReplayPolicy`: the family of policies that learn from transitions of a replay buffer."""
+"""`ReplayPolicy`: base class of policies that learn from transitions of a replay buffer."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ class ReplayPolicy(Policy):
 
     @abstractmethod
     def backward(self, rows: Transitions) -> tuple[dict[str, float], np.ndarray]:
-        """Adds the gradient of the weighted mean loss to `flat.grads`. The caller must set
-        `flat.grads` to 0 before.
+        """Adds the gradient of the weighted mean loss to `flat.grads`. The caller must first set
+        `flat.grads` to 0.
 
         Args:
             rows: B normalised rows.
@@ -184,8 +184,8 @@ class ReplayPolicy(Policy):
 
     @np.errstate(all="ignore")
     def compute_gradients(self, batch: Transitions) -> Gradients:
-        """The gradient that `learn_on_transitions` would apply. To apply it, call
-        `apply_gradients`."""
+        """Computes the gradient that `learn_on_transitions` would apply. To apply this gradient,
+        call `apply_gradients`."""
         self.flat.zero_grads()
         stats, _ = self.backward(self.normalized(batch))
         count = batch.num_rows

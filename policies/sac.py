@@ -45,9 +45,9 @@ class SACConfig(ReplayConfig):
         critic_lr: learning rate of the critics. `None` means `lr`.
         alpha_lr: learning rate of the temperature. `None` means `lr`.
         initial_alpha: initial temperature.
-        target_entropy: entropy of the policy that the tuning of the temperature aims for, with
-            actions in [-1, 1]. `auto` means minus the number of action dimensions. `None` keeps the
-            temperature at `initial_alpha`.
+        target_entropy: target of the entropy of the policy, for actions in [-1, 1]. The temperature
+            is tuned towards this target. `auto` means minus the number of action dimensions. `None`
+            keeps the temperature at `initial_alpha`.
     """
 
     lr: LearningRate = 3e-4

@@ -122,7 +122,7 @@ class TD3Policy(ReplayPolicy):
 
     @property
     def resting(self) -> Collection[str]:
-        """The actor, except in every `policy_delay`-th update."""
+        """`network`, the segment of the actor, in all updates except every `policy_delay`-th."""
         return () if (self.version + 1) % self.config.policy_delay == 0 else ("network",)
 
     @torch.no_grad()

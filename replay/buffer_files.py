@@ -44,7 +44,7 @@ class BufferFiles:
         return state, self._buffer.checksums(rows)
 
     def read(self, directory: Path, state: Mapping[str, Any]) -> None:
-        """Restores the rows. The strategy must call its `set_state` first.
+        """Restores the rows. Call `set_state` of the strategy first.
 
         Args:
             directory: directory of the files. It does not exist if `write` has not saved the rows.

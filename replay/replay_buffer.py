@@ -74,10 +74,10 @@ class ReplayBuffer:
 
     A fragment `[T, N]` is stored as T * N rows. The next observation of a row is usually the
     observation of the row one step later, so each observation is stored only once. In two cases,
-    the next observation is stored in a separate row, which is called the successor: if an episode
-    is truncated and the next episode begins in the same step, and if a stream was interrupted. Data
-    keep the dtypes of the fragment, so uint8 images stay uint8. All values must be finite. Workers
-    check this before they send a fragment.
+    the next observation is stored in a separate row, which is called the successor. The first case
+    is a truncated episode, if the next episode begins in the same step. The second case is a stream
+    that was interrupted. Data keep the dtypes of the fragment, so uint8 images stay uint8. All
+    values must be finite. Workers check this before they send a fragment.
 
     A row needs only rows that arrived later than the row itself. So the buffer overwrites a row
     before it overwrites the rows that this row needs.

@@ -15,7 +15,8 @@ from polopt.policies.distributions.make_distribution import make_distribution
 
 
 class PassThroughActions(ActionDistribution):
-    """A distribution whose parameters are the actions themselves, as the action space has them.
+    """A distribution whose parameters are the actions themselves, in the format of the action
+    space.
 
     The parameters are float32, which represents integers up to 2^24 exactly. `to_env` clips Box
     actions to the bounds.

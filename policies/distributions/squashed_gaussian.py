@@ -48,8 +48,8 @@ class SquashedGaussian(DiagGaussian):
         return np.arctanh(np.clip(average, -1.0 + 1e-6, 1.0 - 1e-6)).astype(np.float32)
 
     def random(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
-        # Batches hold actions before squashing. So this inverts tanh for uniform actions in the
-        # box.
+        # Batches hold actions before squashing, so this returns the inverse of tanh of uniform
+        # actions.
         uniform = rng.uniform(-1.0, 1.0, (*leading, self._size))
         return np.arctanh(np.clip(uniform, -1.0 + 1e-6, 1.0 - 1e-6)).astype(np.float32)
 

@@ -141,7 +141,7 @@ def _check_tensors(module: nn.Module, name: str) -> None:
         if other != key and tensor.numel():
             raise ConfigError(
                 f"key 'model.custom': {other!r} and {key!r} of {name} share memory. Allowed: one "
-                "parameter that is used twice, or tensors with memory of their own"
+                "parameter that is used twice, or tensors that do not share memory"
             )
 
 

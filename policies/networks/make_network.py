@@ -64,7 +64,7 @@ def _built_in(space: Space[Any], num_params: int, gaussian: bool, config: ModelC
     if config.conv_filters and not images:
         raise ConfigError(
             f"key 'conv_filters': got {list(config.conv_filters)} for observations of shape "
-            f"{_shape(space)}. Allowed: none, or observations of three dimensions"
+            f"{_shape(space)}. Allowed: no filters, or observations of three dimensions"
         )
     if images and len(parts) == 1:
         return CNNNetwork(images[0], num_params, gaussian, config)
@@ -76,8 +76,8 @@ def _built_in(space: Space[Any], num_params: int, gaussian: bool, config: ModelC
 
 
 def _image_encoder(part: Part, config: ModelConfig) -> ImageEncoder | None:
-    """The convolutions over a part of an observation, or None if the network uses none for this
-    part."""
+    """Returns the convolutions over a part of an observation. Returns None if this part has no
+    convolutions."""
     shape = part.space.shape or ()
     if not isinstance(part.space, spaces.Box) or len(shape) != 3:
         return None

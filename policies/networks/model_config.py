@@ -25,7 +25,7 @@ ConvFilter = tuple[_Width, _Width, _Width] | tuple[_Width, _Width, _Width, _Padd
 
 
 def _network_class(value: Any) -> type[nn.Module] | None:
-    """Returns the class that the value of the option `custom` means.
+    """Converts the value of the option `custom` to a class.
 
     The value may be a name or a class. This function does not register a class, because a notebook
     may define several classes with the same name. A checkpoint could then find the wrong class.
@@ -36,7 +36,7 @@ def _network_class(value: Any) -> type[nn.Module] | None:
     found = value
     if isinstance(value, str):
         try:
-            # A worker may not know a name that only the driver of this trial has registered.
+            # `NETWORKS.get` also finds a name that only the driver of this trial has registered.
             found = load_path(value) if ":" in value else NETWORKS.get(value)
         except (ImportError, AttributeError) as error:
             raise ValueError(f"{allowed} ({error})") from None
@@ -65,9 +65,9 @@ class ModelConfig(Config):
         conv_filters: `(channels, kernel, stride)` or `(channels, kernel, stride, padding)` of each
             convolution over an image `[C, H, W]` or `[H, W, C]`. A ReLU follows each convolution.
             Each image of a Dict or Tuple has its own convolutions. An empty list disables
-            convolutions. `None` selects convolutions for images of uint8 or bool, and disables
-            convolutions for other observations. It selects the convolutions of Mnih et al. (2015)
-            for images of at least 36 x 36 pixels, and 16 filters of 3 x 3 for smaller images.
+            convolutions. With `None`, only images of uint8 or bool have convolutions. Images of at
+            least 36 x 36 pixels then get the convolutions of Mnih et al. (2015), and smaller images
+            get 16 filters of 3 x 3.
         post_fcnet_hiddens: widths of the layers after the convolutions. A ReLU follows each layer.
             `None` means one layer of 512 units. If `conv_filters` is also `None`, an image smaller
             than 36 x 36 pixels gets one layer of 128 units.
@@ -82,7 +82,8 @@ class ModelConfig(Config):
         free_log_std: for Box actions, the log standard deviation is a separate parameter that does
             not depend on the observation. False computes it from the observation.
         initial_log_std: initial log standard deviation of the action before the action is mapped to
-            the bounds. If `free_log_std` is False, this is the initial bias of the policy head.
+            the bounds. If `free_log_std` is False, this is the initial bias of the layer that
+            computes the log standard deviation.
         squash_actions: squash Box actions into the box with tanh. Then `normalize_actions` and
             `clip_actions` of `PolicyConfig` have no effect.
         custom: a `torch.nn.Module` class that replaces the network. Pass the class, its registered
@@ -133,7 +134,7 @@ class ModelConfig(Config):
     @pydantic.model_validator(mode="after")
     def _check_options_have_a_module(self) -> ModelConfig:
         if self.custom_options and self.custom is None:
-            raise ValueError("'custom_options' beside 'custom', which is not given")
+            raise ValueError("'custom_options' only together with 'custom', which is not given")
         if self.use_lstm and self.custom is not None:
             raise ValueError("'use_lstm' without 'custom'")
         return self

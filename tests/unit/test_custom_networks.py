@@ -471,7 +471,7 @@ def test_wrong_network_is_one_error(network: Any, said: str) -> None:
     [
         ({"custom": Base, "custom_options": {"wdth": 3}}, "unexpected keyword argument 'wdth'"),
         ({"custom": Base, "custom_options": {"width": nn.ReLU}}, "allowed: values of JSON"),
-        ({"custom_options": {"width": 3}}, "'custom_options' beside 'custom', which is not given"),
+        ({"custom_options": {"width": 3}}, "'custom_options' only together with 'custom'"),
         ({"custom": Base, "use_lstm": True}, "'use_lstm' without 'custom'"),
         ({"custom": Base, "custom_model": Unused}, "are two names of 'custom'"),
     ],
