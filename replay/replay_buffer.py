@@ -246,7 +246,7 @@ class ReplayBuffer:
             Bytes of the full buffer.
 
         Raises:
-            ConfigError: the full buffer is larger than the free memory.
+            ConfigError: the full buffer does not fit into the free memory, or onto the disk.
         """
         nbytes = self.nbytes_of(obs, actions)
         if self._directory is not None:
@@ -302,7 +302,7 @@ class ReplayBuffer:
         if count > self.capacity:
             raise ConfigError(
                 f"key {self._capacity_key!r}: got {self.capacity:,}; allowed: {count:,} or more, "
-                "the rows of one fragment"
+                "the number of rows of one fragment"
             )
 
         source = batch.worker_index
@@ -319,8 +319,8 @@ class ReplayBuffer:
         serials = start + np.arange(steps * envs).reshape(steps, envs)
         extras = extra + np.arange(len(own_rows))
         # `step_after` is the row one step later. `following` is the row with the next observation,
-        # which is the successor if the row has a successor.
-        # Until the next fragment arrives, the last row (or its successor) is linked to itself.
+        # which is the successor if the row has a successor. Until the next fragment arrives, the
+        # last row (or its successor) is linked to itself.
         step_after = serials + envs
         nodes = serials.copy()
         nodes.reshape(-1)[own_rows] = extras
@@ -395,7 +395,7 @@ class ReplayBuffer:
         if self.sequence_length is not None and batch.shape[0] > self.sequence_length:
             raise ConfigError(
                 f"key 'sequence_length': got {self.sequence_length}; allowed: {batch.shape[0]} or "
-                "more, the steps of a fragment"
+                "more, the number of steps of a fragment"
             )
         if self._store is None:
             self.allocate(obs, actions)
