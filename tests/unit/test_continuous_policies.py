@@ -99,8 +99,9 @@ def test_targets_and_critic_loss_in_closed_form(name: str, fast: bool) -> None:
     targets = expected_target(policy, rows, noise)
     values = critic_values(policy, "critics", rows.obs, stored_actions(policy, rows))
     both = critic_values(policy, "target_critics", rows.obs, stored_actions(policy, rows))
+    # Each critic has the minimum in some rows.
     assert (both[0] > both[1]).any()
-    assert (both[0] < both[1]).any()  # each critic has the minimum in some rows
+    assert (both[0] < both[1]).any()
     errors = values - targets
     state = policy.shuffle.bit_generator.state
     np.testing.assert_allclose(

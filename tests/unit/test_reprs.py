@@ -1,4 +1,4 @@
-"""What a notebook shows of a trainer, a policy, a batch and a Collector: one short line."""
+"""A notebook shows a trainer, a policy, a batch and a Collector as one short line each."""
 
 from __future__ import annotations
 
