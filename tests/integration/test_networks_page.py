@@ -1,4 +1,4 @@
-"""The network of docs/networks.md trains as it is printed there, also by name and over ranks."""
+"""The network that docs/networks.md prints trains unchanged, also by name and over ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ for _ in range(50):
     assert observation["action_mask"][action]
     action, _ = policy.predict(observation, deterministic=False)
 """
-#: By name, in a trial of Tune. Batch normalisation over ranks, whose checksums are compared.
+#: Registers the network, selects it by name in a trial of Tune, and trains over ranks with batch
+#: normalisation. The ranks compare their checksums.
 BY_NAME = """
 from grid import Grid, GridNetwork
 from torch import nn

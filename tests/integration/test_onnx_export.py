@@ -1,4 +1,4 @@
-"""ONNX models of policies act as `predict`, for batches of every size."""
+"""ONNX models of policies choose the same actions as `predict`, for batches of every size."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def check_model(policy: Policy, path: Path) -> None:
     for rows in (1, 2, 7):
         batch = batch_of(space, rows)
         if policy.mask is not None:
-            batch["action_mask"][:, rows % 3] = 1  # one action at least is allowed
+            batch["action_mask"][:, rows % 3] = 1  # at least one action is allowed
         states = np.random.default_rng(rows).normal(size=(rows, policy.state_size))
         memory = [states.astype(np.float32)] if policy.state_size else []
         feed = dict(zip(inputs, [*leaves(batch), *memory], strict=True))

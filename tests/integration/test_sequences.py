@@ -65,7 +65,9 @@ def test_policy_with_memory_learns_to_recall() -> None:
     }
     trainer = polopt.PolicyOptimizerTrainer({**RUN, **SEQUENCES, **options})
     result = trainer.train()
-    assert trainer.evaluate(40, seed=0).episode_return_mean > 0.9  # without memory: 0.5
+    assert (
+        trainer.evaluate(40, seed=0).episode_return_mean > 0.9
+    )  # a policy without memory reaches 0.5
     delivered = result["optimizer"]["training_intensity"]
     assert delivered == pytest.approx(16.0, abs=128 / 400)
     trainer.stop()
@@ -146,7 +148,8 @@ def test_names_of_rllib_are_accepted() -> None:
 
 
 def test_learning_waits_for_windows_that_are_complete() -> None:
-    """A window may be longer than `learning_starts`: rows until then give no credit."""
+    """A window may be longer than `learning_starts`. Rows that arrive before the first window is
+    complete do not add credit."""
     config = worker_config(
         DQNPolicy,
         env=lambda config: Clock(200),
@@ -156,12 +159,13 @@ def test_learning_waits_for_windows_that_are_complete() -> None:
     workers = FakeWorkerSet(config, FakeTransport())
     options: dict[str, Any] = {"learning_starts": 0, "training_intensity": 8.0}
     optimizer = make_optimizer(SyncReplay, workers, train_batch_size=8, **options)
-    # The first row is complete after 20 steps. A fragment of 8 rows pays for 8 updates.
+    # The first window is complete after 20 steps. A fragment of 8 rows adds credit for 8 updates.
     assert [optimizer.step().updates for _ in range(8)] == [0, 0, 0, 0, 0, 7, 8, 8]
 
 
 def test_rows_earn_no_credit_before_one_can_be_drawn() -> None:
-    """An n-step window that is longer than `learning_starts`: the first draw waits for it."""
+    """If an n-step window is longer than `learning_starts`, the first draw waits until the window
+    is complete."""
     trainer = polopt.PolicyOptimizerTrainer(
         env="CartPole-v1",
         optimizer={"name": "sync_replay", "learning_starts": 1, "train_batch_size": 4},

@@ -242,7 +242,7 @@ def test_segments_have_learning_rates_of_their_own() -> None:
 
 
 def forwards(policy: Any) -> list[Any]:
-    """Returns a list that gets the outputs of the networks in torch from now on."""
+    """Returns a list to which each network adds its outputs in torch."""
     calls: list[Any] = []
     for module in policy.critics.modules():
         module.register_forward_hook(lambda _module, _args, out: calls.append(out))

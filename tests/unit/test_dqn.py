@@ -123,7 +123,7 @@ def test_gradient_can_be_applied_elsewhere() -> None:
 
 
 def forwards(policy: Any) -> list[Any]:
-    """Returns a list that gets the outputs of the networks in torch from now on."""
+    """Returns a list to which each network adds its outputs in torch."""
     calls: list[Any] = []
     for segment in policy.segments.values():
         segment.module.network.register_forward_hook(lambda _module, _args, out: calls.append(out))

@@ -84,8 +84,8 @@ def test_closed_form(mode: str, ends: str, n: int, length: int, alpha: float | N
     rows = drawn(buffer)
     now, after = rows.obs.argmax(-1), rows.next_obs.argmax(-1)
     steps = after - now
-    # An observation does not say which environment it is from. But only 7-step episodes have times
-    # of 5 and 6, and a window that ends early shows the length of its episode.
+    # An observation does not identify its environment. But only 7-step episodes have times of 5 and
+    # 6, and a window that ends early shows the length of its episode.
     assert set(np.unique(now)) == set(range(7))
     cut = rows.discounts == 0 if ends == "terminated" else steps < n
     if ends == "truncated":
