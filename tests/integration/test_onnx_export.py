@@ -169,7 +169,7 @@ def test_export_command_writes_what_load_returns(tmp_path: Path) -> None:
     assert "cannot be written: No such file" in unwritable.stderr
 
 
-def test_export_names_what_is_not_installed(
+def test_export_error_names_missing_packages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -93,7 +93,7 @@ def test_intensity_is_exact_although_sequences_have_rows_that_reset(
     assert optimizer.metrics.num_env_steps_trained == sum(rows.num_rows for rows in drawn) > 0
 
 
-def test_restored_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_restored_run_continues_bit_for_bit(tmp_path: Path) -> None:
     whole, killed, restored = (make(save_replay_buffer=True) for _ in range(3))
     for _ in range(12):
         whole.step()
@@ -134,7 +134,7 @@ def test_restored_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
         ({"optimizer": "async_replay", "num_workers": 1}, "an option of optimizer 'sync_replay'"),
     ],
 )
-def test_misfits_are_refused(changes: dict[str, Any], said: str) -> None:
+def test_options_that_do_not_fit_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         polopt.PolicyOptimizerTrainer({**RUN, **SEQUENCES, **changes})
     assert said in str(caught.value)

@@ -150,7 +150,7 @@ def test_categories_are_not_mapped(space: Any) -> None:
 
 @pytest.mark.parametrize("name", ["ppo", "appo"])
 @pytest.mark.parametrize("model", [{}, {"conv_filters": []}])
-def test_a_policy_acts_as_the_weights_that_it_gets_say(name: str, model: dict[str, Any]) -> None:
+def test_weights_set_the_acting_options_of_a_policy(name: str, model: dict[str, Any]) -> None:
     """A policy gets weights with other options, and then the old weights again."""
     former, present = (make_policy(name, FakeEnv(BOARD, FAR_BOX), model=model) for _ in range(2))
     former.act_as(FORMER_ACTING)
@@ -247,7 +247,7 @@ def test_older_checkpoints_scale_bytes_as_they_were_trained(
         assert np.abs(expected - present[0].action_params(obs)).max() > 1e-3
 
 
-def test_checkpoints_act_as_they_say(tmp_path: Path) -> None:
+def test_checkpoints_restore_their_acting_options(tmp_path: Path) -> None:
     for number, options in enumerate(({}, {"normalize_actions": False, "clip_actions": True})):
         checkpoint = trained(Dose, tmp_path / f"c{number}", **options)
         policies = restored(checkpoint, Dose, tmp_path / f"again{number}")

@@ -125,7 +125,7 @@ def allows(mask: np.ndarray, action: Tensor, kind: str) -> bool:
 
 
 @every_kind
-def test_terms_equal_those_of_the_allowed_actions(kind: str) -> None:
+def test_terms_equal_distributions_over_allowed_actions(kind: str) -> None:
     check_closed_forms(kind)
 
 
@@ -345,7 +345,7 @@ def test_uniform_actions_are_uniform_over_allowed_ones(kind: str) -> None:
 
 
 @every_kind
-def test_uniform_actions_of_a_callable_are_those_of_the_space(kind: str) -> None:
+def test_uniform_actions_of_a_callable_are_allowed(kind: str) -> None:
     """A `Collector` samples uniformly before its callable acts."""
     actions = ACTIONS[kind]
     policy = CallablePolicy(observations(actions), actions, NonLearningConfig(actor=len))

@@ -142,7 +142,7 @@ def total_loss(policy: Any, rows: Any, targets: np.ndarray, noise: np.ndarray) -
 
 @every_name
 @every_backend
-def test_gradients_are_those_of_the_losses(name: str, fast: bool) -> None:
+def test_gradients_equal_finite_differences_of_the_losses(name: str, fast: bool) -> None:
     """The gradients equal finite differences of the losses in NumPy. The gradient of each segment
     comes only from its own loss. The critics get no gradient from the loss of the actor, and the
     temperature gets no gradient from the losses of the actor and the critics."""
@@ -186,7 +186,7 @@ def test_targets_move_slowly(name: str) -> None:
 
 
 @pytest.mark.parametrize("high", [1.0, 50.0])
-def test_density_is_that_of_actions_in_the_unit_box(high: float) -> None:
+def test_density_refers_to_actions_in_the_unit_box(high: float) -> None:
     """The density does not depend on the bounds, so the target entropy means the same for every
     Box."""
     policy = shaken(replay_policy("sac", action_space=spaces.Box(-high, high, (2,))))
@@ -250,7 +250,7 @@ def forwards(policy: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("target", ["auto", None])
-def test_updates_in_numpy_are_those_of_torch(target: Any) -> None:
+def test_updates_in_numpy_equal_updates_in_torch(target: Any) -> None:
     """The networks have two layers, and log standard deviations beyond both bounds."""
     options = {"model": {"fcnet_hiddens": [9, 7]}, "target_entropy": target, "initial_alpha": 0.3}
     fast, slow = (shaken(replay_policy("sac", fast_cpu=fast, **options)) for fast in (True, False))
@@ -284,7 +284,7 @@ class Cautious(SACPolicy):
         return 0.5 * loss, log_prob
 
 
-def test_overridden_loss_is_the_one_that_is_learned() -> None:
+def test_overridden_loss_is_learned() -> None:
     plain = replay_policy("sac")
     policy = Cautious(BOX, plain.action_space, plain.config)
     calls, rows = forwards(policy), transitions(plain)

@@ -144,7 +144,7 @@ def test_observations_are_split_as_their_space() -> None:
     ],
     ids=str,
 )
-def test_dtype_of_a_tensor_is_that_of_the_table(space: Space[Any], dtype: torch.dtype) -> None:
+def test_dtype_of_a_tensor_follows_the_space(space: Space[Any], dtype: torch.dtype) -> None:
     class Checked(Base):
         def forward(self, obs: Tensor) -> Any:
             assert obs.dtype == dtype
@@ -157,7 +157,7 @@ def test_dtype_of_a_tensor_is_that_of_the_table(space: Space[Any], dtype: torch.
     assert policy.predict(space.sample())[0] in (0, 1, 2)
 
 
-def test_mask_is_not_in_what_a_network_gets() -> None:
+def test_network_input_has_no_mask() -> None:
     class OfParts(Base):
         def forward(self, obs: Any) -> Any:
             assert list(obs) == ["observations"]
@@ -591,7 +591,7 @@ def test_checkpoint_compares_names_and_shapes(tmp_path: Path) -> None:
     made.stop()
 
 
-def test_network_for_a_checkpoint_without_one_is_refused(tmp_path: Path) -> None:
+def test_custom_network_for_a_checkpoint_of_a_built_in_network_is_refused(tmp_path: Path) -> None:
     made = PolicyOptimizerTrainer(SMALL)
     made.save(str(tmp_path))
     made.stop()

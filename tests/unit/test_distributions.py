@@ -206,7 +206,7 @@ def test_half_open_box_is_clipped_on_one_side() -> None:
     assert dist.to_env(np.array([[-3.0], [3e8]], np.float32)).tolist() == [[0.0], [3e8]]
 
 
-def test_density_of_a_mapped_action_is_that_of_the_policys_action() -> None:
+def test_density_of_a_mapped_action_equals_scaled_density_of_the_policy() -> None:
     """For an action `a` of the policy, the environment gets `middle + half width * a`. So the
     density of the environment's action is the density of `a`, divided by the half widths. The half
     widths do not depend on the parameters, so ratios, KL and gradients are the same for both

@@ -88,7 +88,7 @@ def test_next_observation_of_a_terminated_row_is_not_read(fast: bool) -> None:
 
 @pytest.mark.parametrize("dueling", [True, False])
 @every_backend
-def test_gradient_is_that_of_the_weighted_mean(dueling: bool, fast: bool) -> None:
+def test_gradient_equals_finite_differences_of_the_weighted_mean(dueling: bool, fast: bool) -> None:
     """The gradient equals finite differences of the loss in closed form. Targets have no
     gradient."""
     options = {"dueling": dueling, "td_error_loss_fn": "mse", "fast_cpu": fast}
@@ -132,7 +132,7 @@ def forwards(policy: Any) -> list[Any]:
 
 @pytest.mark.parametrize("loss", ["huber", "mse"])
 @pytest.mark.parametrize("dueling", [True, False])
-def test_updates_in_numpy_are_those_of_torch(dueling: bool, loss: str) -> None:
+def test_updates_in_numpy_equal_updates_in_torch(dueling: bool, loss: str) -> None:
     options = {"dueling": dueling, "td_error_loss_fn": loss, "target_network_update_freq": 2}
     fast, slow = (shaken(replay_policy("dqn", fast_cpu=fast, **options)) for fast in (True, False))
     calls = forwards(fast)
@@ -167,7 +167,7 @@ class HalfLoss(DQNPolicy):
 
 
 @pytest.mark.parametrize("cls", [Pessimist, HalfLoss])
-def test_overridden_loss_is_the_one_that_is_learned(cls: type[DQNPolicy]) -> None:
+def test_overridden_loss_is_learned(cls: type[DQNPolicy]) -> None:
     config = DQNConfig.parse({"model": {"fcnet_hiddens": [8]}})
     policy, plain = (made(BOX, spaces.Discrete(3), config) for made in (cls, DQNPolicy))
     rows, calls = transitions(policy), forwards(policy)
@@ -283,7 +283,7 @@ def test_masked_actions_are_neither_chosen_nor_bootstrapped_from() -> None:
 
 @pytest.mark.parametrize("double_q", [True, False])
 @pytest.mark.parametrize("dueling", [True, False])
-def test_updates_in_numpy_are_those_of_torch_with_a_mask(dueling: bool, double_q: bool) -> None:
+def test_updates_in_numpy_equal_updates_in_torch_with_a_mask(dueling: bool, double_q: bool) -> None:
     options = {"dueling": dueling, "double_q": double_q, "target_network_update_freq": 2}
     fast, slow = (
         shaken(replay_policy("dqn", MASKED, fast_cpu=fast, **options)) for fast in (True, False)

@@ -219,7 +219,7 @@ OVERRIDING = [HalfLossPPO, UnclippedPPO, MoreEntropyPPO, ShiftedPPO, BackToWhole
 
 
 @pytest.mark.parametrize("cls", [*OVERRIDING, QuietPPO, HalfStepPPO])
-def test_overridden_loss_is_the_one_that_is_learned(cls: type[PPOPolicy]) -> None:
+def test_overridden_loss_is_learned(cls: type[PPOPolicy]) -> None:
     fast = ppo_of(cls)
     assert uses_torch(fast) == (cls in OVERRIDING)
     assert_same_gradient(fast, ppo_of(cls, fast_cpu=False))

@@ -97,7 +97,7 @@ def test_underflow_of_an_environment_is_its_fault() -> None:
     assert result["fault_tolerance"]["num_env_faults"] > 0
 
 
-def test_underflow_of_what_is_sent_and_counted() -> None:
+def test_underflow_in_messages_and_counts() -> None:
     tiny = np.array([3e-30, 1e-38, 3.0], dtype=np.float32)
     other = np.array([-1e-38 - 1e-42, 1e-38, 0.0], dtype=np.float32)
     parts = [Gradients(tiny, 0, rows, {}) for rows in (1, 9_999)]

@@ -143,7 +143,7 @@ def test_value_clipping_changes_the_loss() -> None:
 
 @pytest.mark.parametrize("fast_cpu", [False, True])
 @pytest.mark.parametrize("vf_range", [None, 0.05])
-def test_value_errors_of_ppo_are_those_of_rllib(vf_range: float | None, fast_cpu: bool) -> None:
+def test_value_loss_of_ppo_equals_rllib(vf_range: float | None, fast_cpu: bool) -> None:
     """The options of a config of RLlib's PPO mean the same in polopt. The loss is `vf_loss_coeff`
     times the mean of the squared errors, each clipped to `vf_clip_param`."""
     options = {"vf_clip_range": vf_range, "clip_param": 0.1, "fast_cpu": fast_cpu}

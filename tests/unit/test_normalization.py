@@ -58,7 +58,7 @@ def batch_of(policy: Any, steps: int = 6, envs: int = 4, seed: int = 0) -> Sampl
 # ---- moments ----------------------------------------------------------------------------------
 
 
-def test_merged_moments_equal_those_of_all_rows() -> None:
+def test_merged_moments_equal_moments_of_all_rows() -> None:
     rng = np.random.default_rng(0)
     rows = rng.normal([0.0, 1e3, -3.0], [1.0, 1.0, 1e3], (500, 3)).astype(np.float32)
     parts = np.split(rows, [0, 1, 7, 7, 300, 499])
@@ -241,9 +241,7 @@ def test_observations_without_numbers_are_a_config_error(space: Any) -> None:
         ({"normalize_rewards": "yes please"}, "'normalize_rewards': got 'yes please'"),
     ],
 )
-def test_wrong_options_name_key_value_and_what_is_allowed(
-    options: dict[str, Any], message: str
-) -> None:
+def test_error_names_key_value_and_allowed_values(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         PPOConfig.parse(options)
 
@@ -310,7 +308,7 @@ def test_batch_that_is_normalised_is_not_normalised_again(name: str) -> None:
     np.testing.assert_array_equal(prepared.reshape(once.obs.shape), once.obs)
 
 
-def test_advantages_and_targets_are_those_of_normalised_rewards() -> None:
+def test_advantages_and_targets_use_normalised_rewards() -> None:
     policy: Any = with_moments(small_policy("a2c", gamma=0.9, clip_rewards=0.2, **BOTH))
     batch = batch_of(policy)
     raw = batch["rewards"].copy()

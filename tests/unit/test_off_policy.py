@@ -179,7 +179,7 @@ def test_appo_without_lag_is_ppo_with_returns() -> None:
 
 
 @every_off_policy
-def test_acted_log_probabilities_are_not_those_of_later_weights(name: str) -> None:
+def test_log_probabilities_use_the_weights_that_acted(name: str) -> None:
     policy = small_policy(name)
     batch = make_batch(policy)
     acted = log_prob(batch["action_dist_inputs"], batch).numpy()
@@ -195,7 +195,7 @@ def test_acted_log_probabilities_are_not_those_of_later_weights(name: str) -> No
 
 
 @every_off_policy
-def test_learning_leaves_the_batch_as_it_is(name: str) -> None:
+def test_learning_does_not_change_the_batch(name: str) -> None:
     policy = small_policy(name, num_sgd_iter=2, sgd_minibatch_size=9)
     batch = stale_batch(policy)
     before = {key: column.copy() for key, column in batch.columns.items()}

@@ -217,7 +217,7 @@ class Halves(Reinforce):
             yield gradients._replace(new_rows=new_rows, ends_rollout=(time, half) == (1, 1))
 
 
-def test_policy_says_what_the_gradients_of_a_batch_are() -> None:
+def test_policy_may_yield_several_gradients_per_batch() -> None:
     env = FakeEnv(spaces.Box(-9.0, 9.0, (2,)), spaces.Discrete(3))
     policy = Halves(env.observation_space, env.action_space, PolicyConfig())
     batch = make_batch(policy)
@@ -267,7 +267,7 @@ def test_contract_has_nothing_of_a_family() -> None:
     assert public_names(NetworkPolicy) - ACTS - LEARNS == NETWORK
 
 
-def test_options_that_are_fixed_are_those_of_the_family() -> None:
+def test_families_have_their_own_fixed_options() -> None:
     policy = make_reinforce()
     policy.set_option("lr", 0.5)
     assert policy.config.lr == 0.5

@@ -128,12 +128,12 @@ def test_error_buffer_that_would_block_both_is_refused() -> None:
 
 
 @pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), "fast"])
-def test_wrong_intensity(wrong: Any) -> None:
+def test_wrong_intensity_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigError, match=r"'training_intensity': got .*allowed: a number above 0"):
         RateLimiter(wrong, 0)
 
 
-def test_no_limit() -> None:
+def test_intensity_of_none_has_no_limit() -> None:
     limiter = RateLimiter(None, min_size=10)
     assert not limiter.can_learn(BATCH)
     limiter.inserted(10)
@@ -153,7 +153,7 @@ def test_rows_that_got_lost_are_given_back() -> None:
     assert limiter.can_learn(BATCH)
 
 
-def test_who_was_blocked_and_for_how_long() -> None:
+def test_blocked_times_are_reported() -> None:
     clock = VirtualClock()
     limiter = RateLimiter(1, min_size=0, error_buffer=64, clock=clock)
     assert not limiter.can_learn(BATCH)

@@ -73,7 +73,9 @@ def places(rows: Transitions) -> set[int]:
 @every_mode
 @pytest.mark.parametrize("ends", ["terminated", "truncated"])
 @pytest.mark.parametrize("length", [1, 5, 6, 16])
-def test_closed_form(mode: str, ends: str, n: int, length: int, alpha: float | None) -> None:
+def test_rows_equal_closed_form(
+    mode: str, ends: str, n: int, length: int, alpha: float | None
+) -> None:
     """The episodes have 5 and 7 steps with a reward of 1, and the observation is the time. The ring
     wraps at different steps of the episodes."""
     env = sync_clocks(LENGTHS, ends, mode)
@@ -268,7 +270,7 @@ additions = st.lists(
     additions,
     st.integers(0, 10**6),
 )
-def test_equals_a_list_of_what_happened(
+def test_random_streams_equal_slow_reference(
     mode: str, n: int, capacity: int, alpha: float | None, added: list[Any], seed: int
 ) -> None:
     streams, reference = Streams(mode, seed), Reference(capacity, n)
@@ -339,7 +341,7 @@ def test_equal_observations_do_not_make_a_fragment_follow() -> None:
     assert buffer.stats()["num_gaps"] == 1
 
 
-def test_owner_says_whether_a_fragment_follows() -> None:
+def test_argument_follows_overrides_places() -> None:
     buffer = ReplayBuffer(100, GAMMA, 3)
     buffer.add(fragment(0, place=None))
     buffer.add(fragment(4, place=None), follows=True)
@@ -380,7 +382,7 @@ def test_other_rows_in_the_places_of_a_waiting_stream_stay_as_they_are() -> None
         np.testing.assert_allclose(rows.rewards, returns, rtol=1e-5)
 
 
-def test_sampler_names_its_fragments() -> None:
+def test_sampler_sets_places_of_fragments() -> None:
     env = sync_clocks([50, 60], "truncated", "same_step")
     sampler = make_sampler(env, make_policy("a2c", env), 4)
     first, second = sampler.sample(), sampler.sample(steps=3)
@@ -414,7 +416,7 @@ def test_bytes_stay_bytes_and_are_stored_once() -> None:
     assert buffer.nbytes == 1000 * (192 + 8 + 4 + 4 + 1)
 
 
-def test_size_is_known_before_it_is_filled() -> None:
+def test_size_is_known_before_the_buffer_is_filled() -> None:
     buffer = ReplayBuffer(1_000_000, GAMMA)
     spec = ColumnSpec((17,), np.dtype(np.float32)), ColumnSpec((6,), np.dtype(np.float32))
     assert buffer.nbytes == 0
@@ -523,7 +525,7 @@ def test_given_priorities_wait_with_their_rows() -> None:
     )
 
 
-def test_completed_rows_keep_what_was_learned() -> None:
+def test_completed_rows_keep_their_learned_priorities() -> None:
     """A new fragment does not reset the priorities of rows of the previous fragment."""
     buffer = prioritized(alpha=1.0)
     buffer.add(fragment(0, envs=1))
@@ -547,7 +549,7 @@ def test_priorities_of_overwritten_rows_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1.0, np.nan, np.inf])
-def test_wrong_priorities(wrong: float) -> None:
+def test_wrong_priorities_are_refused(wrong: float) -> None:
     buffer = prioritized()
     buffer.add(fragment(0))
     with pytest.raises(ValueError, match="priorities must be finite and 0 or larger; got"):
@@ -666,7 +668,7 @@ def test_fragment_longer_than_a_sequence_is_refused() -> None:
         (lambda: sequences(4, burn_in=4), "'burn_in': got 4; allowed: 0 to 3"),
     ],
 )
-def test_wrong_arguments(make: Callable[[], Any], said: str) -> None:
+def test_wrong_arguments_are_refused(make: Callable[[], Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         make()
 

@@ -68,7 +68,7 @@ def through_checkpoint(state: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 @every_kind
 @pytest.mark.parametrize("before", [0, 5, 60])
-def test_goes_on_bit_for_bit(tmp_path: Path, kind: str, before: int) -> None:
+def test_loaded_buffer_continues_bit_for_bit(tmp_path: Path, kind: str, before: int) -> None:
     buffer, streams = made(kind), Streams("same_step", 1)
     use(buffer, streams, before)
     state = through_checkpoint(buffer.save(tmp_path / "rows"), tmp_path / "checkpoint")
@@ -85,7 +85,7 @@ def test_goes_on_bit_for_bit(tmp_path: Path, kind: str, before: int) -> None:
 
 
 @every_kind
-def test_earlier_save_stays_as_it_is(tmp_path: Path, kind: str) -> None:
+def test_later_save_does_not_change_an_earlier_save(tmp_path: Path, kind: str) -> None:
     buffer, streams = made(kind), Streams("same_step", 1)
     use(buffer, streams, 40)
     state = through_checkpoint(buffer.save(tmp_path / "first"), tmp_path / "state")
@@ -135,7 +135,7 @@ def test_files_that_are_gone_are_written_again(tmp_path: Path) -> None:
     assert again.num_rows == 160
 
 
-def test_memory_is_not_needed_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_does_not_copy_the_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_store, "_FILE_BYTES", 1 << 20)
     buffer = ReplayBuffer(100_000, GAMMA)
     batch = fragment(0, steps=25_000, envs=4)
@@ -155,7 +155,7 @@ def test_memory_is_not_needed_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert again.num_rows == 100_000
 
 
-def test_without_rows(tmp_path: Path) -> None:
+def test_state_without_rows_is_restored(tmp_path: Path) -> None:
     """The buffer continues with its counts and its random generator, but it is empty."""
     buffer = ReplayBuffer(100, GAMMA, alpha=0.6, beta_rows=100)
     buffer.add(fragment(0))

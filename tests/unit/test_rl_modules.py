@@ -253,7 +253,7 @@ def test_defaults_of_rllib_are_not_taken_over(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == ""
 
 
-def test_algorithm_that_polopt_has_not_is_refused() -> None:
+def test_algorithm_that_polopt_lacks_is_refused() -> None:
     from ray.rllib.algorithms.bc import BCConfig
 
     with pytest.raises(ConfigError, match="from_rllib: got BCConfig"):

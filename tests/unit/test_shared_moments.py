@@ -104,7 +104,7 @@ def rows_of(optimizer: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_workers_moments_equal_those_of_all_their_rows(name: str) -> None:
+def test_moments_of_workers_equal_moments_of_all_their_rows(name: str) -> None:
     """This includes the rows of gradients that the optimizer drops because they are stale."""
     cls, options = EVERY[name]
     optimizer = make(cls, shuffled_by(1), **options)
@@ -263,7 +263,7 @@ def test_drivers_moments_survive_weights_that_workers_learned() -> None:
     assert moments_of(optimizer.policy) is after
 
 
-def test_learner_in_this_process_learns_what_acted() -> None:
+def test_local_learner_uses_the_moments_that_acted() -> None:
     """The moments of the driver have changed before it learns, but the first KL divergence is still
     0."""
     options = {"num_sgd_iter": 1, "sgd_minibatch_size": 0, "gamma": GAMMA, "lr": 0.05, **BOTH}

@@ -82,7 +82,7 @@ def test_draws_are_stratified_and_proportional() -> None:
     assert np.bincount(found, minlength=4).tolist() == [1, 0, 2, 5]
 
 
-def test_nothing_to_draw() -> None:
+def test_tree_of_zeros_cannot_be_drawn_from() -> None:
     with pytest.raises(ValueError, match="all priorities are 0"):
         SumTree(10).find(np.zeros(2))
 
@@ -100,7 +100,7 @@ def test_nbytes(size: int) -> None:
     st.integers(1, 5000),
     st.floats(0, 1, exclude_max=True),
 )
-def test_any_leaves(values: list[float], size: int, uniform: float) -> None:
+def test_leaf_of_zero_is_never_drawn(values: list[float], size: int, uniform: float) -> None:
     """No leaf of 0 is drawn, even if the leaves differ by 300 orders of magnitude."""
     leaves = np.resize(np.array(values), size)
     leaves[:-1:3] = 0.0

@@ -184,7 +184,7 @@ def returns_of(batch: SampleBatch, gamma: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.7, 1.0])
-def test_targets_on_policy_are_those_of_gae(lambda_: float) -> None:
+def test_targets_on_policy_equal_targets_of_gae(lambda_: float) -> None:
     batch, config = made_batch(12, 4, "same_step", 1), config_of(lambda_=lambda_)
     values, following = gae.state_values(batch, value_of)
     values, following = values.astype(np.float32), following.astype(np.float32)
