@@ -196,14 +196,15 @@ class ActionModulePolicy(ModulePolicy):
         name = type(self.module).__name__
         if "action" not in self._out_keys:
             raise ConfigError(
-                f"key 'policy': got {name} with out_keys {self._out_keys}. Allowed: with 'action'"
+                f"key 'policy': got {name} with out_keys {self._out_keys}. Allowed: out_keys with "
+                "'action'"
             )
         if isinstance(observation_space, spaces.Dict):
             known = [*observation_space.spaces]
             right = all(key in known for key in self._in_keys)
-            allowed = f"of {known}"
+            allowed = f"in_keys from {known}"
         else:
-            right, allowed = len(self._in_keys) == 1, "one key"
+            right, allowed = len(self._in_keys) == 1, "one in_key"
         if not right:
             raise ConfigError(
                 f"key 'policy': got {name} with in_keys {self._in_keys} for observations of "

@@ -46,8 +46,8 @@ def write_onnx(
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"export to ONNX needs {', '.join(missing)}, which is not installed: "
-            "pip install 'polopt[onnx]'"
+            f"export to ONNX needs packages that are not installed: {', '.join(missing)}. "
+            "Install them: pip install 'polopt[onnx]'"
         )
     network = copy.deepcopy(network).cpu()
     parts = list(_parts(policy.encoder.space, "observations"))

@@ -185,7 +185,7 @@ class Policy(ActingPolicy):
             NotImplementedError: the class does not define this method.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} gives no gradients: it does not define compute_gradients"
+            f"{type(self).__name__} cannot compute gradients: it does not define compute_gradients"
         )
 
     @classmethod
@@ -290,7 +290,7 @@ class Policy(ActingPolicy):
         """
         name = self.config_class.aliases.get(name, name)
         if name in self.config_class.fixed:
-            raise ConfigError(f"key {name!r} cannot be changed while the policy exists")
+            raise ConfigError(f"key {name!r} cannot be changed after the policy has been made")
         options = {**self.config.to_dict(), name: value}
         self.config = self.config_class.parse(options, "policy")
         self._updater.configure(self.config)
@@ -317,7 +317,7 @@ class Policy(ActingPolicy):
         """
         if weights.moments is not None:
             if self.normalizer is None:
-                raise ValueError("the weights have moments, and this policy does not normalise")
+                raise ValueError("the weights have moments, but this policy does not normalise")
             self.normalizer.moments = weights.moments
         self.flat.set_params(weights.flat)
         if weights.acting is not None:
@@ -374,8 +374,8 @@ class Policy(ActingPolicy):
         own = "nothing" if self.normalizer is None else self.normalizer.kinds
         if kinds_of(moments) != own:
             raise ValueError(
-                f"the state must be of a policy that normalises {own}; got one that normalises "
-                f"{kinds_of(moments)}"
+                f"the state must be of a policy that normalises {own}; got the state of a policy "
+                f"that normalises {kinds_of(moments)}"
             )
         flat = self.flat.params_of(state)
         acting = _acting_of(state)

@@ -127,7 +127,9 @@ class ObservationEncoder:
             parts = ", ".join(
                 f"{name}: {'one' if size is None else size}" for size, name in sizes.items()
             )
-            raise ValueError(f"observation must have the same number of rows everywhere; {parts}")
+            raise ValueError(
+                f"all parts of an observation must have the same number of rows; got {parts}"
+            )
         is_batch = None not in sizes
         if not isinstance(self.space, spaces.Box):
             return np.concatenate([_flatten_batch(*pair) for pair in arrays], axis=1), is_batch

@@ -102,7 +102,10 @@ class ActionDistribution(ABC):
         Raises:
             ConfigError: the distribution does not define this method.
         """
-        raise ConfigError(f"{type(self).__name__} actions cannot be exported: no mode_for_env")
+        raise ConfigError(
+            f"{type(self).__name__} actions cannot be exported: the distribution does not define "
+            "mode_for_env"
+        )
 
     @abstractmethod
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:

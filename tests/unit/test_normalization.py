@@ -419,7 +419,7 @@ def test_state_of_another_normalisation_is_refused() -> None:
         both.set_state(old)
     with pytest.raises(ValueError, match=r"normalises nothing; got .* rewards"):
         plain.set_state(some.get_state())
-    with pytest.raises(ValueError, match="got one that normalises rewards"):
+    with pytest.raises(ValueError, match="got the state of a policy that normalises rewards"):
         both.set_state(some.get_state())
     changed = both.get_state()
     changed["moments"]["m2"] -= 1.0
