@@ -36,8 +36,8 @@ class DQNConfig(EpsilonGreedyConfig, ReplayConfig):
         double_q: the network chooses the best next action, and the target network evaluates this
             action (van Hasselt et al., 2016). With False, the target network does both.
         dueling: the network computes a state value and advantages. See `QNetwork`.
-        td_error_loss_fn: `huber` or `mse`. Both losses are half the squared TD error. Beyond an
-            absolute error of 1, the Huber loss grows linearly.
+        td_error_loss_fn: the loss of a TD error, `huber` or `mse`. Both losses are half the squared
+            error, but beyond an absolute error of 1, the Huber loss grows only linearly.
     """
 
     lr: LearningRate = 5e-4

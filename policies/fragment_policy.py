@@ -37,12 +37,12 @@ class FragmentConfig(NormalizingConfig):
         lambda_: lambda of lambda-returns (key `lambda`).
         num_sgd_iter: number of epochs over each batch.
         sgd_minibatch_size: number of rows of a minibatch. If the workers learn, this is the number
-            of rows of one worker. `None` means that all rows are one minibatch.
+            of rows of one worker. `None` and 0 mean that all rows are one minibatch.
         microbatch_size: largest number of rows whose gradient is computed at once. The gradient of
             a minibatch is the mean of the gradients of its microbatches, weighted by their numbers
-            of rows. Smaller microbatches need less memory and do not change the result. `None`
-            computes the gradient of a minibatch at once. (RLlib 0.8's MicrobatchOptimizer adds up
-            the gradients instead of taking their mean.)
+            of rows. Smaller microbatches need less memory and do not change the result. With `None`
+            or 0, the gradient of a minibatch is computed at once. (RLlib 0.8's MicrobatchOptimizer
+            adds up the gradients instead of taking their mean.)
         normalize_rewards: divide rewards by the running standard deviation of the discounted
             return. Values and value targets then refer to the divided rewards. The returns in
             results stay undivided.

@@ -32,13 +32,13 @@ class ReplayConfig(NormalizingConfig):
 
     Attributes:
         gamma: discount factor.
-        n_step: number of steps of a transition. The reward of a transition is the sum of the
-            discounted rewards of these steps. A transition has fewer steps if the episode ends
+        n_step: largest number of steps of a transition. The reward of a transition is the sum of
+            the discounted rewards of its steps. A transition has fewer steps if the episode ends
             earlier.
-        tau: the fraction of the distance that a target network moves towards its network in one
-            move. With 1, the target network becomes a copy of its network.
-        target_network_update_freq: number of updates of the weights between two moves of the target
-            networks. (RLlib and Stable-Baselines3 count environment steps instead.)
+        tau: in each move, a target network moves towards its network by this fraction of the
+            distance. With 1, the target network becomes a copy of its network.
+        target_network_update_freq: move the target networks once in this many updates of the
+            weights. (RLlib and Stable-Baselines3 count environment steps instead.)
         random_timesteps: number of environment steps at the beginning of a run in which actions are
             uniformly random. After these steps, the policy chooses the actions.
     """

@@ -27,7 +27,8 @@ class EpsilonGreedy(Categorical):
     Args:
         space: action space of one environment.
         epsilon: a function that gets N, the number of environments. It returns one epsilon, or
-            epsilons `[N]`. `draw_noise` calls this function once per fragment.
+            epsilons `[N]`. `draw_noise` calls this function, so epsilon is constant within a
+            fragment.
     """
 
     def __init__(
