@@ -30,7 +30,8 @@ from polopt.policies.replay_policy import (
 
 
 class DQNConfig(EpsilonGreedyConfig, ReplayConfig):
-    """Options of `DQNPolicy`, besides the options of `ReplayConfig` and `EpsilonGreedyConfig`.
+    """Options of `DQNPolicy`, in addition to the options of `ReplayConfig` and
+    `EpsilonGreedyConfig`.
 
     Attributes:
         double_q: the network chooses the best next action, and the target network evaluates this

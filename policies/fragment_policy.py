@@ -30,7 +30,8 @@ from polopt.policies.policy import reduce_gradient
 
 
 class FragmentConfig(NormalizingConfig):
-    """Options of policies that learn from fragments, besides the options of `NormalizingConfig`.
+    """Options of policies that learn from fragments, in addition to the options of
+    `NormalizingConfig`.
 
     Attributes:
         gamma: discount factor.
@@ -87,7 +88,7 @@ class FragmentPolicy(NetworkPolicy):
 
     config_class: ClassVar[type[FragmentConfig]] = FragmentConfig
     config: Any  # see Policy
-    #: Columns of a prepared batch that `loss` reads, besides `obs`.
+    #: Columns of a prepared batch that `loss` reads, in addition to `obs`.
     loss_columns: ClassVar[tuple[str, ...]] = ("actions", "value_targets")
     #: Whether minibatches are whole columns `[T, n]`. If True, `prepare_batch` is called for each
     #: minibatch, right before its gradient is computed. If False, `prepare_batch` is called once,
