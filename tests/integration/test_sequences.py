@@ -65,9 +65,8 @@ def test_policy_with_memory_learns_to_recall() -> None:
     }
     trainer = polopt.PolicyOptimizerTrainer({**RUN, **SEQUENCES, **options})
     result = trainer.train()
-    assert (
-        trainer.evaluate(40, seed=0).episode_return_mean > 0.9
-    )  # a policy without memory reaches 0.5
+    # A policy without memory reaches 0.5.
+    assert trainer.evaluate(40, seed=0).episode_return_mean > 0.9
     delivered = result["optimizer"]["training_intensity"]
     assert delivered == pytest.approx(16.0, abs=128 / 400)
     trainer.stop()

@@ -122,7 +122,7 @@ def test_module_that_polopt_cannot_have_is_refused(options: dict[str, Any], said
 
 @pytest.mark.parametrize("given", [{"normalize_observations": True}, {"model": NETWORKS["lstm"]}])
 def test_policy_that_rllib_cannot_have_is_refused(given: dict[str, Any]) -> None:
-    """In RLlib 2.60, the forward pass of an LSTM with `free_log_std` raises an error."""
+    """RLlib's own forward pass of an LSTM with `free_log_std` raises (2.60)."""
     with pytest.raises(ConfigError, match="no counterpart among the default modules"):
         to_rl_module(PPOPolicy(OBSERVATIONS, ACTIONS["box"], PPOConfig.parse(given)))
 
@@ -130,11 +130,8 @@ def test_policy_that_rllib_cannot_have_is_refused(given: dict[str, Any]) -> None
 # ---- convolutions -----------------------------------------------------------------------------
 
 IMAGES = Box(-1.0, 1.0, (21, 21, 3), np.float32)
-FILTERS = [
-    [4, [4, 4], 2],
-    [6, 3, 2, "valid"],
-    [5, 2, 1],
-]  # the paddings are 1 and 2, none, and 0 and 1
+#: The paddings of these filters are 1 and 2, none, and 0 and 1.
+FILTERS = [[4, [4, 4], 2], [6, 3, 2, "valid"], [5, 2, 1]]
 
 
 def image_module(actions: str = "discrete", shape: Any = IMAGES, **options: Any) -> Any:

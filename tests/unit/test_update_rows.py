@@ -1,4 +1,4 @@
-"""`rows_per_update` of results is the mean number of rows of the gradient of an update."""
+"""`rows_per_update` of results: the rows of the gradient of each update, whoever makes it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ ROWS = 10  # of a fragment of 5 steps of 2 environments
 
 
 def rows_per_update(cls: Any, steps: int = 3, **options: Any) -> float:
-    """`rows_per_update` of an optimizer with three workers. Each worker samples fragments of `ROWS`
-    rows."""
+    """Of an optimizer with three workers of which each samples fragments of `ROWS` rows."""
     policy = {"num_sgd_iter": 4, "sgd_minibatch_size": 6}
     config = worker_config("ppo", rollout={"num_workers": 3}, **policy)
     optimizer = make_optimizer(cls, FakeWorkerSet(config, FakeTransport()), **options)
@@ -30,7 +29,7 @@ def rows_per_update(cls: Any, steps: int = 3, **options: Any) -> float:
 
 
 def test_minibatches_of_a_batch_are_averaged() -> None:
-    """The number of epochs does not matter. A batch has 30 rows in 5 minibatches."""
+    """Epochs do not count: 30 rows in 5 minibatches."""
     assert rows_per_update(SyncSamples, train_batch_size=3 * ROWS) == 6.0
 
 
