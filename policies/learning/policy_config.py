@@ -41,9 +41,8 @@ class PolicyConfig(Config):
 
     lr: LearningRate = 1e-3
     torch_optimizer: Literal["adam", "rmsprop"] = "adam"
-    adam_epsilon: float = pydantic.Field(
-        default=1e-5, ge=1e-30, le=1e6
-    )  # a value below this bound may be 0 in float32
+    # An epsilon below this bound may be 0 in float32.
+    adam_epsilon: float = pydantic.Field(default=1e-5, ge=1e-30, le=1e6)
     rmsprop_alpha: float = pydantic.Field(default=0.99, ge=0.0, lt=1.0)
     rmsprop_epsilon: float = pydantic.Field(default=1e-5, ge=1e-30, le=1e6)
     grad_clip: float | None = pydantic.Field(default=40.0, gt=0.0)
