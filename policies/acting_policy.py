@@ -184,9 +184,9 @@ class ActingPolicy(ABC):
             the state for the next call, or `None` for policies without memory.
 
         Raises:
-            ValueError: an observation has another structure or shape than the space, an action
-                mask allows no action, the state has another shape, or the policy has no memory and
-                the state is not None.
+            ValueError: an observation does not have the structure or shape of the space. An action
+                mask allows no action. The state has a wrong shape, or it is not None although the
+                policy has no memory.
         """
         if state is not None and not self.state_size:
             raise ValueError(f"{type(self).__name__} has no memory: state must be None")

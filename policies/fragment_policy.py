@@ -143,9 +143,10 @@ class FragmentPolicy(NetworkPolicy):
     ) -> dict[str, np.ndarray]:
         """Returns the valid rows `[B, ...]` of the columns that `loss` reads.
 
-        For a policy with memory, `obs` holds whole sequences `[T, N, ...]`, and three more columns
-        are for `outputs`: `starts` and `valid` `[T, N]`, and `state` `[N, S]`, the memory before
-        the first step. The B valid rows are ordered by time, and then by environment.
+        For a policy with memory, `obs` holds whole sequences `[T, N, ...]`. The result then has
+        three more columns for `outputs`: `starts` `[T, N]`, `valid` `[T, N]`, and `state` `[N, S]`,
+        the memory before the first step. The B valid rows are ordered by time, and then by
+        environment.
 
         Args:
             batch: a batch from `prepare_batch`.

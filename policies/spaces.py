@@ -51,9 +51,9 @@ class ObservationEncoder:
         """Encodes a batch of observations as `[N, *shape]`.
 
         Args:
-            observations: a batch as a vector environment returns it: an array, a dict of batches
-                for a Dict, or a tuple of batches for a Tuple. An array of a Box with the dtype of
-                the Box is returned without a copy.
+            observations: a batch as a vector environment returns it. This is an array, a dict of
+                batches for a Dict, or a tuple of batches for a Tuple. An array of a Box with the
+                dtype of the Box is returned without a copy.
 
         Raises:
             ValueError: a value is outside of its Discrete or MultiDiscrete space.
@@ -70,8 +70,8 @@ class ObservationEncoder:
         """Encodes one observation of the space as `[*shape]`.
 
         Raises:
-            ValueError: the observation does not have the structure and shapes of the space, or has
-                a value that the integer dtype of its Box cannot represent.
+            ValueError: the observation does not have the structure and shapes of the space. Also
+                raised if the integer dtype of a Box cannot represent a value.
         """
         encoded = isinstance(observation, np.ndarray) and isinstance(self.space, spaces.Box)
         if encoded and observation.shape == self.shape and observation.dtype == self.dtype:
@@ -199,10 +199,11 @@ def _one_hot(values: np.ndarray, size: int, space: Space[Any]) -> np.ndarray:
 def _leaves(
     space: Space[Any], observation: Any, name: str
 ) -> Iterator[tuple[Space[Any], np.ndarray, str, Any]]:
-    """Yields one tuple for each Box, Discrete, MultiDiscrete and MultiBinary of the space.
+    """Yields `(space, array, name, given)` for each Box, Discrete, MultiDiscrete and MultiBinary of
+    the space.
 
-    The tuple holds the space of the part, the part of the observation (or batch) as an array, the
-    name of the part for error messages, and the part as the caller passed it.
+    `array` is the part of the observation or batch that belongs to `space`. `name` is its name in
+    error messages, and `given` is the part as the caller passed it.
 
     Raises:
         ValueError: the keys or the number of parts differ from the space, or a part does not

@@ -890,9 +890,10 @@ class ReplayBuffer:
             `num_rows`, `capacity`, `fill` (the used fraction of `capacity`), `nbytes` of the full
             buffer, `rows_added`, `num_gaps`, and `row_age` (see `AgeHistogram`). The age of a drawn
             row is the number of rows that arrived after this row. With priorities, the dict also
-            has `priority` (`{mean, max}` of the priorities that were set since the last call),
-            `max_priority` (the largest priority so far), `beta`, and `num_stale_priorities` (the
-            number of priorities for rows that had been overwritten).
+            has `priority`, `max_priority`, `beta`, and `num_stale_priorities`. `priority` is the
+            `{mean, max}` of the priorities that were set since the last call. `max_priority` is the
+            largest priority so far. `num_stale_priorities` counts priorities for rows that had been
+            overwritten.
         """
         stats: dict[str, Any] = {
             "num_rows": self._num_valid,

@@ -140,7 +140,7 @@ class RowStore:
 
     def save(self, directory: Path, filled: int) -> dict[str, Any]:
         """Writes the rows to files of about 8 MB. If the rows of a file have not changed since the
-        last save or load, this method only creates a hard link to the old file, which costs almost
+        last save or load, this method only creates a hard link to the old file. This costs almost
         nothing.
 
         A complete file is never changed. So a save does not change files of earlier checkpoints,

@@ -29,9 +29,9 @@ class QModelConfig(ModelConfig):
 class QNetwork(Network):
     """Computes Q-values `[B, n]` of n actions from the outputs of another network.
 
-    With dueling (Wang et al., 2016), the first output of the other network is the advantages A `[B,
-    n]`, and its second output is the state value V `[B]`. Then `Q(s, a) = V(s) + A(s, a) - mean_a
-    A(s, a)`. Without dueling, the first output is Q, and the second output is ignored.
+    With dueling (Wang et al., 2016), the other network computes advantages A `[B, n]` and the state
+    value V `[B]`. Then `Q(s, a) = V(s) + A(s, a) - mean_a A(s, a)`. Without dueling, the first
+    output is Q, and the second output is ignored.
 
     Args:
         network: the other network, with outputs `[B, n]` and `[B]`.
