@@ -1,4 +1,5 @@
 """Policies: networks, action distributions and losses. Uses torch and NumPy, but not Ray.
 
-Modules are imported by name (`polopt.policies.ppo`), so that a process imports only what it uses.
+Import each module by its name, such as `polopt.policies.ppo`. Then a process imports only the
+modules that it uses.
 """

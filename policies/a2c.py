@@ -11,14 +11,15 @@ from polopt.policies.actor_critic import ActorCriticConfig, ActorCriticPolicy
 
 
 class A2CConfig(ActorCriticConfig):
-    """Options of `A2CPolicy`: the same as in `ActorCriticConfig`."""
+    """Options of `A2CPolicy`. These are the options of `ActorCriticConfig`."""
 
 
 class A2CPolicy(ActorCriticPolicy):
-    """Loss `-log pi(a|s) A + vf_loss_coeff (V(s) - target)^2 / 2 - entropy_coeff H(pi)`.
+    """Learns with the loss `-log pi(a|s) A + vf_loss_coeff (V(s) - target)^2 / 2 - entropy_coeff
+    H(pi)`.
 
-    The loss is the mean over valid rows. The paper and RLlib 0.8 use the sum, so their step size
-    depends on the batch size.
+    The loss is the mean over valid rows. The paper and RLlib 0.8 use the sum, so the size of their
+    updates depends on the batch size.
     """
 
     config_class: ClassVar[type[ActorCriticConfig]] = A2CConfig

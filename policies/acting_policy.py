@@ -1,4 +1,4 @@
-"""`ActingPolicy`: base class of everything that chooses actions, whether it learns or not."""
+"""`ActingPolicy`: base class of all policies, including policies that never learn."""
 
 from __future__ import annotations
 
@@ -26,29 +26,35 @@ class ActingPolicy(ABC):
         actions, extras = policy.compute_actions(policy.encoder.encode(observations))
         policy.set_weights(weights)
 
-    Samplers, workers and a `Collector` use only these methods of a policy. `Policy` also learns.
-    `NonLearningPolicy` adapts the user's own function or module. A subclass provides
-    `make_distribution`, `action_params` (or `act`), and the methods for weights and state.
+    Samplers, workers and a `Collector` use only the methods of this class. The subclass `Policy`
+    also learns. The subclass `NonLearningPolicy` wraps a function or a module of the user. A
+    subclass must define `make_distribution`, `action_params`, and the methods for weights and
+    state. A policy with memory must also define `act`.
 
     Args:
         observation_space: observation space of one environment.
         action_space: action space of one environment.
         config: options. See the subclass.
-        seed: seed of the shuffling of minibatches. See also the subclass.
+        seed: seed of the shuffling of minibatches. A subclass may use the seed for more.
         device: torch device of networks.
 
     Attributes:
         encoder: converts observations of the environment to arrays.
         action_space: action space of one environment.
-        normalizer: normalises observations and rewards. None: they are used as they are.
+        normalizer: normalises observations and rewards. `None` means that the policy does not
+            normalise.
         dist: the action distribution.
-        mask: the place of the action mask in observations. None: observations have no mask.
-        version: number of updates applied to the weights. Written to each batch.
-        env_steps: environment steps sampled so far by all workers. The argument of all schedules.
-        shuffle: random numbers for the order of minibatches. Workers save and restore it.
-        state_size: S, size of the memory of one environment, a vector. 0 without memory.
-        worker_index: index of the worker that samples with this policy, from 1. 0: the driver, or
-            no worker.
+        mask: the position of the action mask in observations. `None` means that observations have
+            no mask.
+        version: number of updates applied to the weights. The sampler writes this number to each
+            batch.
+        env_steps: environment steps sampled so far by all workers. All schedules depend on this
+            number.
+        shuffle: random generator for the order of minibatches. Workers save and restore its state.
+        state_size: S, size of the policy's memory for one environment. 0 for a policy without
+            memory.
+        worker_index: index of the worker that samples with this policy, from 1. 0 if the policy
+            belongs to the driver or to no worker.
         num_workers: number of workers that sample.
 
     Raises:
@@ -80,8 +86,8 @@ class ActingPolicy(ABC):
 
     @property
     def samples_uniformly(self) -> bool:
-        """Whether sampled actions are uniformly random at the moment, as at the start of a run with
-        replay. Then every allowed action has the same probability."""
+        """Whether the sampler currently draws all actions uniformly from the allowed actions. This
+        is the case at the start of a run with a replay buffer."""
         return False
 
     @abstractmethod
@@ -89,8 +95,10 @@ class ActingPolicy(ABC):
         """A new action distribution for `action_space`, `mask` and `config`."""
 
     def make_normalizer(self) -> Normalizer | None:
-        """A new normaliser for `encoder` and `config`. None: observations and rewards are used as
-        they are. A policy that returns one calls its methods where it uses either.
+        """A new normaliser for `encoder` and `config`, or `None` if the policy does not normalise.
+
+        A subclass that returns a normaliser must call its methods wherever the subclass uses
+        observations or rewards.
 
         Raises:
             ConfigError: for observations that cannot be normalised.
@@ -101,19 +109,21 @@ class ActingPolicy(ABC):
 
     @abstractmethod
     def action_params(self, obs: np.ndarray) -> np.ndarray:
-        """Distribution parameters `[N, P]` float32 of encoded observations `[N, ...]`. Of a policy
-        with memory, for environments whose episode begins with them."""
+        """Distribution parameters `[N, P]` float32 of encoded observations `[N, ...]`. A policy
+        with memory treats each observation as the first of an episode."""
 
     def act(self, obs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Distribution parameters of observations, and the memory after them. A policy with memory
-        overrides it, and sets `state_size`.
+        """Computes distribution parameters of observations, and the new memory.
+
+        A policy with memory overrides this method and sets `state_size`.
 
         Args:
             obs: encoded observations `[N, ...]`.
-            state: memory `[N, S]` float32 before. Zeros at the start of an episode.
+            state: memory `[N, S]` float32 before these observations. Zeros at the start of an
+                episode.
 
         Returns:
-            parameters `[N, P]` float32, and memory `[N, S]` float32.
+            parameters `[N, P]` float32, and the memory `[N, S]` float32 after these observations.
         """
         return self.action_params(obs), state
 
@@ -129,14 +139,14 @@ class ActingPolicy(ABC):
 
         Args:
             obs: encoded observations `[N, ...]`.
-            explore: sample the actions. False takes the mode.
-            rng: source of random numbers. By default a new generator.
-            state: memory `[N, S]`. None: episodes begin.
+            explore: True samples the actions. False takes the mode of the distribution.
+            rng: random generator. `None` makes a new generator.
+            state: memory `[N, S]`. `None` means that all episodes begin.
 
         Returns:
-            actions for the environment `[N, ...]`, and `{"action_dist_inputs": [N, P], "actions":
-            [N, ...], "state": [N, S]}` with the actions as sampled from the distribution, and the
-            memory after them.
+            actions for the environment `[N, ...]`, and a dict `{"action_dist_inputs": [N, P],
+            "actions": [N, ...], "state": [N, S]}`. `actions` in the dict are the actions before
+            the conversion to the environment's action space. `state` is the new memory.
         """
         if state is None:
             state = np.zeros((len(obs), self.state_size), dtype=np.float32)
@@ -156,24 +166,27 @@ class ActingPolicy(ABC):
         deterministic: bool = True,
         rng: np.random.Generator | None = None,
     ) -> tuple[np.ndarray, Any]:
-        """Chooses the action for one observation of the environment, or for a batch of them.
+        """Chooses the action for one observation of the environment, or for a batch of
+        observations.
 
         Args:
-            observations: an observation as the environment returns it, or a batch: an array `[N,
-                ...]`, for a Dict or Tuple space a dict or tuple of those. The shape tells which.
-            state: memory `[S]`, of a batch `[N, S]`, that the call before returned. None: episodes
-                begin. Where one environment of a batch begins an episode, set its row to 0.
-            deterministic: take the mode of the distribution. False samples.
-            rng: source of random numbers of sampled actions. None: a new generator.
+            observations: one observation as the environment returns it, or a batch of observations.
+                A batch is an array `[N, ...]`. For a Dict or Tuple space, a batch is a dict or
+                tuple of such arrays. The shape decides whether this is one observation or a batch.
+            state: the memory that the previous call returned, `[S]`, or `[N, S]` for a batch.
+                `None` means that all episodes begin. To begin an episode in one environment of a
+                batch, set the row of this environment to 0.
+            deterministic: True takes the mode of the distribution. False samples the actions.
+            rng: random generator for sampled actions. `None` makes a new generator.
 
         Returns:
-            the action for `env.step`, of a batch `[N, ...]`. And the state for the next call, None
-            for policies without memory.
+            the action for `env.step`, or the actions `[N, ...]` for a batch. The second value is
+            the state for the next call, or `None` for policies without memory.
 
         Raises:
-            ValueError: an observation of another structure or shape. An action mask that allows no
-                action. A state of another shape, or one that is not None for a policy without
-                memory.
+            ValueError: an observation does not have the structure or shape of the space. An action
+                mask allows no action. The state has a wrong shape, or it is not None although the
+                policy has no memory.
         """
         if state is not None and not self.state_size:
             raise ValueError(f"{type(self).__name__} has no memory: state must be None")
@@ -189,7 +202,7 @@ class ActingPolicy(ABC):
         return actions[0], None if after is None else after[0]
 
     def _checked_state(self, state: Any, count: int, is_batch: bool) -> np.ndarray:
-        """A caller's state as `[N, S]`."""
+        """Checks the state that the caller of `predict` passed, and returns it as `[N, S]`."""
         array = np.asarray(state, dtype=np.float32)
         expected = (count, self.state_size) if is_batch else (self.state_size,)
         if array.shape != expected:
@@ -199,7 +212,8 @@ class ActingPolicy(ABC):
         return array.reshape(count, self.state_size)
 
     def act_in_torch(self, network: Any, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Optional, for `export_onnx`: as `act`, computed by torch operations.
+        """Computes the same as `act`, with torch operations only. A policy needs this method only
+        for `export_onnx`.
 
         Args:
             network: a copy of `model` on the CPU.
@@ -207,7 +221,7 @@ class ActingPolicy(ABC):
             state: memory `[N, S]`.
 
         Raises:
-            ConfigError: the policy does not have it.
+            ConfigError: the policy does not define this method.
         """
         raise ConfigError(
             f"{type(self).__name__} cannot be exported: it does not define act_in_torch"
@@ -216,30 +230,31 @@ class ActingPolicy(ABC):
     # ---- sampling, weights and state ------------------------------------------------------------
 
     def postprocess(self, batch: SampleBatch) -> SampleBatch:
-        """Prepares a sample `[T, N]` in the worker that made it, before the
-        weights that chose the actions are replaced."""
+        """Prepares a batch `[T, N]` for learning. The worker calls this method right after it has
+        sampled the batch, while the policy still has the weights that chose the actions."""
         return batch
 
     @abstractmethod
     def get_weights(self) -> Weights:
-        """A copy of the weights `[P]`, and of all else on which acting depends."""
+        """Returns a copy of the weights `[P]` and of all other values that determine actions."""
 
     @abstractmethod
     def set_weights(self, weights: Weights) -> None:
         """Replaces the weights with which the policy acts.
 
         Raises:
-            ValueError: if they belong to another network.
+            ValueError: the weights belong to another network.
         """
 
     @abstractmethod
     def get_state(self) -> dict[str, Any]:
-        """The state for checkpoints: tensors, numbers, strings, and lists and dicts of these."""
+        """Returns the state for checkpoints. The state consists of tensors, numbers, strings, and
+        lists and dicts of these."""
 
     @abstractmethod
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores a state from `get_state`.
 
         Raises:
-            ValueError: if it belongs to another network.
+            ValueError: the state belongs to another network.
         """

@@ -1,4 +1,4 @@
-"""`ActorCriticPolicy`: the family of policies with a policy head, a value head and a loss."""
+"""`ActorCriticPolicy`: base class of policies with a policy head and a value head."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class ActorCriticConfig(FragmentConfig):
     the lambda of GAE.
 
     Attributes:
-        vf_loss_coeff: weight of the value loss, which is half the mean squared error, as in RLlib's
-            A3C, IMPALA and APPO.
-        entropy_coeff: weight of the entropy bonus. A number or a schedule like `lr`.
+        vf_loss_coeff: weight of the value loss. The value loss is half the mean squared error, as
+            in RLlib's A3C, IMPALA and APPO.
+        entropy_coeff: weight of the entropy bonus. A number, or a schedule like `lr`.
         standardize_advantages: scale advantages to mean 0 and standard deviation 1 over the whole
             batch.
     """
@@ -40,8 +40,8 @@ class ActorCriticConfig(FragmentConfig):
 class ActorCriticPolicy(FragmentPolicy):
     """Learns from fragments by minibatch SGD on advantages and value targets.
 
-    A subclass provides `loss`, and optionally the methods that `FragmentPolicy` lists. The second
-    output of its network is the values.
+    A subclass must define `loss`, and may define the methods that `FragmentPolicy` lists. The
+    second output of the network is the values.
     """
 
     config_class: ClassVar[type[ActorCriticConfig]] = ActorCriticConfig
@@ -49,16 +49,19 @@ class ActorCriticPolicy(FragmentPolicy):
     loss_columns: ClassVar[tuple[str, ...]] = ("actions", "advantages", "value_targets")
 
     def value(self, obs: np.ndarray) -> np.ndarray:
-        """Values `[N]` float32 of encoded observations `[N, ...]`, of a policy without memory. See
-        `state_values`. A policy that normalises rewards returns values of normalised rewards."""
+        """Values `[N]` float32 of encoded observations `[N, ...]`, for a policy without memory.
+
+        If the policy normalises rewards, the values refer to normalised rewards. For a policy with
+        memory, call `state_values`.
+        """
         return self.backend.value(self._normalized_obs(obs))
 
     # ---- preparing samples ----------------------------------------------------------------------
 
     @np.errstate(all="ignore")
     def postprocess(self, batch: SampleBatch) -> SampleBatch:
-        """Adds `values`, `advantages` and `value_targets`, computed with the current weights.
-        The same weights must have chosen the actions."""
+        """Adds `values`, `advantages` and `value_targets`, computed with the current weights. These
+        weights must be the weights that chose the actions."""
         used = self.normalized(batch)
         values, following = self.state_values(used)
         gae.add_advantages(used, values, following, self.config.gamma, self.config.lambda_)
@@ -67,8 +70,8 @@ class ActorCriticPolicy(FragmentPolicy):
         return batch
 
     def state_values(self, batch: SampleBatch) -> tuple[np.ndarray, np.ndarray]:
-        """The values `[T, N]` of a batch's observations, and the values `[T, N]` of their true next
-        observations. The latter are 0 after `terminated`."""
+        """Values `[T, N]` of the observations of a batch, and values `[T, N]` of the true next
+        observations. After `terminated`, the value of the next observation is 0."""
         batch = self.normalized(batch)
         if not self.state_size:
             return gae.state_values(batch, self.backend.value)
@@ -86,8 +89,8 @@ class ActorCriticPolicy(FragmentPolicy):
     def training_rows(
         self, batch: SampleBatch, reducer: Reducer | None = None
     ) -> dict[str, np.ndarray]:
-        """See `FragmentPolicy`. If the config says so, advantages are standardised over the rows of
-        all learners."""
+        """See `FragmentPolicy`. If the option `standardize_advantages` is True, this method also
+        standardises the advantages over the rows of all learners."""
         rows = super().training_rows(batch, reducer)
         if self.config.standardize_advantages:
             rows["advantages"] = gae.standardized(rows["advantages"], reducer or LocalReducer())

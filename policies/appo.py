@@ -18,22 +18,25 @@ from polopt.policies.learning.schedules import LearningRate
 from polopt.policies.ppo import PPOConfig, PPOPolicy
 from polopt.policies.vtrace import VTraceConfig, with_vtrace
 
-#: Upper bound of `mu / target`, the probability of an action under the policy that acted divided by
-#: its probability under the target policy. The paper calls it rho, RLlib `target_worker_clipping`.
+#: Upper bound of the ratio `mu / target`. The numerator is the probability of an action under the
+#: policy that acted. The denominator is its probability under the target policy. The paper calls
+#: this bound rho, and RLlib calls it `target_worker_clipping`.
 _MAX_BEHAVIOUR_RATIO = 2.0
 
 
 class AppoConfig(VTraceConfig, PPOConfig):
     """Options of `AppoPolicy`, in addition to the options of `PPOConfig` and `VTraceConfig`. The
-    defaults are RLlib's.
+    defaults are the defaults of RLlib.
 
-    The value loss is half the mean squared error, as in RLlib's APPO. (PPO's is the whole.)
+    The value loss is half the mean squared error, as in RLlib's APPO. (In `PPOPolicy`, the value
+    loss is the whole mean squared error.)
 
     Attributes:
-        target_network_update_freq: number of updates of the weights after which the target network
-            becomes a copy of the network. (RLlib counts in train batches.) With several epochs,
-            the number of updates of a batch keeps the target policy where it was when the batch
-            arrived, as PPO does. With fewer, the trust region moves while a batch is learned.
+        target_network_update_freq: copy the network to the target network once in this many updates
+            of the weights. (RLlib counts train batches instead.) If you learn several epochs from
+            each batch, set this to the number of updates per batch. Then the target policy stays
+            the same while the policy learns from one batch, as in PPO. With a smaller number, the
+            trust region moves during a batch.
     """
 
     lr: LearningRate = 5e-4
@@ -55,15 +58,16 @@ class AppoConfig(VTraceConfig, PPOConfig):
 class AppoPolicy(PPOPolicy):
     """PPO with V-trace and a target network, for samples that are some updates old.
 
-    The target network becomes a copy of the network every few updates. `AppoPolicy` changes the
-    loss of `PPOPolicy` in three places:
+    Every few updates, the policy copies its network to the target network. `AppoPolicy` differs
+    from `PPOPolicy` in three points:
 
     - The clipped ratio divides by the probability under the target policy.
-    - V-trace computes advantages and value targets, as if the target policy were learning.
+    - V-trace computes the advantages and value targets, with the target policy as the policy that
+      learns.
     - The KL divergence is measured from the target policy.
 
-    The network, not the target network, gives the values. The learner computes all of these for
-    each minibatch of whole columns.
+    The values come from the network, not from the target network. The learner computes the ratios,
+    advantages, value targets and values for each minibatch of whole columns.
     """
 
     config_class = AppoConfig
@@ -87,10 +91,13 @@ class AppoPolicy(PPOPolicy):
         return batch
 
     def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
-        """Adds `values`, `value_targets` and `advantages` of `vtrace`. Replaces
-        `action_dist_inputs` by the parameters of the target policy, and `action_logp` by
-        `log(max(target, mu / 2))`, where mu is the policy that acted. So the ratio of the loss is
-        `pi / max(target, mu / 2)` (in the paper: `min(mu / target, rho) pi / mu`)."""
+        """Adds `values`, and `value_targets` and `advantages` from `vtrace`.
+
+        The new `action_dist_inputs` are the parameters of the target policy. The new `action_logp`
+        is `log(max(target, mu / 2))`, where mu is the policy that acted. So the ratio in the loss
+        is `pi / max(target, mu / 2)`. The paper writes this ratio as `min(mu / target, rho) pi /
+        mu`.
+        """
         batch = self.normalized(batch)
         params = self.dist_inputs(batch, self._target)
         target, acted = self.log_prob(batch, params), batch["action_logp"]
@@ -103,6 +110,7 @@ class AppoPolicy(PPOPolicy):
         return 0.5 * super().vf_loss(values, rows)
 
     def on_update(self) -> None:
-        """Copies the network to the target network every `target_network_update_freq` updates."""
+        """Copies the network to the target network once in every `target_network_update_freq`
+        updates."""
         if self.version % self.config.target_network_update_freq == 0:
             self.flat.refresh_copies()

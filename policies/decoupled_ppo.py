@@ -1,4 +1,4 @@
-"""Decoupled PPO (Hilton et al., 2022): PPO for samples of a policy that is many updates old."""
+"""Decoupled PPO (Hilton et al., 2022): PPO for samples that are many updates old."""
 
 from __future__ import annotations
 
@@ -11,27 +11,34 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.policies.learning.reducer import Reducer
 from polopt.policies.ppo import PPOPolicy
 
-#: Upper bound of the importance weights, against overflow. The paper's program has the same bound.
+#: Upper bound of the importance weights. It prevents overflow. The code of the paper's authors has
+#: the same bound.
 _MAX_WEIGHT = 100.0
 
 
 class DecoupledPPOPolicy(PPOPolicy):
-    """PPO with a proximal policy beside the policy that acted, for samples that are updates old.
+    """PPO with a separate proximal policy, for samples that are many updates old.
 
-    PPO's old policy has two roles. It limits the update, and it chose the actions. Here each role
-    has a policy of its own. The proximal policy limits the update: it is the learner's policy when
-    it begins with a batch, and the clipped ratio and the KL divergence are relative to it. So the
-    size of an update does not depend on the age of the samples. For the policy that acted, each
-    advantage is multiplied by an importance weight: the probability of the action under the
-    proximal policy, divided by its probability under the policy that acted. Without lag the two
-    policies are the same, and the loss equals the loss of `PPOPolicy`.
+    In PPO, the old policy has two roles. It chose the actions, and it limits the size of an update.
+    Decoupled PPO uses a different policy for each role:
+
+    - The proximal policy limits the size of an update. This is the policy that the learner has when
+      it begins to learn from a batch. The clipped ratio and the KL divergence are relative to the
+      proximal policy, so the size of an update does not depend on the age of the samples.
+    - The policy that acted is the policy that chose the actions. Each advantage is multiplied by an
+      importance weight, which corrects for the difference between both policies. The weight is the
+      probability of the action under the proximal policy, divided by its probability under the
+      policy that acted.
+
+    Without policy lag, both policies are the same, and the loss equals the loss of `PPOPolicy`.
     """
 
     loss_columns = (*PPOPolicy.loss_columns, "importance_weights")
 
     def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
-        """Adds `importance_weights` `[T, N]`. Computes `action_dist_inputs` and `action_logp` anew
-        with the proximal policy. Keeps the values and advantages, which the sampler computed."""
+        """Adds `importance_weights` `[T, N]`. Recomputes `action_dist_inputs` and `action_logp`
+        with the proximal policy. The worker has computed values and advantages, and this method
+        keeps them."""
         batch = self.normalized(batch)
         params = self.dist_inputs(batch)
         proximal = self.log_prob(batch, params)

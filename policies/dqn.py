@@ -30,14 +30,15 @@ from polopt.policies.replay_policy import (
 
 
 class DQNConfig(EpsilonGreedyConfig, ReplayConfig):
-    """Options of `DQNPolicy`, besides the options of `ReplayConfig` and `EpsilonGreedyConfig`.
+    """Options of `DQNPolicy`, in addition to the options of `ReplayConfig` and
+    `EpsilonGreedyConfig`.
 
     Attributes:
-        double_q: the network chooses the best next action, and the target network evaluates it (van
-            Hasselt et al., 2016). False: the target network does both.
+        double_q: the network chooses the best next action, and the target network evaluates this
+            action (van Hasselt et al., 2016). With False, the target network does both.
         dueling: the network computes a state value and advantages. See `QNetwork`.
-        td_error_loss_fn: `huber` or `mse`. Both are half the square of an error. The Huber loss is
-            linear beyond an error of 1.
+        td_error_loss_fn: the loss of a TD error, `huber` or `mse`. Both losses are half the squared
+            error, but beyond an absolute error of 1, the Huber loss grows only linearly.
     """
 
     lr: LearningRate = 5e-4
@@ -55,8 +56,8 @@ class DQNPolicy(EpsilonGreedyPolicy, ReplayPolicy):
 
         huber(Q(s, a) - (r + discount * Q_target(s', argmax_a' Q(s', a'))))
 
-    With an action mask, the maximum is over the allowed actions. An observation that allows no
-    action has the value 0.
+    With an action mask, the maximum is over the allowed actions. If the mask of an observation
+    allows no action, the value of the observation is 0.
     """
 
     config_class = DQNConfig
@@ -88,8 +89,11 @@ class DQNPolicy(EpsilonGreedyPolicy, ReplayPolicy):
     # ---- learning -------------------------------------------------------------------------------
 
     def loss(self, rows: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The weighted mean loss `[]`, the TD errors `[B]` and statistics `[]`. `rows` holds
-        tensors."""
+        """Computes the weighted mean loss `[]`, the TD errors `[B]` and statistics `[]`.
+
+        Args:
+            rows: `Transitions` of tensors.
+        """
         q = self.model.action_params(rows.obs)
         values = q.gather(-1, rows.actions[:, None])[:, 0]
         targets = self.targets(rows)
@@ -100,8 +104,12 @@ class DQNPolicy(EpsilonGreedyPolicy, ReplayPolicy):
 
     @torch.no_grad()
     def targets(self, rows: Any) -> Tensor:
-        """Targets `[B]`: rewards plus discounted Q-values of the best actions in the next
-        observations. `rows` holds tensors."""
+        """Computes the targets `[B]`. These are rewards plus discounted Q-values of the best
+        actions in the next observations.
+
+        Args:
+            rows: `Transitions` of tensors.
+        """
         q = self.target.action_params(rows.next_obs)
         chooser = q
         if self.config.double_q:

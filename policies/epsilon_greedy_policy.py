@@ -1,4 +1,4 @@
-"""`EpsilonGreedyPolicy`: acts with Q-values, and explores with probability epsilon."""
+"""`EpsilonGreedyPolicy`: base class of policies that choose actions by Q-values."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from polopt.policies.networks.network import Network
 from polopt.policies.networks.q_network import make_q_network
 from polopt.policies.policy import Policy
 
-#: Epsilon of the environment that explores most, and the range of the exponent (Horgan et al.,
-#: 2018).
+#: The largest epsilon of an environment, and the range of the exponent (Horgan et al., 2018).
 _APEX_EPSILON, _APEX_ALPHA = 0.4, 7.0
 
 
@@ -27,9 +26,9 @@ class EpsilonGreedyConfig(NormalizingConfig):
 
     Attributes:
         epsilon: probability of a random action. A number, or `[[environment steps, value], ...]`.
-        per_worker_epsilon: give each environment of the workers its own, constant epsilon. For
-            environment i of n it is `0.4^(1 + 7 i / (n - 1))` (Horgan et al., 2018). Without remote
-            workers `epsilon` is used.
+        per_worker_epsilon: give each environment of the workers its own constant epsilon. The
+            epsilon of environment i of n is `0.4^(1 + 7 i / (n - 1))` (Horgan et al., 2018).
+            Without remote workers, this option has no effect, and `epsilon` is used.
     """
 
     epsilon: ScheduleValue = pydantic.Field(default=[(0, 1.0), (10_000, 0.05)])
@@ -37,8 +36,9 @@ class EpsilonGreedyConfig(NormalizingConfig):
 
 
 class EpsilonGreedyPolicy(Policy):
-    """Chooses the Discrete action with the highest Q-value, or with probability epsilon a random
-    one. Never chooses an action that the mask does not allow."""
+    """Chooses a random action with probability epsilon, and otherwise the action with the highest
+    Q-value. The action space is Discrete. The policy never chooses an action that the mask does not
+    allow."""
 
     config: Any  # see Policy
 
@@ -47,13 +47,18 @@ class EpsilonGreedyPolicy(Policy):
         if not isinstance(space, spaces.Discrete):
             raise ConfigError(
                 f"action space {space} with policy {type(self).__name__}. Allowed: Discrete, "
-                "because it computes a value for each action. Policies for other spaces: 'sac' and "
-                "'td3' (Box), 'ppo' (any)"
+                "because the policy computes a value for each action. Policies for other spaces: "
+                "'sac' and 'td3' (Box), 'ppo' (any)"
             )
         return EpsilonGreedy(space, self.epsilons)
 
     def epsilons(self, envs: int) -> float | np.ndarray:
-        """The epsilon of each of this worker's environments `[N]`, or one number for all."""
+        """The current epsilon of the environments of this worker: `[N]`, or one number that holds
+        for all environments.
+
+        Args:
+            envs: N, number of environments of this worker.
+        """
         if self.config.per_worker_epsilon and self.worker_index:
             first, all_envs = (self.worker_index - 1) * envs, self.num_workers * envs
             place = np.arange(first, first + envs) / max(all_envs - 1, 1)
@@ -61,7 +66,7 @@ class EpsilonGreedyPolicy(Policy):
         return Schedule(self.config.epsilon)(self.env_steps)
 
     def make_q_network(self, dueling: bool) -> Network:
-        """A new Q-network for `encoder`, `mask`, `dist` and `config.model`. See `QNetwork`."""
+        """Makes a Q-network for `encoder`, `mask`, `dist` and `config.model`. See `QNetwork`."""
         spaces: tuple[Any, Any] = (self.encoder.space, self.action_space)
         num_actions = self.dist.num_params
         return make_q_network(*spaces, self.mask, num_actions, dueling, self.config.model)

@@ -30,22 +30,24 @@ from polopt.policies.policy import reduce_gradient
 
 
 class FragmentConfig(NormalizingConfig):
-    """Options of policies that learn from fragments, besides the options of `NormalizingConfig`.
+    """Options of policies that learn from fragments, in addition to the options of
+    `NormalizingConfig`.
 
     Attributes:
         gamma: discount factor.
         lambda_: lambda of lambda-returns (key `lambda`).
-        num_sgd_iter: epochs over each batch.
-        sgd_minibatch_size: rows of a minibatch. Where workers learn, this is for each worker. None:
-            all rows.
-        microbatch_size: the most rows whose gradient is computed at once. The gradient of a
-            minibatch is the mean of the gradients of its microbatches, weighted by their rows. So
-            the option bounds the memory that a gradient takes, and changes nothing else. None: all
-            rows of a minibatch. (RLlib 0.8's MicrobatchOptimizer adds gradients up instead.)
+        num_sgd_iter: number of epochs over each batch.
+        sgd_minibatch_size: number of rows of a minibatch. If the workers learn, this is the number
+            of rows of one worker. `None` and 0 mean that all rows are one minibatch.
+        microbatch_size: largest number of rows whose gradient is computed at once. The gradient of
+            a minibatch is the mean of the gradients of its microbatches, weighted by their numbers
+            of rows. Smaller microbatches need less memory and do not change the result. With `None`
+            or 0, the gradient of a minibatch is computed at once. (RLlib 0.8's MicrobatchOptimizer
+            adds up the gradients instead of taking their mean.)
         normalize_rewards: divide rewards by the running standard deviation of the discounted
-            return. Values and value targets then refer to the divided rewards. Returns in results
-            are not divided.
-        clip_rewards: bound of normalised rewards.
+            return. Values and value targets then refer to the divided rewards. The returns in
+            results stay undivided.
+        clip_rewards: clip normalised rewards to plus and minus this bound.
     """
 
     gamma: float = pydantic.Field(default=0.99, ge=0.0, le=1.0)
@@ -72,24 +74,25 @@ class FragmentConfig(NormalizingConfig):
 class FragmentPolicy(NetworkPolicy):
     """Learns from fragments, by minibatch SGD on value targets.
 
-    A subclass provides
+    A subclass must define:
 
     - `postprocess`, which adds the columns `values` and `value_targets`,
-    - `loss`, which gets the columns `loss_columns` `[B, ...]` and passes its rows to `outputs`,
-    - optionally `config_class`, `loss_columns`, `whole_columns`, `make_network`, `prepare_batch`,
-      `on_epoch` and `on_learned`.
+    - `loss`, which gets the columns `loss_columns` `[B, ...]` and calls `outputs` with them.
 
-    A subclass that reads `obs` or `rewards` of a batch reads them from `normalized(batch)`.
+    A subclass may define `config_class`, `loss_columns`, `whole_columns`, `make_network`,
+    `prepare_batch`, `on_epoch` and `on_learned`. A subclass must take `obs` and `rewards` from
+    `normalized(batch)`, not from the batch itself.
 
-    Arguments, attributes and errors are described in `NetworkPolicy`.
+    `NetworkPolicy` describes the arguments, attributes and errors.
     """
 
     config_class: ClassVar[type[FragmentConfig]] = FragmentConfig
     config: Any  # see Policy
-    #: Columns of a prepared batch that `loss` reads, besides `obs`.
+    #: Columns of a prepared batch that `loss` reads, in addition to `obs`.
     loss_columns: ClassVar[tuple[str, ...]] = ("actions", "value_targets")
-    #: Whether minibatches are whole columns `[T, n]`. Then `prepare_batch` prepares each minibatch
-    #: right before its gradient. Otherwise it prepares the whole batch once.
+    #: Whether minibatches are whole columns `[T, n]`. If True, `prepare_batch` is called for each
+    #: minibatch, right before its gradient is computed. If False, `prepare_batch` is called once,
+    #: for the whole batch.
     whole_columns: ClassVar[bool] = False
 
     def make_normalizer(self) -> Normalizer | None:
@@ -108,25 +111,29 @@ class FragmentPolicy(NetworkPolicy):
     # ---- the loss, and hooks of learning --------------------------------------------------------
 
     def outputs(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Distribution parameters `[B, P]` and values `[B]` of the rows of a minibatch. `loss` uses
-        them."""
+        """Distribution parameters `[B, P]` and values `[B]` of the rows of a minibatch. `loss`
+        calls this method."""
         if not self.state_size:
             return self.model(rows["obs"])
         params, values, _ = self.model.unroll(rows["obs"], rows["state"], rows["starts"])
         return params[rows["valid"]], values[rows["valid"]]
 
     def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
-        """Prepares a postprocessed batch `[T, N]` in the learner. The weights are the ones that
-        compute its next gradient. Returns a new batch if any column changes."""
+        """Prepares a postprocessed batch `[T, N]` in the learner, right before the learner computes
+        a gradient. The default returns the batch unchanged. A subclass that changes a column must
+        return a new batch."""
         return batch
 
     def on_epoch(self, stats: Mapping[str, float]) -> bool:
-        """Called after each epoch with its statistics over all learners. Return True to skip the
-        other epochs of this batch."""
+        """Decides whether to stop learning from this batch. `learn_on_batch` calls this method
+        after each epoch, with the statistics of the epoch over all learners. If this method returns
+        True, the remaining epochs are skipped."""
         return False
 
     def on_learned(self, stats: Mapping[str, float]) -> None:
-        """Called after the last epoch with its statistics. Adapts coefficients."""
+        """Adapts coefficients. If `learn_on_batch` has made more than one update with a batch, it
+        calls this method after the last epoch, with the statistics of that epoch. The default does
+        nothing."""
         return
 
     # ---- learning from a batch ------------------------------------------------------------------
@@ -134,15 +141,16 @@ class FragmentPolicy(NetworkPolicy):
     def training_rows(
         self, batch: SampleBatch, reducer: Reducer | None = None
     ) -> dict[str, np.ndarray]:
-        """The valid rows `[B, ...]` of the columns that `loss` reads.
+        """Returns the valid rows `[B, ...]` of the columns that `loss` reads.
 
-        For a policy with memory, `obs` holds whole sequences `[T, N, ...]`, and there are further
-        columns for `outputs`: `starts` and `valid` `[T, N]`, and `state` `[N, S]` before the first
-        step. The rows B are the valid ones, ordered by time and then by environment.
+        For a policy with memory, `obs` holds whole sequences `[T, N, ...]`. The result then has
+        three more columns for `outputs`: `starts` `[T, N]`, `valid` `[T, N]`, and `state` `[N, S]`,
+        the memory before the first step. The B valid rows are ordered by time, and then by
+        environment.
 
         Args:
             batch: a batch from `prepare_batch`.
-            reducer: sums over all learners. None for one learner.
+            reducer: sums over all learners. `None` means that there is only one learner.
         """
         batch = self.normalized(batch)
         columns = self.loss_columns if self.state_size else ("obs", *self.loss_columns)
@@ -169,7 +177,8 @@ class FragmentPolicy(NetworkPolicy):
         stats = []
         for part in microbatches(rows, size, sequences=bool(self.state_size)):
             if count := len(part["actions"]):
-                self.flat.scale(1.0 / count)  # `backward` adds the gradient of a mean
+                # `backward` adds the mean gradient of the part. The two scalings make this a sum.
+                self.flat.scale(1.0 / count)
                 stats.append((self.backend.backward(part), count))
                 self.flat.scale(count)
         self.flat.scale(1.0 / total)
@@ -183,7 +192,7 @@ class FragmentPolicy(NetworkPolicy):
 
     def _gradients_of(self, rows: Rows, of_values: list[float]) -> Gradients:
         count = len(rows["actions"])
-        if count == 0:  # without rows the gradient is 0
+        if count == 0:
             self.flat.zero_grads()
             return Gradients(self.flat.get_grads(), self.version, 0, {}, acted=self.version)
         buffers = self.flat.get_buffers()
@@ -191,19 +200,22 @@ class FragmentPolicy(NetworkPolicy):
         if len(buffers) and not np.array_equal(buffers, self.flat.get_buffers(), equal_nan=True):
             raise ConfigError(
                 f"learning changes buffers of {type(self.model).__name__}, such as running "
-                "statistics of batch normalisation, and a gradient does not hold them. Allowed: an "
-                "optimizer that learns from samples (sync_samples, async_samples, "
+                "statistics of batch normalisation, and a gradient does not hold these buffers. "
+                "Allowed: an optimizer that learns from samples (sync_samples, async_samples, "
                 "decentralized_allreduce), or a network without such buffers (LayerNorm)"
             )
         stats |= value_statistics(of_values)
         return Gradients(self.flat.get_grads(), self.version, count, stats)
 
     def minibatch_gradients(self, batch: SampleBatch) -> Iterator[Gradients]:
-        """See `Policy.minibatch_gradients`. `on_epoch` and `on_learned` are not called, so PPO's
-        `kl_stop` and `kl_target` have no effect."""
+        """Yields one gradient for each minibatch of each epoch. See `Policy.minibatch_gradients`.
+
+        This method does not call `on_epoch` and `on_learned`, so PPO's `kl_stop` and `kl_target`
+        have no effect.
+        """
         minibatches = self._minibatches(batch, LocalReducer())
-        # Counts all rows, valid or not. So all workers with whole fragments make the same number of
-        # minibatches.
+        # `len(batch)` counts valid and invalid rows. So all workers with whole fragments make the
+        # same number of minibatches.
         parts = num_minibatches(len(batch), 1, self.config.sgd_minibatch_size)
         if self.whole_columns or self.state_size:
             parts = min(parts, batch.shape[1])
@@ -234,14 +246,14 @@ class FragmentPolicy(NetworkPolicy):
     ) -> dict[str, float]:
         """Learns for `num_sgd_iter` epochs from the rows of all learners.
 
-        All learners make the same number of updates with the same summed gradients, even if they
-        have different numbers of rows. Each update follows the gradient of the mean loss over the
-        minibatch's rows of all learners.
+        All learners make the same updates, even if they have different numbers of rows. The
+        gradient of an update is the gradient of the mean loss over the rows that all learners have
+        in this minibatch.
         """
         reducer = reducer or LocalReducer()
         minibatches = self._minibatches(batch, reducer)
         parts = minibatches.parts
-        if parts == 0:  # no learner has a row: no gradient and no update
+        if parts == 0:  # no learner has a valid row
             return {}
         epochs: list[dict[str, float]] = []
         values: list[dict[str, float]] = []
@@ -253,10 +265,12 @@ class FragmentPolicy(NetworkPolicy):
             epochs.append(_mean(updates))
             if self.on_epoch(epochs[-1]):
                 break
-        # The KL of a minibatch is measured before its update, so with a single update it is 0.
+        # The KL of a minibatch is measured before its update. So if there was only one update, the
+        # measured KL is 0, and coefficients must not be adapted to it.
         if parts * len(epochs) > 1:
             self.on_learned(epochs[-1])
-        # Only the last epoch's KL: it is the distance between the new policy and the acting one.
+        # The result has the KL of the last epoch instead of a mean over epochs, because the KL of
+        # the last epoch is the distance between the new policy and the policy that acted.
         kl = {"mean_kl_loss": epochs[-1].get("mean_kl_loss", 0.0)}
         return _mean(epochs) | kl | _mean(values)
 
@@ -268,7 +282,8 @@ class FragmentPolicy(NetworkPolicy):
             reducer: sums over all learners.
 
         Returns:
-            learner statistics, means over all learners' rows. Empty without rows.
+            learner statistics, which are means over the rows of all learners. Empty if the only
+            learner has no rows.
         """
         count = len(rows["actions"])
         if count == 0 and reducer.world_size == 1:

@@ -1,4 +1,4 @@
-"""Generalised advantage estimation (Schulman et al., 2016), exact at episode ends."""
+"""Generalised advantage estimation, GAE (Schulman et al., 2016), exact at episode ends."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def next_values(batch: SampleBatch, all_values: np.ndarray, successors: np.ndarr
         successors: `[K]` values of `batch.successor_obs`.
 
     Returns:
-        `[T, N]`: 0 after `terminated`. After `truncated` and at the end of the fragment the value
-        of the true next observation.
+        `[T, N]`. The value is 0 after `terminated`. After `truncated` and at the end of the
+        fragment, it is the value of the true next observation.
     """
     following = all_values[1:].copy()
     if len(batch.successor_index):
@@ -36,7 +36,7 @@ def state_values(
 
     Args:
         batch: `[T, N]`.
-        value: values `[B]` of encoded observations `[B, ...]`.
+        value: a function that returns values `[B]` of encoded observations `[B, ...]`.
     """
     steps, envs = batch.shape
     flat_obs = batch.all_obs.reshape((steps + 1) * envs, *batch.all_obs.shape[2:])
@@ -46,11 +46,14 @@ def state_values(
 
 
 def episode_starts(batch: SampleBatch) -> np.ndarray:
-    """`[T + 1, N]` bool: the observation `all_obs[t]` is the first of an episode, for t > 0. The
-    memory of a policy is 0 there. Before row 0 it is `per_env["state"]`.
+    """`[T + 1, N]` bool: whether the observation `all_obs[t]` is the first of an episode.
+
+    The memory of a policy is 0 before the first observation of an episode. Row 0 of the result is
+    always False, because `per_env["state"]` holds the memory before row 0.
 
     An episode begins after a row with a separate successor, and after a row without a transition.
-    In such a row the environment resets in next-step mode, or raised an error.
+    A row has no transition if the environment only resets in this row (autoreset mode `next_step`),
+    or if the environment raised an error.
     """
     starts = np.zeros((batch.shape[0] + 1, batch.shape[1]), dtype=bool)
     starts[1:] = ~batch["valid"]
@@ -59,8 +62,8 @@ def episode_starts(batch: SampleBatch) -> np.ndarray:
 
 
 def continuing(batch: SampleBatch) -> np.ndarray:
-    """`[T, N]` bool: the next row continues the episode of this one. It does not after the last row
-    of an episode, nor after a row with a separate successor."""
+    """`[T, N]` bool: whether the next row continues the episode of this row. The result is False
+    for the last row of an episode, and for a row with a separate successor."""
     continues = ~(batch["terminated"] | batch["truncated"])
     continues.reshape(-1)[batch.successor_index] = False
     return continues
@@ -73,31 +76,31 @@ def advantages(
     gamma: float,
     lambda_: float,
 ) -> np.ndarray:
-    """GAE(lambda): `A_t = delta_t + gamma lambda A_{t+1}`.
+    """Computes advantages by GAE(lambda): `A_t = delta_t + gamma lambda A_{t+1}`.
 
-    The sum stops where the next row does not continue the episode (`continuing`), and at the end of
-    the fragment.
+    The recursion stops at a row that the next row does not continue (see `continuing`), and at the
+    end of the fragment.
 
     Args:
         batch: `[T, N]`.
         values: `[T, N]` values of the observations.
         following: `[T, N]` from `next_values`.
         gamma: discount factor.
-        lambda_: 0: one-step temporal differences. 1: Monte Carlo returns minus the value.
+        lambda_: 0 gives one-step temporal differences. 1 gives Monte Carlo returns minus values.
 
     Returns:
-        `[T, N]` float32. 0 in rows that are not valid.
+        `[T, N]` float32. The advantage of an invalid row is 0.
     """
     decay = continuing(batch).astype(np.float32)
     decay *= gamma * lambda_
     deltas = batch["rewards"] + np.float32(gamma) * following - values
     deltas = deltas.astype(np.float32, copy=False)
-    # In next-step mode the row after an episode's end holds no transition, and `continues` is False
-    # before it. Its delta is set to 0 because 0 * NaN would propagate.
+    # In autoreset mode `next_step`, the row after the end of an episode has no transition, and its
+    # delta may be NaN. The decay of 0 before this row does not stop a NaN, because 0 * NaN is NaN.
     deltas[~batch["valid"]] = 0.0
     running = np.zeros_like(values[0])
     for delta, factor in zip(deltas[::-1], decay[::-1], strict=True):
-        running = np.add(delta, factor * running, out=delta)  # in place: advantages
+        running = np.add(delta, factor * running, out=delta)  # deltas become advantages in place
     deltas[~batch["valid"]] = 0.0
     return deltas
 
@@ -119,13 +122,14 @@ def add_advantages(
     batch["value_targets"] = batch["advantages"] + batch["values"]
 
 
-# What is not finite is left to the weight updater, which does not apply such gradients.
+# Advantages that are not finite make the gradient non-finite, and the weight updater skips such
+# gradients.
 @np.errstate(all="ignore")
 def standardized(advantages: np.ndarray, reducer: Reducer) -> np.ndarray:
-    """`[B]` with mean 0 and standard deviation 1 over the rows of all learners.
+    """Scales advantages `[B]` to mean 0 and standard deviation 1 over the rows of all learners.
 
-    Two passes in float64, because the difference of large sums would lose digits where learners
-    have different means.
+    The function subtracts the mean before it sums the squares, in float64. If the learners have
+    different means, the difference of two large sums would lose digits.
     """
     values = advantages.astype(np.float64)
     count, total = summed([float(len(values)), float(values.sum())], reducer)

@@ -11,10 +11,11 @@ from polopt.policies.vtrace import VTraceConfig, with_vtrace
 
 
 class ImpalaConfig(VTraceConfig):
-    """Options of `ImpalaPolicy`: the options of `VTraceConfig`.
+    """Options of `ImpalaPolicy`. These are the options of `VTraceConfig`.
 
-    RMSprop is the paper's optimizer. The paper's learning rate does not fit here, because its loss
-    is a sum over rows and this loss is a mean. For its epsilon, see `PolicyConfig`.
+    The paper also uses RMSprop. But the learning rate of the paper does not fit here. The loss in
+    the paper is a sum over rows, and the loss of `ImpalaPolicy` is a mean. `PolicyConfig` describes
+    how the epsilon of RMSprop differs from the paper.
     """
 
     lr: LearningRate = 6e-4
@@ -24,8 +25,8 @@ class ImpalaConfig(VTraceConfig):
 class ImpalaPolicy(A2CPolicy):
     """Actor-critic with V-trace, for samples that are some updates old.
 
-    The loss is the loss of `A2CPolicy`. V-trace gives the value targets and advantages. The learner
-    computes them with its current weights, for each minibatch of whole columns.
+    The loss is the loss of `A2CPolicy`. The learner computes value targets and advantages by
+    V-trace with its current weights, for each minibatch of whole columns.
     """
 
     config_class = ImpalaConfig
@@ -39,7 +40,7 @@ class ImpalaPolicy(A2CPolicy):
         return batch
 
     def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
-        """Adds `values`, `value_targets` and `advantages`. See `vtrace`."""
+        """Adds `values`, and `value_targets` and `advantages` from `vtrace`."""
         batch = self.normalized(batch)
         log_ratios = self.log_prob(batch, self.dist_inputs(batch)) - batch["action_logp"]
         return with_vtrace(batch, log_ratios, *self.state_values(batch), self.config)

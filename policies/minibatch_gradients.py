@@ -10,17 +10,19 @@ from polopt.policies.policy import Policy
 
 
 class MinibatchGradients:
-    """The gradients that `Policy.learn_on_batch` would apply, one after the other.
+    """Computes the gradients with which `Policy.learn_on_batch` would learn from a batch, one per
+    call.
 
-    Each gradient is computed with the weights of that moment, and the caller applies it.
+    Each gradient is computed with the current weights of the policy. The caller applies the
+    gradient, here or in another process.
 
     Args:
-        policy: computes the gradients. See `Policy.minibatch_gradients`.
-        batch: postprocessed.
+        policy: the policy that computes the gradients. See `Policy.minibatch_gradients`.
+        batch: a postprocessed batch.
 
     Attributes:
         version: version of the weights that chose the actions of the batch.
-        done: whether the last gradient of the batch was taken.
+        done: whether `next_gradients` has returned the last gradient of the batch.
     """
 
     def __init__(self, policy: Policy, batch: SampleBatch) -> None:
@@ -30,10 +32,10 @@ class MinibatchGradients:
 
     @np.errstate(all="ignore")
     def next_gradients(self) -> Gradients:
-        """The next gradient, not clipped.
+        """Computes the next gradient. The gradient is not clipped.
 
         Raises:
-            ValueError: all minibatches have been used.
+            ValueError: the batch has no more minibatches.
         """
         if self.done:
             raise ValueError("all minibatches of the batch are used")

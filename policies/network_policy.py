@@ -1,4 +1,4 @@
-"""`NetworkPolicy`: a policy that acts with a network of polopt. Subclasses define how it learns."""
+"""`NetworkPolicy`: a policy that acts with a `Network`. Subclasses define how it learns."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from polopt.policies.policy import Policy
 class NetworkPolicy(Policy):
     """Acts with the first output of a `Network`, the distribution parameters.
 
-    Supports memory, action masks and normalised observations, and computes in NumPy where that is
-    faster. A subclass provides `loss` and a method of learning, and optionally `make_network`.
-    `ActorCriticPolicy` also uses the network's second output, the values.
+    A network policy supports memory, action masks and normalised observations. It computes in NumPy
+    if NumPy is faster. A subclass must define `loss`, and `compute_gradients` or `learn_on_batch`
+    or both. A subclass may define `make_network`. The subclass `ActorCriticPolicy` also uses the
+    second output of the network, the values.
 
-    Args: as `Policy`.
+    `Policy` describes the arguments.
 
     Attributes (besides the attributes of `Policy`):
-        backend: computes outputs and gradients of `model`. `Backend.rows` prepares the rows that it
-            takes.
+        backend: computes outputs and gradients of `model`.
 
     Raises:
         ConfigError: for spaces that are not supported.
@@ -66,21 +66,21 @@ class NetworkPolicy(Policy):
         return make_network(*spaces, self.mask, num_params, gaussian, self.config.model)
 
     def masked(self, network: Network) -> Network:
-        """The network with the action mask applied, if observations have one.
+        """Returns a network that applies the action mask, if observations have a mask.
 
-        Wraps a network of a subclass's `make_network` that does not apply the mask itself. Such a
-        network gets whole observations, with the mask in them.
+        If `make_network` of a subclass returns a network that does not apply the mask, this method
+        wraps that network. The wrapped network gets observations that contain the mask.
         """
         if self.mask is None or isinstance(network, MaskedNetwork):
             return network
         return MaskedNetwork(network, self.mask, seen=True)
 
     def make_backend(self, network: Network) -> Backend:
-        """Makes the backend that computes the network's outputs and the gradients of `loss`. It
-        computes in NumPy if `fast_cpu` is set and NumPy supports the network.
+        """Makes the backend that computes the outputs of the network and the gradients of `loss`.
+        The backend computes in NumPy if `fast_cpu` is set and NumPy supports the network.
 
         Args:
-            network: made by `make_network`. Its parameters are in `flat`.
+            network: a network from `make_network`. Its parameters must be in `flat`.
         """
         in_numpy = numpy_network(network) if self.config.fast_cpu else None
         if in_numpy is not None:
@@ -89,14 +89,14 @@ class NetworkPolicy(Policy):
 
     @abstractmethod
     def loss(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss to minimise, and learner statistics. `backend` computes its gradient.
+        """Computes the loss to minimise, and learner statistics. `backend` computes the gradient.
 
         The loss must be a mean over rows, so that the gradient does not grow with the batch.
 
         Args:
             rows: the columns `[B, ...]` by name. They hold valid rows only.
 
-        Returns: the loss `[]` and learner statistics `[]`, means over the same rows.
+        Returns: the loss `[]`, and learner statistics `[]` that are means over these rows.
         """
 
     # ---- acting ---------------------------------------------------------------------------------
@@ -127,19 +127,20 @@ class NetworkPolicy(Policy):
     # ---- outputs for a batch --------------------------------------------------------------------
 
     def normalized(self, batch: SampleBatch) -> SampleBatch:
-        """The batch with normalised observations and rewards, for the network and the loss. Uses
-        the moments with which the batch's actions were chosen.
+        """Returns the batch with normalised observations and rewards, for the network and the loss.
 
-        Returns the batch itself if it is normalised already or if the policy does not normalise.
+        The normaliser uses the moments that it had when the actions of the batch were chosen. This
+        method returns the same batch if the batch is already normalised, or if the policy does not
+        normalise.
         """
         return batch if self.normalizer is None else self.normalizer.normalized(batch)
 
     def dist_inputs(self, batch: SampleBatch, backend: Backend | None = None) -> np.ndarray:
-        """Distribution parameters `[T, N, P]` of a batch's observations.
+        """Distribution parameters `[T, N, P]` of the observations of a batch.
 
         Args:
             batch: `[T, N]`. N may be 0.
-            backend: backend of another network. None: of `model`.
+            backend: the backend that computes the parameters. `None` means the backend of `model`.
         """
         batch, backend = self.normalized(batch), backend or self.backend
         if self.state_size:
@@ -149,8 +150,8 @@ class NetworkPolicy(Policy):
         return params.reshape(*batch.shape, self.dist.num_params)
 
     def log_prob(self, batch: SampleBatch, params: np.ndarray) -> np.ndarray:
-        """Log-probabilities `[T, N]` of a batch's actions under distribution parameters `[T, N,
-        P]`. One call for the whole batch costs less than one per step."""
+        """Log-probabilities `[T, N]` of the actions of a batch under distribution parameters `[T,
+        N, P]`. One call for the whole batch is faster than one call per step."""
         with torch.inference_mode():
             log_prob = self.dist.log_prob(as_tensor(params), as_tensor(batch["actions"]))
         return log_prob.numpy()

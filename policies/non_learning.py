@@ -1,6 +1,6 @@
 """Policies that do not learn, for a `Collector` without an algorithm of polopt.
 
-They adapt a `torch.nn.Module` or a callable, or choose random actions.
+These policies wrap a `torch.nn.Module` or a callable, or choose random actions.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ class NonLearningConfig(Config):
     """Options of a policy that does not learn.
 
     Attributes:
-        actor: a `torch.nn.Module`, a callable, or None.
-        outputs: what a module returns: `params`, of the action distribution, or `actions`.
+        actor: a `torch.nn.Module`, a callable, or None for random actions.
+        outputs: the outputs of a module: `params` for parameters of the action distribution, or
+            `actions`.
         squash_actions: squash Box actions of a module with tanh instead of clipping them.
     """
 
@@ -47,11 +48,11 @@ class NonLearningPolicy(ActingPolicy):
         return Weights(np.zeros(0, np.float32), self.version, self.env_steps, {})
 
     def set_weights(self, weights: Weights) -> None:
-        """Sets version and environment steps."""
+        """Copies only the version and the environment steps."""
         self.version, self.env_steps = weights.version, weights.env_steps
 
     def get_state(self) -> dict[str, Any]:
-        """Weights and their version."""
+        """The weights and their version."""
         weights = self.get_weights()
         return {"params": torch.from_numpy(weights.flat), "version": self.version}
 
@@ -60,30 +61,32 @@ class NonLearningPolicy(ActingPolicy):
 
 
 class RandomPolicy(NonLearningPolicy):
-    """Chooses uniformly from all actions, or from the actions that a mask allows."""
+    """Chooses uniformly from all actions. With an action mask, chooses uniformly from the allowed
+    actions."""
 
     def make_distribution(self) -> ActionDistribution:
         space = self.action_space
         return UniformActions(space) if self.mask is None else make_distribution(space)
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:
-        """Logits `[N, P]` with a mask, else `[N, 0]`: the distribution has no parameters."""
+        """Logits `[N, P]` if observations have a mask. Otherwise an array `[N, 0]`, because the
+        distribution has no parameters."""
         if self.mask is None:
             return np.empty((len(obs), 0), dtype=np.float32)
         return self.mask.masked(0.0, obs)
 
 
 class CallablePolicy(NonLearningPolicy):
-    """Chooses actions with a callable `obs [N, ...] -> actions [N, ...]` of the action space."""
+    """Chooses actions with a callable `obs [N, ...] -> actions [N, ...]`."""
 
     def make_distribution(self) -> ActionDistribution:
         return PassThroughActions(self.action_space)
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:
-        """The actions, flattened: `[N, A]`.
+        """The actions, flattened to `[N, A]`.
 
         Raises:
-            ValueError: if the callable returns actions of another shape.
+            ValueError: the callable returns actions of another shape.
         """
         actions = np.asarray(self.config.actor(obs), dtype=np.float32)
         if actions.shape != (len(obs), *self.dist.action_shape):
@@ -95,12 +98,12 @@ class CallablePolicy(NonLearningPolicy):
 class ModulePolicy(NonLearningPolicy):
     """Samples actions with a module `obs [N, ...] -> distribution parameters [N, P]`.
 
-    Parameters are logits for Discrete and MultiDiscrete (concatenated), means and log standard
-    deviations for Box.
+    For Discrete, the parameters are logits. For MultiDiscrete, they are the concatenated logits of
+    all actions. For Box, they are means and log standard deviations.
 
-    Weights are all parameters and buffers of the module, one float32 vector in the order of
-    `state_dict`, so that running statistics are sent, too. The caller may train the module. Only
-    `set_weights` changes it here.
+    The weights are all parameters and buffers of the module, as one float32 vector in the order of
+    `state_dict`. The vector includes buffers because running statistics must also reach the
+    workers. The caller may train the module. This class changes the module only in `set_weights`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -115,7 +118,7 @@ class ModulePolicy(NonLearningPolicy):
         """Distribution parameters `[N, P]` float32.
 
         Raises:
-            ValueError: if the module returns another shape.
+            ValueError: the module returns another shape.
         """
         with torch.inference_mode():
             given: Tensor = self.module(torch.as_tensor(obs, device=self.device))
@@ -129,16 +132,16 @@ class ModulePolicy(NonLearningPolicy):
         return params if self.mask is None else self.mask.masked(params, obs)
 
     def get_weights(self) -> Weights:
-        """A copy of parameters and buffers, `[P]`."""
+        """A copy of the parameters and buffers, `[P]`."""
         parts = [t.detach().float().cpu().reshape(-1) for t in self._tensors()]
         flat = torch.cat(parts).numpy() if parts else np.zeros(0, np.float32)
         return Weights(flat, self.version, self.env_steps, {})
 
     def set_weights(self, weights: Weights) -> None:
-        """Copies parameters, buffers and version.
+        """Copies the parameters, the buffers and the version.
 
         Raises:
-            ValueError: if they belong to another network.
+            ValueError: the weights belong to another network.
         """
         tensors = self._tensors()
         size = sum(t.numel() for t in tensors)
@@ -163,14 +166,15 @@ class ActionModulePolicy(ModulePolicy):
     """Chooses actions with a module `obs [N, ...] -> actions [N, ...]`, or with a
     `TensorDictModule` that has the out-key `action`.
 
-    A `TensorDictModule` gets the observation for its one in-key, or, of a Dict space, the parts
-    that its in-keys name. Tensors as of `split`. Its actions may be one-hot vectors for Discrete,
-    as TorchRL's are. Whether it samples is its own matter. It is called with tensors, as
-    `tensordict.nn.dispatch` allows, so that polopt does not import tensordict.
+    A `TensorDictModule` with one in-key gets the whole observation. For a Dict space, the module
+    gets the parts of the observation that its in-keys name. `split` makes the tensors of these
+    parts. For Discrete, the module may return one-hot vectors, as modules of TorchRL do. The module
+    decides whether it samples its actions. polopt calls the module with tensors, which
+    `tensordict.nn.dispatch` supports, so polopt does not import tensordict.
 
     Raises:
-        ConfigError: a `TensorDictModule` without `action`, or with in-keys that differ
-            from the keys of the observation space.
+        ConfigError: a `TensorDictModule` lacks the out-key `action`, or its in-keys are not keys of
+            the observation space.
     """
 
     dist: PassThroughActions
@@ -192,14 +196,15 @@ class ActionModulePolicy(ModulePolicy):
         name = type(self.module).__name__
         if "action" not in self._out_keys:
             raise ConfigError(
-                f"key 'policy': got {name} with out_keys {self._out_keys}. Allowed: with 'action'"
+                f"key 'policy': got {name} with out_keys {self._out_keys}. Allowed: out_keys with "
+                "'action'"
             )
         if isinstance(observation_space, spaces.Dict):
             known = [*observation_space.spaces]
             right = all(key in known for key in self._in_keys)
-            allowed = f"of {known}"
+            allowed = f"in_keys from {known}"
         else:
-            right, allowed = len(self._in_keys) == 1, "one key"
+            right, allowed = len(self._in_keys) == 1, "one in_key"
         if not right:
             raise ConfigError(
                 f"key 'policy': got {name} with in_keys {self._in_keys} for observations of "
@@ -207,10 +212,10 @@ class ActionModulePolicy(ModulePolicy):
             )
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:
-        """The actions, flattened: `[N, A]`.
+        """The actions, flattened to `[N, A]`.
 
         Raises:
-            ValueError: if the module returns actions of another shape.
+            ValueError: the module returns actions of another shape.
         """
         with torch.inference_mode():
             given = self.module(*self._inputs(torch.as_tensor(obs, device=self.device)))
@@ -237,14 +242,15 @@ class ActionModulePolicy(ModulePolicy):
 def adapter_for(
     policy: nn.Module | Callable[[np.ndarray], Any] | None, outputs: str = "params"
 ) -> type[NonLearningPolicy]:
-    """The policy class for `policy`, as a user gave it.
+    """Returns the class that wraps a user's `policy`.
 
     Args:
         policy: a module, a callable, or None.
-        outputs: see `NonLearningConfig`. A `TensorDictModule` returns actions in any case.
+        outputs: see `NonLearningConfig`. A `TensorDictModule` always returns actions, whatever the
+            value of `outputs`.
 
     Raises:
-        ConfigError: if it is neither a module, nor a callable, nor None.
+        ConfigError: `policy` is not a module, a callable or None.
     """
     if policy is None:
         return RandomPolicy

@@ -1,7 +1,8 @@
-"""`Normalizer`: normalises observations and rewards by running moments, as all workers share them.
+"""`Normalizer`: normalises observations and rewards by running moments that all workers share.
 
 Stable-Baselines3's VecNormalize and Gymnasium's wrappers use the same method. The moments belong to
-the policy: they are sent with its weights, and saved, loaded and exported with it.
+the policy. The weights of the policy carry the moments, and the moments are saved, loaded and
+exported with the policy.
 """
 
 from __future__ import annotations
@@ -28,28 +29,32 @@ _EPSILON = 1e-8
 
 
 class Normalizer:
-    """Moments of observations and of discounted returns, and what follows from them.
+    """Holds the moments of observations and of discounted returns, and normalises with these
+    moments.
 
-    - Each element of an observation becomes `(x - mean) / sqrt(variance + 1e-8)`, clipped. Elements
-      that are one-hot, bool, uint8 (networks scale images), or an action mask keep their values.
-    - A reward becomes `r / sqrt(variance + 1e-8)`, clipped, with the variance of the discounted
-      return since the episode began. No mean is subtracted: that would change what is optimal.
+    - Each element of an observation becomes `(x - mean) / sqrt(variance + 1e-8)`, and is then
+      clipped. One-hot vectors, bools, uint8 values (networks scale images) and action masks keep
+      their values.
+    - A reward becomes `r / sqrt(variance + 1e-8)`, and is then clipped. The variance is the
+      variance of the discounted return since the start of the episode. The mean is not subtracted
+      from rewards, because this would change which policy is optimal.
 
-    One row enters the moments for each transition: the observation that the action was chosen for,
-    and the discounted return after it. So each counts once, in every autoreset mode. Before the
-    first row means are 0 and standard deviations 1.
+    The moments get one row for each transition: the observation from which the policy chose the
+    action, and the discounted return after the action. So each transition counts exactly once in
+    every autoreset mode. Before the first row, the means are 0 and the standard deviations are 1.
 
     Args:
-        encoder: of the policy.
-        clip_observations: bound of normalised observations. None: observations are not normalised.
-        clip_rewards: bound of normalised rewards. None: rewards are not normalised.
+        encoder: the encoder of the policy.
+        clip_observations: bound of normalised observations. `None` means that observations are not
+            normalised.
+        clip_rewards: bound of normalised rewards. `None` means that rewards are not normalised.
         gamma: discount factor of the returns.
 
     Attributes:
         clip_observations, clip_rewards, gamma: the arguments. `gamma` may be changed.
 
     Raises:
-        ConfigError: observations without an element that can be normalised.
+        ConfigError: no element of the observations can be normalised.
     """
 
     def __init__(
@@ -71,12 +76,12 @@ class Normalizer:
             if not numeric.any():
                 raise ConfigError(
                     f"key 'normalize_observations': got True for observation space {encoder.space}"
-                    f" of dtype {encoder.dtype}. Allowed: spaces with a Box of another dtype than"
-                    " uint8 and bool, which networks get as they are, besides categories and masks"
+                    f" of dtype {encoder.dtype}. Allowed: spaces with a Box whose dtype is not"
+                    " uint8 or bool. Images, categories and masks are not normalised"
                 )
             self._elements = np.flatnonzero(numeric)
             self._limit = self._dtype.type(clip_observations)
-            if not numeric.all():  # the others keep their values
+            if not numeric.all():  # an infinite limit does not clip the elements that keep values
                 limits = np.where(numeric, clip_observations, np.inf)
                 self._limit = limits.reshape(self._shape).astype(self._dtype)
         self.moments = Moments.zero(len(self._elements) + (clip_rewards is not None))
@@ -85,7 +90,8 @@ class Normalizer:
 
     @property
     def moments(self) -> Moments:
-        """`[S]`: of the normalised elements of the observation, and of the discounted return."""
+        """The moments `[S]` of the normalised elements of observations, followed by the moments of
+        the discounted return."""
         return self._moments
 
     @moments.setter
@@ -106,27 +112,28 @@ class Normalizer:
             present["obs_inverse_std"] = self._of_elements(inverse_std[:used], other=1.0)
         if self.clip_rewards is not None:
             present["reward_scale"] = inverse_std[-1].astype(np.float32)
-        # Whole dicts: another thread may collect with the policy.
+        # Replaces the whole dict at once, because another thread may sample with the policy.
         self._moments, self._present = moments, present
 
     def _of_elements(self, values: np.ndarray, other: float) -> np.ndarray:
-        """An array in the shape of an observation, of the values of normalised elements."""
+        """An array in the shape of an observation. Normalised elements have `values`, and all
+        others have `other`."""
         whole = np.full(int(np.prod(self._shape)), other)
         whole[self._elements] = values
         return whole.astype(self._dtype).reshape(self._shape)
 
-    @np.errstate(all="ignore")  # the caller checks that numbers are finite
+    @np.errstate(all="ignore")  # the caller checks that the moments are finite
     def moments_of(self, batch: SampleBatch, returns: np.ndarray) -> Moments:
         """The moments of the transitions of a fragment.
 
         Args:
-            batch: `[T, N]`, as sampled.
+            batch: `[T, N]`, not normalised.
             returns: `[T, N]` discounted returns.
         """
         rows = np.flatnonzero(batch.flat("valid"))
         parts = []
         if self.clip_observations is not None:
-            # Not -1, which is undefined without rows: all may be resets.
+            # `reshape(0, -1)` raises, and a fragment without a transition has 0 rows.
             observations = batch.flat("obs")[rows].reshape(len(rows), math.prod(self._shape))
             parts.append(observations[:, self._elements].astype(np.float64, copy=False))
         if self.clip_rewards is not None:
@@ -136,12 +143,12 @@ class Normalizer:
     # ---- normalisation --------------------------------------------------------------------------
 
     def per_env(self, envs: int) -> dict[str, np.ndarray]:
-        """What a batch of N environments needs for `normalized`, from the present moments: by name
-        `[N, ...]`."""
+        """Means and scales for a batch of `envs` environments, from the current moments. Each array
+        is `[N, ...]`. A batch keeps these arrays in `per_env`, and `normalized` reads them."""
         return {name: np.repeat(one[None], envs, axis=0) for name, one in self._present.items()}
 
     def observations(self, obs: np.ndarray) -> np.ndarray:
-        """`[N, ...]` float32 of encoded observations `[N, ...]`, by the present moments."""
+        """Normalises encoded observations `[N, ...]` with the current moments. Returns float32."""
         if self.clip_observations is None:
             return obs
         return self._apply(obs, self._present["obs_mean"], self._present["obs_inverse_std"])
@@ -154,9 +161,12 @@ class Normalizer:
         return result.astype(np.float32, copy=False)
 
     def normalized(self, batch: SampleBatch) -> SampleBatch:
-        """The batch with observations and rewards normalised by the moments that were in use
-        when each environment's actions were chosen. Returns a batch itself that is normalised
-        already. Other columns are shared."""
+        """Returns the batch with normalised observations and rewards.
+
+        The moments for each environment are the moments with which its actions were chosen. If the
+        batch is already normalised, this method returns the same batch. The new batch shares the
+        other columns with the old batch.
+        """
         per_env, columns = dict(batch.per_env), dict(batch.columns)
         all_obs, successors = batch.all_obs, batch.successor_obs
         if "obs_mean" in per_env:
@@ -174,8 +184,8 @@ class Normalizer:
         )
 
     def in_torch(self) -> Callable[[Tensor], Tensor]:
-        """`observations` as a function of tensors on the CPU, for export. Its constants are the
-        present moments."""
+        """Returns a function that does the same as `observations` with tensors on the CPU, for
+        export. The current moments are constants in the function."""
         if self.clip_observations is None:
             return lambda obs: obs
         mean, inverse_std = (
@@ -188,21 +198,22 @@ class Normalizer:
 
     @property
     def kinds(self) -> str:
-        """What is normalised."""
+        """The names of the normalised data: `observations`, `rewards`, or both."""
         named = {"observations": self.clip_observations, "rewards": self.clip_rewards}
         return " and ".join(name for name, bound in named.items() if bound is not None)
 
     def get_state(self) -> dict[str, Any]:
-        """The moments: tensors, numbers and strings."""
+        """The moments, as tensors, numbers and strings."""
         moments = self.moments
         mean, m2 = torch.from_numpy(moments.mean.copy()), torch.from_numpy(moments.m2.copy())
         return {"of": self.kinds, "rows": moments.rows, "mean": mean, "m2": m2}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned.
+        """Restores a state from `get_state`.
 
         Raises:
-            ValueError: it is of other observations, or no moments have these values.
+            ValueError: the state belongs to observations of another size, or its values are not
+                possible for moments.
         """
         rows = int(state["rows"])
         mean, m2 = (state[name].double().numpy().copy() for name in ("mean", "m2"))
@@ -212,15 +223,16 @@ class Normalizer:
 
 
 def kinds_of(state: Mapping[str, Any] | None) -> str:
-    """What a state of a `Normalizer` normalises. `nothing` for None."""
+    """The names of the data that a `Normalizer` with this state normalises. For None, this is
+    `nothing`."""
     return "nothing" if state is None else str(state["of"])
 
 
 def sum_moments(moments: Moments, reducer: Reducer) -> Moments:
-    """The moments of the rows of all learners together, the same on each of them.
+    """Combines the moments of all learners. Every learner gets the same result.
 
-    Two sums: squared deviations are from the mean of all rows, because the difference of large sums
-    would lose digits.
+    This takes two sums over the learners. The first sum gives the mean of all rows. The second sum
+    adds squared deviations from that mean. The difference of two large sums would lose digits.
     """
     total = torch.from_numpy(np.append(moments.mean * moments.rows, float(moments.rows)))
     reducer.sum_(total)
@@ -233,7 +245,7 @@ def sum_moments(moments: Moments, reducer: Reducer) -> Moments:
 
 
 def _numeric_elements(space: Space[Any]) -> np.ndarray:
-    """`[D]` bool: the elements of an encoded observation, flattened, that are normalised."""
+    """`[D]` bool: whether each element of a flattened observation is normalised."""
     if isinstance(space, spaces.Dict):
         parts = [_numeric_elements(part) & (key != MASK_KEY) for key, part in space.spaces.items()]
         return np.concatenate(parts)

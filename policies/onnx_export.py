@@ -1,4 +1,4 @@
-"""Export of a policy to ONNX: observations in, actions out, for any runtime."""
+"""`write_onnx`: exports a policy to ONNX, as a model from observations to actions."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from polopt.common.config import ConfigError
 from polopt.policies.acting_policy import ActingPolicy
 
-#: What `torch.onnx.export` imports. The extra `onnx` installs it.
+#: The packages that `torch.onnx.export` imports. The extra `onnx` installs these packages.
 _NEEDED = ("onnx", "onnxscript")
-#: Rows of the example batch: sizes of 0 and 1 would become constants of the graph.
+#: Rows of the example batch. A size of 0 or 1 would become a constant of the graph.
 _ROWS = 2
 
 
@@ -35,24 +35,24 @@ def write_onnx(
     """Writes an ONNX model of a policy that acts deterministically. See `Policy.export_onnx`.
 
     Args:
-        path: of the file. It is complete or not there.
-        policy: defines `act_in_torch`.
-        network: acts. It is not changed.
+        path: path of the file. After an error, the file either does not exist or is unchanged.
+        policy: a policy that defines `act_in_torch`.
+        network: the network that acts. The function does not change the network.
 
     Raises:
-        ConfigError: packages are missing, torch cannot export the network, or the file cannot be
-            written.
+        ConfigError: packages are not installed, torch cannot export the network, or the file cannot
+            be written.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"export to ONNX needs {', '.join(missing)}, which is not installed: "
-            "pip install 'polopt[onnx]'"
+            f"export to ONNX needs packages that are not installed: {', '.join(missing)}. "
+            "Install them: pip install 'polopt[onnx]'"
         )
     network = copy.deepcopy(network).cpu()
     parts = list(_parts(policy.encoder.space, "observations"))
     names = [name for name, _ in parts]
-    if len(set(names)) < len(names):  # keys that differ only in other characters
+    if len(set(names)) < len(names):  # two keys differ only in characters that became `_`
         names = [f"{name}.{i}" for i, name in enumerate(names)]
     model = _Acting([space for _, space in parts], policy, network).eval()
     examples = tuple(_example(space) for _, space in parts)
@@ -63,7 +63,7 @@ def write_onnx(
         outputs.append("next_state")
     batch = torch.export.Dim("batch", min=1)
     with torch.no_grad():
-        model(*examples)  # an error of the policy's own reaches the user unchanged
+        model(*examples)  # the user gets an error of the policy without a torch wrapper around it
     try:
         with _quiet():
             program = torch.onnx.export(
@@ -92,8 +92,8 @@ def write_onnx(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's notes about packages that a policy does not need, and about torch's
-    own use of deprecated functions."""
+    """A context that hides warnings of the exporter. These are about packages that a policy does
+    not need, and about deprecated functions that torch itself calls."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -102,7 +102,7 @@ def _quiet() -> Iterator[None]:
             warnings.simplefilter("ignore", FutureWarning)
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.filterwarnings("ignore", category=UserWarning, module="torch")
-            # nn.LSTM's own list of its weights, which the exporter sets and restores.
+            # The exporter sets and restores the list of weights in nn.LSTM, and warns about this.
             warnings.filterwarnings("ignore", "The tensor attributes", UserWarning)
             yield
     finally:
@@ -110,8 +110,9 @@ def _quiet() -> Iterator[None]:
 
 
 class _Acting(nn.Module):
-    """What is exported: actions and distribution parameters of observations. With memory, of
-    observations and state, and the next state."""
+    """The module that is exported. Its inputs are observations, and its outputs are actions and
+    distribution parameters. For a policy with memory, the state is another input, and the next
+    state is another output."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class _Acting(nn.Module):
         self._dist = policy.dist
         self._act = policy.act_in_torch
         self._state_size = policy.state_size
-        self.network = network  # registered: the model has its parameters
+        self.network = network  # as a submodule, so that the model has its parameters
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         observations = inputs[: len(self._parts)]
@@ -134,7 +135,7 @@ class _Acting(nn.Module):
         return (*outputs, after) if self._state_size else outputs
 
     def _encoded(self, observations: tuple[Tensor, ...]) -> Tensor:
-        """As `ObservationEncoder.encode`."""
+        """Does the same as `ObservationEncoder.encode`, in torch."""
         if len(self._parts) == 1 and isinstance(self._parts[0], spaces.Box):
             return observations[0]
         pairs = zip(self._parts, observations, strict=True)
@@ -142,7 +143,7 @@ class _Acting(nn.Module):
 
 
 def _parts(space: Space[Any], name: str) -> Iterator[tuple[str, Space[Any]]]:
-    """Yields name and space of each input, in the order in which they are flattened."""
+    """Yields the name and space of each input, in the order of the flattened observation."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         named = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         for key, part in named:
@@ -161,7 +162,7 @@ def _example(space: Space[Any]) -> Tensor:
 
 
 def _flat(space: Space[Any], values: Tensor) -> Tensor:
-    """`[N, D]` float32 of a batch of one space."""
+    """Flattens a batch of one space to `[N, D]` float32."""
     if isinstance(space, spaces.Box | spaces.MultiBinary):
         return values.flatten(1).float() if space.shape else values[:, None].float()
     if isinstance(space, spaces.Discrete):

@@ -1,4 +1,4 @@
-"""`Policy`: acts and learns. The interface between strategies and algorithms."""
+"""`Policy`: base class of all algorithms. Strategies use an algorithm only through this class."""
 
 from __future__ import annotations
 
@@ -32,16 +32,18 @@ from polopt.policies.onnx_export import write_onnx
 
 
 class Policy(ActingPolicy):
-    """Chooses actions and learns from batches. It knows nothing about Ray or the strategy.
+    """Chooses actions and learns from batches. A policy knows nothing about Ray or the strategy.
 
         actions, extras = policy.compute_actions(obs)
         batch = policy.postprocess(batch)      # in the worker that sampled the batch
         stats = policy.learn_on_batch(batch)   # in the learner
 
-    A subclass provides `make_segments` and `action_params`. It names the type of its batches in
-    `learns_from`, and provides `compute_gradients`, `learn_on_batch` or both. To write less, derive
-    from `NetworkPolicy`, which acts with a network of polopt, or from `ActorCriticPolicy`, which
-    also learns and needs only a loss.
+    A subclass must define `make_segments`, `action_params`, and `compute_gradients` or
+    `learn_on_batch` or both. It sets `learns_from` to the type of its batches.
+
+    Two subclasses already define most of these methods. `NetworkPolicy` defines how to act with a
+    `Network`. `ActorCriticPolicy` also defines how to learn, so that its subclasses need to define
+    only the loss.
 
     Args:
         observation_space: observation space of one environment.
@@ -51,12 +53,13 @@ class Policy(ActingPolicy):
         device: torch device of the networks.
 
     Attributes (besides the attributes of `ActingPolicy`):
-        acting: how observations and actions are scaled. Sent with the weights. `act_as` changes it.
+        acting: how observations and actions are scaled. The weights carry a copy of `acting`. To
+            change `acting`, call `act_as`.
         segments: the modules, by name.
-        model: the network that acts, which is the segment `network`.
-        flat: the parameters of all segments in one tensor, and their gradients in another.
-        coefficients: scalars that learning adapts, such as a KL coefficient. Each starts from the
-            option of the same name. They are sent with the weights.
+        model: the network that acts. This is the module of the segment `network`.
+        flat: one tensor with the parameters of all segments, and one tensor with their gradients.
+        coefficients: scalars that learning adapts, such as a KL coefficient. Each coefficient
+            starts from the option of the same name. The weights carry a copy of the coefficients.
         progress: counts of the updates that this object has made.
 
     Raises:
@@ -65,10 +68,10 @@ class Policy(ActingPolicy):
 
     config_class: ClassVar[type[PolicyConfig]] = PolicyConfig
     #: The type of a batch: `SampleBatch`, or `Transitions` or `Sequences` of a replay buffer. An
-    #: optimizer with the same `learns_from` can train the policy.
+    #: optimizer can train the policy if the optimizer has the same `learns_from`.
     learns_from: ClassVar[type] = SampleBatch
-    #: Any, because each subclass declares its own config class, and type checkers do not allow a
-    #: subclass to narrow the type of a variable.
+    #: The type is Any, because each subclass has its own config class, and type checkers do not
+    #: allow a subclass to narrow the type of a variable.
     config: Any
 
     def __init__(
@@ -81,8 +84,9 @@ class Policy(ActingPolicy):
     ) -> None:
         super().__init__(observation_space, action_space, config, seed, device)
         self.acting = Acting(config.normalize_actions, config.clip_actions)
-        # The initial weights depend only on `seed`, and torch's global generators stay as they are.
-        # `torch.manual_seed` would also seed the generators of GPUs, the same in every process.
+        # The initial weights depend only on `seed`, and the states of torch's global generators do
+        # not change. `torch.manual_seed` would also seed the generators of the GPUs, and would give
+        # every process the same seed.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             self.segments = self.make_segments()
@@ -107,10 +111,11 @@ class Policy(ActingPolicy):
         return make_distribution(self.action_space, squash, normalize, config.clip_actions)
 
     def act_as(self, acting: Acting) -> None:
-        """From now on scales actions as `acting` says, and observations where the family of the
-        policy does. Changes the config, too.
+        """Sets how the policy scales actions and observations, and changes the config accordingly.
 
-        Weights carry the `acting` of the policy that learned them.
+        `set_weights` calls this method, because weights carry the `acting` of the policy that
+        learned them. This method changes how actions are scaled. `NetworkPolicy.act_as` also
+        changes how observations are scaled.
         """
         if acting == self.acting:
             return
@@ -124,10 +129,11 @@ class Policy(ActingPolicy):
     def count_parameters(
         cls, observation_space: Space[Any], action_space: Space[Any], config: PolicyConfig
     ) -> int | None:
-        """The number of trained parameters. Segments that are copies do not count.
+        """The number of trained parameters. Parameters of target networks do not count.
 
-        Takes no memory for the parameters. None if making the segments needs real numbers, for
-        example because a module prints its weights.
+        The method makes the segments on torch's meta device, so it allocates no memory for the
+        parameters. It returns None if `make_segments` needs the values of parameters, for example
+        because a module prints its weights.
 
         Raises:
             ConfigError: for spaces or sizes that are not supported.
@@ -137,24 +143,27 @@ class Policy(ActingPolicy):
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             try:
                 segments = policy.make_segments()
-            except (NotImplementedError, RuntimeError):  # torch's, for values of meta tensors
+            except (NotImplementedError, RuntimeError):  # raised when code reads a meta tensor
                 return None
         modules = [segment.module for segment in segments.values() if segment.copy_of is None]
         return sum(p.numel() for module in modules for p in module.parameters())
 
     @abstractmethod
     def make_segments(self) -> dict[str, Segment]:
-        """Makes the modules, with random weights, by name. The segment `network` acts. Called once,
-        after `encoder`, `dist` and `config` are set."""
+        """Makes the modules, with random weights, by name. The segment `network` acts.
+
+        `__init__` calls this method once, after it has set `encoder`, `dist` and `config`.
+        """
 
     def export_onnx(self, path: str | Path) -> None:
         """Writes the policy as an ONNX model that acts deterministically, like `predict`.
 
-        The input is `observations` `[N, ...]`, in the dtype of the observation space. A Dict or
-        Tuple space has one input for each part, such as `observations.position`. Discrete and
-        MultiDiscrete inputs are int64. The outputs are `actions` `[N, ...]` for the environment,
-        and `action_dist_inputs` `[N, P]`, the parameters of the distribution. N is free. A policy
-        with memory also has the input `state` and the output `next_state`, both `[N, S]` float32.
+        The input is `observations` `[N, ...]`, in the dtype of the observation space. For a Dict or
+        Tuple space, the model has one input for each part, such as `observations.position`.
+        Discrete and MultiDiscrete inputs are int64. The outputs are `actions` `[N, ...]` for the
+        environment, and `action_dist_inputs` `[N, P]`, the parameters of the distribution. The
+        model accepts any N. The model of a policy with memory also has the input `state` and the
+        output `next_state`, both `[N, S]` float32.
 
         Raises:
             ConfigError: the extra `onnx` is not installed, the policy cannot be exported, or the
@@ -165,19 +174,18 @@ class Policy(ActingPolicy):
     # ---- learning -------------------------------------------------------------------------------
 
     def compute_gradients(self, batch: Any) -> Gradients:
-        """The gradient of a batch. It is neither clipped nor applied.
+        """Computes the gradient of a batch. Does not clip or apply the gradient.
 
-        Optimizers with `needs_gradients` call this (`async_gradients`, `sync_gradients`). The
-        default `learn_on_batch` calls it, too.
+        The default `minibatch_gradients` and the default `learn_on_batch` call this method.
 
         Args:
             batch: an instance of `learns_from`. A `SampleBatch` must be postprocessed.
 
         Raises:
-            NotImplementedError: the class does not define it.
+            NotImplementedError: the class does not define this method.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} gives no gradients: it does not define compute_gradients"
+            f"{type(self).__name__} cannot compute gradients: it does not define compute_gradients"
         )
 
     @classmethod
@@ -187,22 +195,25 @@ class Policy(ActingPolicy):
         return any(getattr(cls, name) is not getattr(Policy, name) for name in methods)
 
     def minibatch_gradients(self, batch: Any) -> Iterator[Gradients]:
-        """Yields the gradients with which a batch is learned, one after the other. By default this
-        is one gradient, of the whole batch.
+        """Yields one gradient for each update that the policy makes with a batch. The default
+        yields one gradient of the whole batch.
 
-        Each gradient is computed when it is asked for, with the weights of that moment. Its
-        `new_rows` counts the rows that no earlier gradient has used. The last gradient has
-        `ends_rollout`. Argument and errors as in `compute_gradients`.
+        Workers call this method for `async_gradients` and `sync_gradients`. The generator computes
+        each gradient when the worker requests it, with the current weights. `new_rows` of a
+        gradient counts the rows that no earlier gradient has used. The last gradient has
+        `ends_rollout=True`. `compute_gradients` describes the argument and the errors.
         """
         gradients = self.compute_gradients(batch)
         yield gradients._replace(new_rows=gradients.rows, ends_rollout=True)
 
     def check_gradients(self, gradients: Any) -> None:
-        """Checks that `gradients` fit this network. None stands for a gradient that was not finite.
+        """Checks that `gradients` fit this network.
+
+        `None` stands for a gradient that was not finite, and passes the check.
 
         Raises:
-            TypeError: it is not a gradient.
-            ValueError: it has another shape.
+            TypeError: the argument is not a gradient.
+            ValueError: the gradient has another shape than the parameters of this policy.
         """
         if gradients is None:
             return
@@ -219,16 +230,16 @@ class Policy(ActingPolicy):
 
     @np.errstate(all="ignore")
     def learn_on_batch(self, batch: Any, reducer: Reducer | None = None) -> dict[str, float]:
-        """Learns from the batch of this learner. By default makes one update, with the mean
+        """Learns from the batch of this learner. The default makes one update, with the mean
         gradient of all learners.
 
         Args:
             batch: an instance of `learns_from`. A `SampleBatch` must be postprocessed.
-            reducer: sums over all learners, so that all make the same updates. None for one
-                learner.
+            reducer: sums over all learners, so that all learners make the same updates. `None`
+                means that there is only one learner.
 
-        Returns: learner statistics: means over the rows of all learners, and over minibatches.
-            Empty if no learner has a valid row.
+        Returns: learner statistics, which are means over the rows of all learners and over
+            minibatches. Empty if no learner has a valid row.
         """
         gradients = self.compute_gradients(batch)
         self.flat.set_grads(gradients.flat)
@@ -240,8 +251,8 @@ class Policy(ActingPolicy):
 
     @np.errstate(all="ignore")
     def apply_gradients(self, gradients: Gradients, lr_scale: float = 1.0) -> dict[str, float]:
-        """Clips and applies a gradient, which this or another policy has computed. See
-        `apply_flat`."""
+        """Clips and applies a gradient. A copy of this policy in another process may have computed
+        the gradient. `apply_flat` describes the statistics that this method returns."""
         self.flat.set_grads(gradients.flat)
         self.progress.gradient_rows = gradients.rows
         return self.apply_flat(lr_scale)
@@ -250,8 +261,8 @@ class Policy(ActingPolicy):
     def apply_flat(self, lr_scale: float = 1.0) -> dict[str, float]:
         """Clips and applies the gradient in `flat.grads`. See `WeightUpdater.apply`.
 
-        Returns `grad_norm` (before clipping) and `default_optimizer_learning_rate`. `grad_norm` is
-        missing if the gradient was skipped because it was not finite.
+        Returns `default_optimizer_learning_rate`, and `grad_norm`, the norm before clipping. A
+        gradient that is not finite is skipped, and then `grad_norm` is missing.
         """
         applied, stats = self._updater.apply(self.env_steps, lr_scale, self.resting)
         self.progress.count_update(applied)
@@ -262,23 +273,24 @@ class Policy(ActingPolicy):
 
     @property
     def resting(self) -> Collection[str]:
-        """Segments that the next update leaves as they are. Their gradient is 0."""
+        """The names of the segments that the next update must not change. The gradient of these
+        segments is 0."""
         return ()
 
     def on_update(self) -> None:
-        """Called after each update of the weights. Refreshes values that are computed from them,
-        such as target networks."""
+        """Updates values that depend on the weights, such as target networks. `apply_flat` calls
+        this method after each update of the weights. The default does nothing."""
         return
 
     def set_option(self, name: str, value: Any) -> None:
         """Changes an option of the config during training.
 
         Raises:
-            ConfigError: for an unknown option, a wrong value, or an option that is fixed.
+            ConfigError: for an unknown option, a wrong value, or an option that cannot be changed.
         """
         name = self.config_class.aliases.get(name, name)
         if name in self.config_class.fixed:
-            raise ConfigError(f"key {name!r} cannot be changed while the policy exists")
+            raise ConfigError(f"key {name!r} cannot be changed after the policy has been made")
         options = {**self.config.to_dict(), name: value}
         self.config = self.config_class.parse(options, "policy")
         self._updater.configure(self.config)
@@ -288,16 +300,16 @@ class Policy(ActingPolicy):
     # ---- weights and state ----------------------------------------------------------------------
 
     def get_weights(self) -> Weights:
-        """A copy of the weights `[P]`, with everything that shapes acting and learning: environment
-        steps, coefficients, the moments of the normaliser, and `acting`."""
+        """Returns a copy of the weights `[P]`. The result also has the version, the environment
+        steps, the coefficients, the moments of the normaliser, and `acting`."""
         flat = self.flat.get_params()
         moments = None if self.normalizer is None else self.normalizer.moments
         coefficients = dict(self.coefficients)
         return Weights(flat, self.version, self.env_steps, coefficients, moments, self.acting)
 
     def set_weights(self, weights: Weights) -> None:
-        """Copies the weights with their version, environment steps and coefficients. Also copies
-        their moments and takes over their `acting`, if they have them.
+        """Copies `weights` into this policy, with the version, environment steps and coefficients.
+        If `weights` has moments or `acting`, the policy takes over these, too.
 
         Raises:
             ValueError: the weights belong to another network, or have moments that this policy
@@ -305,7 +317,7 @@ class Policy(ActingPolicy):
         """
         if weights.moments is not None:
             if self.normalizer is None:
-                raise ValueError("the weights have moments, and this policy does not normalise")
+                raise ValueError("the weights have moments, but this policy does not normalise")
             self.normalizer.moments = weights.moments
         self.flat.set_params(weights.flat)
         if weights.acting is not None:
@@ -319,9 +331,10 @@ class Policy(ActingPolicy):
         """Adds the moments of new samples to the normaliser, if the policy has one.
 
         Args:
-            moments: moments of the samples of this learner. None: it has no samples.
+            moments: moments of the samples of this learner. `None` means that this learner has no
+                samples.
             reducer: sums over all learners, so that each learner adds the moments of all samples.
-                None for one learner.
+                `None` means that there is only one learner.
         """
         if self.normalizer is not None:
             moments = moments or Moments.zero(len(self.normalizer.moments.mean))
@@ -330,7 +343,8 @@ class Policy(ActingPolicy):
             self.normalizer.moments = self.normalizer.moments.merge(moments)
 
     def get_state(self) -> dict[str, Any]:
-        """The state of learning: tensors, numbers, strings, and lists and dicts of these."""
+        """Returns the state that a checkpoint needs to continue learning. The state consists of
+        tensors, numbers, strings, and lists and dicts of these."""
         return {
             "network": _layers(self.model),
             **self.flat.get_state(),
@@ -347,21 +361,21 @@ class Policy(ActingPolicy):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores a state from `get_state`.
 
-        An adapted coefficient is restored only if it started from the value that the config has
-        now. Otherwise the option was changed since, and its new value counts. `acting` is always
-        restored.
+        A coefficient is restored if its option has the same value now as when the state was saved.
+        If the user has changed the option since, the coefficient gets the new value of the option.
+        `acting` is always restored.
 
         Raises:
-            ValueError: the state belongs to another network or another torch optimizer, or to a
-                policy that normalises something else.
+            ValueError: the state belongs to another network or another torch optimizer, or the
+                policy that saved the state normalises something else.
         """
         self.check_network(state["network"])
-        moments = state.get("moments")  # not in states of version 0.2
+        moments = state.get("moments")  # missing in states of version 0.2
         own = "nothing" if self.normalizer is None else self.normalizer.kinds
         if kinds_of(moments) != own:
             raise ValueError(
-                f"the state must be of a policy that normalises {own}; got one that normalises "
-                f"{kinds_of(moments)}"
+                f"the state must be of a policy that normalises {own}; got the state of a policy "
+                f"that normalises {kinds_of(moments)}"
             )
         flat = self.flat.params_of(state)
         acting = _acting_of(state)
@@ -382,24 +396,24 @@ class Policy(ActingPolicy):
     def check_network(self, layers: str) -> None:
         """Checks that `layers`, from the key `network` of a state, describes `model`.
 
-        Class names are not compared, so that they may change.
+        The name of the network's class may differ, so that a later version can rename the class.
 
         Raises:
-            ValueError: if the layers differ.
+            ValueError: the layers differ.
         """
         if layers.partition("(")[2] != _layers(self.model).partition("(")[2]:
             raise ValueError(
-                f"the state must be of network {_layers(self.model)}; got {layers}: it belongs to "
-                "another network"
+                f"the state must be of network {_layers(self.model)}; got {layers}: the state "
+                "belongs to another network"
             )
 
     def _configured_coefficients(self) -> dict[str, float]:
-        """The options from which coefficients start, by name."""
+        """The initial values of the coefficients from the config, by name."""
         named = [name for name in self.coefficients if hasattr(self.config, name)]
         return {name: getattr(self.config, name) for name in named}
 
 
-# Overflow makes the gradient non-finite. The weight updater skips such gradients.
+# An overflow here makes the gradient non-finite, and the weight updater skips such gradients.
 @np.errstate(all="ignore")
 def reduce_gradient(
     policy: Policy, count: int, stats: Mapping[str, float], reducer: Reducer
@@ -407,12 +421,13 @@ def reduce_gradient(
     """Averages `policy.flat.grads`, the buffers of modules and `stats` over the rows of all
     learners.
 
-    All of them are in one tensor, with the row count, so one all-reduce sums them.
+    The gradient, the buffers, the statistics and the row count are in one tensor, so one all-reduce
+    sums all of them.
 
     Args:
         policy: policy of this learner. Its gradient is the mean over `count` rows.
         count: number of rows of this learner.
-        stats: statistics of this learner, means over the same rows.
+        stats: statistics of this learner, which are means over the same `count` rows.
         reducer: sums over all learners.
 
     Returns:
@@ -422,8 +437,8 @@ def reduce_gradient(
     if count == 0:
         flat.zero_grads()
     elif not math.isfinite(flat.norm()):
-        # The sum will not be finite either, and no learner will apply it. Only the learner that
-        # caused it can tell, so it counts it.
+        # The sum over all learners will not be finite, so no learner will apply it. Only this
+        # learner knows that its gradient is the cause, so this learner counts the gradient.
         policy.progress.non_finite_gradients += 1
     flat.set_tail([1.0, *(stats.get(key, 0.0) for key in LEARNER_KEYS)])
     flat.pack_buffers()
@@ -438,10 +453,10 @@ def reduce_gradient(
 
 
 def _acting_of(state: Mapping[str, Any]) -> Acting:
-    """The `acting` that a state holds.
+    """Reads `acting` from a state.
 
     Raises:
-        ValueError: it is not three truth values.
+        ValueError: `acting` does not have the three fields of `Acting`, each true or false.
     """
     saved = state.get("acting", FORMER_ACTING._asdict())
     if set(saved) != set(Acting._fields) or not all(isinstance(v, bool) for v in saved.values()):
@@ -450,10 +465,10 @@ def _acting_of(state: Mapping[str, Any]) -> Acting:
 
 
 def _layers(network: nn.Module) -> str:
-    """The layers of a network and their sizes, in one line."""
+    """The layers of a network and their sizes, as one line of text."""
     return " ".join(str(network).split())
 
 
 def _short(space: Space[Any]) -> str:
-    """A space without the bounds of a box."""
+    """A short text for a space. Leaves out the bounds of a Box."""
     return f"Box{space.shape}" if isinstance(space, spaces.Box) else f"{space!s:.80}"

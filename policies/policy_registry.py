@@ -1,4 +1,4 @@
-"""Policies by name."""
+"""`POLICIES`: the policy classes by name."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from polopt.common.config import Automatic
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.actor_critic import ActorCriticConfig, ActorCriticPolicy
 
-#: Upper bound of the adapted coefficient, which otherwise grows as long as the KL is too large.
+#: Upper bound of the adapted KL coefficient. Without this bound, the coefficient would grow as long
+#: as the KL is too large.
 MAX_KL_COEFF = 1e6
 #: In RLlib, infinity means no bound.
 _Bound = Annotated[
@@ -25,22 +26,26 @@ _Bound = Annotated[
 class PPOConfig(ActorCriticConfig):
     """Options of `PPOPolicy`, in addition to the options of `ActorCriticConfig`.
 
-    With `async_gradients` and `sync_gradients`, `kl_target` and `kl_stop` have no effect: the
-    weight of the KL penalty stays `kl_coeff`, and every epoch is completed.
+    With `async_gradients` and `sync_gradients`, `kl_target` and `kl_stop` have no effect. The
+    weight of the KL penalty stays `kl_coeff`, and the policy learns for all epochs.
 
     Attributes:
-        clip_param: the ratio of new to old probability is clipped at 1 - this and at 1 + this.
-        vf_loss_coeff: weight of the value loss, which is the mean squared error, as in RLlib's PPO
-            and in Stable-Baselines3.
-        vf_clip_param: largest squared error in the value loss. A value with a larger error gets no
-            gradient. None: errors are not bounded. (RLlib's default is 10.)
-        vf_clip_range: the value loss clips the change of a value since sampling to this size
-            (`clip_range_vf` of Stable-Baselines3). None: changes are not clipped.
-        kl_coeff: initial weight of the KL penalty. 0 disables it.
-        kl_target: the KL that the weight of the penalty is adapted to. If the KL after learning is
-            above twice this target, the weight is multiplied by 1.5. If it is below half of the
-            target, the weight is halved.
-        kl_stop: learning from a batch stops after an epoch with a larger mean KL. None: never.
+        clip_param: clip the ratio of new to old probability to the range from `1 - clip_param` to
+            `1 + clip_param`.
+        vf_loss_coeff: weight of the value loss. The value loss is the mean squared error, as in
+            RLlib's PPO and in Stable-Baselines3.
+        vf_clip_param: largest squared error in the value loss. A value with a larger squared error
+            gets no gradient. `None` means that errors are not bounded. (RLlib's default is 10.)
+        vf_clip_range: in the value loss, clip the change of a value since sampling to plus and
+            minus this bound (`clip_range_vf` of Stable-Baselines3). `None` means that changes are
+            not clipped.
+        kl_coeff: initial weight of the KL penalty. 0 disables the penalty.
+        kl_target: target of the mean KL between the old and the new policy. After each batch, the
+            policy adapts the weight of the KL penalty. If the KL is more than twice the target, the
+            weight is multiplied by 1.5. If the KL is less than half the target, the weight is
+            halved.
+        kl_stop: stop learning from a batch after an epoch whose mean KL is larger than this limit.
+            `None` means that the policy always learns for all epochs.
     """
 
     lambda_: float = pydantic.Field(default=0.95, ge=0.0, le=1.0, alias="lambda")
@@ -61,14 +66,15 @@ class PPOConfig(ActorCriticConfig):
         present = super().of_checkpoint(options)
         if "vf_clip_range" not in options:
             present["vf_clip_range"] = present.pop("vf_clip_param", None)
-            coeff = present.get("vf_loss_coeff")  # weight of half the mean squared error
+            coeff = present.get("vf_loss_coeff")  # older versions: weight of half the mean square
             if isinstance(coeff, int | float):
                 present["vf_loss_coeff"] = 0.5 * coeff
         return present
 
 
 class PPOPolicy(ActorCriticPolicy):
-    """Clipped surrogate objective with optional value clipping, KL penalty and stop by KL."""
+    """Learns with the clipped surrogate objective. Clipping of values, a KL penalty, and an early
+    stop by KL are optional."""
 
     config_class = PPOConfig
     config: PPOConfig
@@ -86,8 +92,8 @@ class PPOPolicy(ActorCriticPolicy):
         self.coefficients["kl_coeff"] = self.config.kl_coeff
 
     def postprocess(self, batch: SampleBatch) -> SampleBatch:
-        """Adds `action_logp` `[T, N]`, the log-probabilities of the actions under the weights that
-        chose them, and the columns of `ActorCriticPolicy.postprocess`."""
+        """Adds the columns of `ActorCriticPolicy.postprocess`, and `action_logp` `[T, N]`, the
+        log-probabilities of the actions under the weights that chose them."""
         batch["action_logp"] = self.log_prob(batch, batch["action_dist_inputs"])
         return super().postprocess(batch)
 
@@ -109,17 +115,19 @@ class PPOPolicy(ActorCriticPolicy):
         return loss, stats | {"mean_kl_loss": kl, "clip_fraction": clip_fraction}
 
     def vf_loss(self, values: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
-        """The value loss `[]` of values `[B]`: a mean of squared errors, bounded as configured."""
+        """Computes the value loss `[]` of values `[B]`. The loss is the mean of the squared errors,
+        with the bounds `vf_clip_param` and `vf_clip_range`."""
         errors = (values - rows["value_targets"]).square()
         most, limit = self.config.vf_clip_param, self.config.vf_clip_range
         if limit is not None:
-            # The larger of the two errors counts, so clipping can only make an update smaller.
+            # The loss takes the larger of both errors, so clipping can only make an update smaller.
             near = rows["values"] + (values - rows["values"]).clamp(-limit, limit)
             errors = torch.maximum(errors, (near - rows["value_targets"]).square())
         return (errors if most is None else errors.clamp(max=most)).mean()
 
     def on_epoch(self, stats: Mapping[str, float]) -> bool:
-        """True, which stops learning, if the mean KL of the epoch exceeds `kl_stop`."""
+        """Returns True, which stops learning from this batch, if the mean KL of the epoch exceeds
+        `kl_stop`."""
         limit = self.config.kl_stop
         return limit is not None and stats["mean_kl_loss"] > limit
 

@@ -1,4 +1,4 @@
-"""PQN, parallelised Q-network (Gallici et al., 2024): no replay buffer, no target network."""
+"""PQN: parallelised Q-networks (Gallici et al., 2024), without replay buffer and target network."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from polopt.policies.networks.q_network import QModelConfig
 
 
 class PQNModelConfig(QModelConfig):
-    """Options of PQN's network: the options of `QModelConfig`, with layer normalisation."""
+    """Options of the network of PQN. These are the options of `QModelConfig`. By default, the
+    network has layer normalisation."""
 
     layer_norm: bool = True
 
 
 class PQNConfig(EpsilonGreedyConfig, FragmentConfig):
-    """Options of `PQNPolicy`, besides the options of `FragmentConfig` and `EpsilonGreedyConfig`.
+    """Options of `PQNPolicy`. These are the options of `FragmentConfig` and `EpsilonGreedyConfig`.
+
     `lambda` is the lambda of Q(lambda). CleanRL's PQN has the same defaults for `lambda`,
     `grad_clip` and `num_sgd_iter`.
     """
@@ -47,9 +49,9 @@ class PQNPolicy(EpsilonGreedyPolicy, FragmentPolicy):
 
         target_t = r_t + gamma ((1 - lambda) max_a Q(s_{t+1}, a) + lambda target_{t+1})
 
-    where `target_{t+1}` is `max_a Q(s_{t+1}, a)` at the end of the fragment and of a truncated
-    episode, and 0 after a terminated episode. Layer normalisation takes the place of a target
-    network.
+    At the end of a fragment and of a truncated episode, `target_{t+1}` is `max_a Q(s_{t+1}, a)`.
+    After a terminated episode, both `max_a Q(s_{t+1}, a)` and `target_{t+1}` are 0. Layer
+    normalisation stabilises learning in place of a target network.
     """
 
     config_class = PQNConfig
@@ -59,8 +61,8 @@ class PQNPolicy(EpsilonGreedyPolicy, FragmentPolicy):
         return self.make_q_network(dueling=False)
 
     def best_values(self, obs: np.ndarray) -> np.ndarray:
-        """`[B]`: the value of the best action in encoded observations `[B, ...]`, as the network
-        uses them. 0 for one that allows no action."""
+        """Q-values `[B]` of the best actions in encoded and normalised observations `[B, ...]`. The
+        value is 0 if the mask of an observation allows no action."""
         best = self.backend.action_params(obs).max(axis=-1)
         return np.where(best > 0.5 * MASKED_LOGIT, best, np.float32(0.0))
 
@@ -69,7 +71,7 @@ class PQNPolicy(EpsilonGreedyPolicy, FragmentPolicy):
         """Adds `values` `[T, N]`, the Q-values of the actions, and `value_targets` `[T, N]`."""
         used, config = self.normalized(batch), self.config
         best, following = gae.state_values(used, self.best_values)
-        # The recursion of GAE, where the value of a state is the value of its best action.
+        # Q(lambda) is the recursion of GAE with the value of the best action as the state value.
         surplus = gae.advantages(used, best, following, config.gamma, config.lambda_)
         q, actions = batch["action_dist_inputs"], batch["actions"][..., None]
         batch["values"] = np.take_along_axis(q, actions, axis=-1)[..., 0]

@@ -1,4 +1,4 @@
-"""`ReplayPolicy`: the family of policies that learn from transitions of a replay buffer."""
+"""`ReplayPolicy`: base class of policies that learn from transitions of a replay buffer."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ class ReplayConfig(NormalizingConfig):
 
     Attributes:
         gamma: discount factor.
-        n_step: steps of a transition. Its reward is the sum of the discounted rewards of this many
-            steps, or of fewer if the episode ends before.
-        tau: how far a target network moves towards its network each time, as a share of the
-            distance. With 1 it becomes a copy.
-        target_network_update_freq: target networks move each time after this many updates of the
-            weights. (RLlib and Stable-Baselines3 count environment steps.)
-        random_timesteps: for this many environment steps at the beginning of a run, actions are
-            random and uniform over the action space. After that, the policy acts.
+        n_step: largest number of steps of a transition. The reward of a transition is the sum of
+            the discounted rewards of its steps. A transition has fewer steps if the episode ends
+            earlier.
+        tau: in each move, a target network moves towards its network by this fraction of the
+            distance. With 1, the target network becomes a copy of its network.
+        target_network_update_freq: move the target networks once in this many updates of the
+            weights. (RLlib and Stable-Baselines3 count environment steps instead.)
+        random_timesteps: number of environment steps at the beginning of a run in which actions are
+            uniformly random. After these steps, the policy chooses the actions.
     """
 
     adam_epsilon: float = pydantic.Field(default=1e-8, ge=1e-30, le=1e6)
@@ -53,17 +54,17 @@ class ReplayConfig(NormalizingConfig):
 
 
 class ReplayPolicy(Policy):
-    """Learns from n-step transitions, with target networks that follow its networks.
+    """Learns from n-step transitions of a replay buffer, with target networks.
 
         rows = buffer.sample(batch_size)                       # Transitions, B rows
         stats, errors = policy.learn_on_transitions(rows)      # one update
         buffer.update_priorities(rows.indices, errors)         # [B]
 
     The buffer computes the rewards and discounts of rows with `config.gamma` and `config.n_step`.
-    It holds observations as the environment returned them. The policy normalises them when it
-    learns, with the moments of that time.
+    The buffer holds observations as the environment returned them. When the policy learns, it
+    normalises these observations with its current moments.
 
-    A subclass provides `make_segments`, `backward` and `errors_of`. A policy with memory sets
+    A subclass must define `make_segments`, `backward` and `errors_of`. A policy with memory sets
     `learns_from = Sequences`. Then `rows` are B sequences in all methods, and errors `[B]` have one
     number for each sequence.
 
@@ -115,7 +116,7 @@ class ReplayPolicy(Policy):
         return params.cpu().numpy()
 
     def params_in_torch(self, network: Any, obs: Tensor) -> Tensor:
-        """Distribution parameters `[N, P]` like `network_params`, but in torch, with gradients.
+        """Computes the same as `network_params`, in torch and with gradients: `[N, P]`.
 
         Args:
             network: a network with the same layers as `model`.
@@ -133,11 +134,11 @@ class ReplayPolicy(Policy):
 
     @abstractmethod
     def backward(self, rows: Transitions) -> tuple[dict[str, float], np.ndarray]:
-        """Adds the gradient of the weighted mean loss to `flat.grads`, which the caller has set to
-        0.
+        """Adds the gradient of the weighted mean loss to `flat.grads`. The caller must first set
+        `flat.grads` to 0.
 
         Args:
-            rows: B rows, normalised.
+            rows: B normalised rows.
 
         Returns:
             learner statistics, and the absolute TD errors `[B]` before the update.
@@ -149,8 +150,8 @@ class ReplayPolicy(Policy):
 
     @np.errstate(all="ignore")
     def td_errors(self, rows: Transitions) -> np.ndarray:
-        """The absolute TD errors `[B]` float32 of rows, with the current weights. Samplers use them
-        as the first priorities of new rows (Horgan et al., 2018)."""
+        """The absolute TD errors `[B]` float32 of rows, with the current weights. Samplers use
+        these errors as the initial priorities of new rows (Horgan et al., 2018)."""
         return _finite(self.errors_of(self.normalized(rows)))
 
     @np.errstate(all="ignore")
@@ -161,12 +162,13 @@ class ReplayPolicy(Policy):
 
         Args:
             rows: rows of this learner.
-            reducer: sums over all learners, so that all make the same update. None for one learner.
+            reducer: sums over all learners, so that all learners make the same update. `None` means
+                that there is only one learner.
 
         Returns:
             learner statistics (means over the rows), and the absolute TD errors `[B]` before the
-            update. These are the new priorities of the rows. An error that is not finite becomes 0,
-            so that its row is not drawn again soon.
+            update. These errors are the new priorities of the rows. An error that is not finite
+            becomes 0, so that the buffer does not draw its row again soon.
         """
         self.flat.zero_grads()
         stats, errors = self.backward(self.normalized(rows))
@@ -182,15 +184,15 @@ class ReplayPolicy(Policy):
 
     @np.errstate(all="ignore")
     def compute_gradients(self, batch: Transitions) -> Gradients:
-        """The gradient that `learn_on_transitions` would apply. To apply it, call
-        `apply_gradients`."""
+        """Computes the gradient that `learn_on_transitions` would apply. To apply this gradient,
+        call `apply_gradients`."""
         self.flat.zero_grads()
         stats, _ = self.backward(self.normalized(batch))
         count = batch.num_rows
         return Gradients(self.flat.get_grads(), self.version, count, stats, count)
 
     def normalized(self, rows: Any) -> Any:
-        """The rows with normalised observations, as the networks get them."""
+        """Returns the rows with normalised observations, for the networks."""
         if self.normalizer is None:
             return rows
         observations = self.normalizer.observations
@@ -202,13 +204,13 @@ class ReplayPolicy(Policy):
         return rows._replace(obs=observations(rows.obs), next_obs=observations(rows.next_obs))
 
     def tensors(self, rows: Transitions) -> Any:
-        """The rows as tensors on the device of the networks."""
+        """Converts the rows to tensors on the device of the networks."""
         return Transitions._make(as_tensor(array, self.device) for array in rows)
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """While this context is open, trained networks are in training mode. Afterwards they are in
-        evaluation mode again."""
+        """A context in which the trained networks are in training mode. When the context ends, they
+        return to evaluation mode."""
         modules = [self.segments[name].module for name in self.flat.trained]
         for module in modules:
             module.train()
@@ -219,28 +221,33 @@ class ReplayPolicy(Policy):
                 module.eval()
 
     def on_update(self) -> None:
-        """Moves the target networks after every `target_network_update_freq` updates."""
+        """Moves the target networks once in every `target_network_update_freq` updates."""
         if self.version % self.config.target_network_update_freq == 0:
             self.flat.refresh_copies(self.config.tau)
 
 
 def bootstrapped(rows: Any, values: Tensor) -> Tensor:
-    """Targets `[B]`: rewards plus discounted values. `values` `[B]` are of the next observations.
+    """Computes the targets `[B]`, which are rewards plus discounted values of the next
+    observations.
 
-    Where the discount is 0, the next observation means nothing, and its value may be NaN. It is
-    then ignored.
+    If the discount of a row is 0, its next observation is meaningless, and the value may be NaN.
+    This function ignores such a value.
+
+    Args:
+        rows: `Transitions` of tensors.
+        values: `[B]` values of the next observations.
     """
     return rows.rewards + torch.where(rows.discounts > 0.0, rows.discounts * values, 0.0)
 
 
 def as_floats(stats: Mapping[str, Tensor]) -> dict[str, float]:
-    """Statistics `[]` as numbers. They leave the device in one transfer."""
+    """Converts statistics `[]` to numbers, with one transfer from the device."""
     numbers = torch.stack([value.detach() for value in stats.values()]).tolist()
     return dict(zip(stats, numbers, strict=True))
 
 
 def _finite(errors: np.ndarray) -> np.ndarray:
-    """The errors `[B]`, with 0 in place of each error that is not finite."""
+    """Returns the errors `[B]`, with 0 in place of each error that is not finite."""
     if math.isfinite(float(np.add.reduce(errors))):
         return errors
     return np.nan_to_num(errors, nan=0.0, posinf=0.0, neginf=0.0)

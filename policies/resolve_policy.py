@@ -1,4 +1,4 @@
-"""`resolve_policy`: the policy class and the options that a user's argument `policy` means."""
+"""`resolve_policy`: converts the argument `policy` of a user to a policy class and its options."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from polopt.policies.policy_registry import POLICIES
 
 
 def resolve_policy(policy: Any) -> tuple[Any, Config]:
-    """Policy class and options from the argument `policy` of a `Collector`.
+    """Converts the argument `policy` of a `Collector` to a policy class and its options.
 
     Raises:
-        ConfigError: unknown name or option, or an object that cannot act.
+        ConfigError: a name or an option is unknown, or the argument is an object that cannot act.
     """
     if isinstance(policy, Policy):
         return type(policy), policy.config

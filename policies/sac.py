@@ -1,4 +1,4 @@
-"""SAC, soft actor-critic, with a tuned temperature (Haarnoja et al., 2018)."""
+"""SAC: soft actor-critic with a tuned temperature (Haarnoja et al., 2018)."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class SACConfig(ReplayConfig):
     """Options of `SACPolicy`, in addition to the options of `ReplayConfig`.
 
     Attributes:
-        lr: learning rate of actor, critics and temperature.
-        actor_lr: learning rate of the actor. None: `lr`.
-        critic_lr: learning rate of the critics. None: `lr`.
-        alpha_lr: learning rate of the temperature. None: `lr`.
-        initial_alpha: temperature at the beginning.
-        target_entropy: the temperature is tuned so that the policy has this entropy, for actions in
-            [-1, 1]. `auto`: minus the number of action dimensions. None: the temperature stays at
-            `initial_alpha`.
+        lr: learning rate of the actor, the critics and the temperature.
+        actor_lr: learning rate of the actor. `None` means `lr`.
+        critic_lr: learning rate of the critics. `None` means `lr`.
+        alpha_lr: learning rate of the temperature. `None` means `lr`.
+        initial_alpha: initial temperature.
+        target_entropy: target of the entropy of the policy, for actions in [-1, 1]. The temperature
+            is tuned towards this target. `auto` means minus the number of action dimensions. `None`
+            keeps the temperature at `initial_alpha`.
     """
 
     lr: LearningRate = 3e-4
@@ -73,7 +73,7 @@ class Temperature(nn.Module):
 
 
 class SACPolicy(ReplayPolicy):
-    """Soft actor-critic with two critics. Its losses are
+    """Soft actor-critic with two critics. The losses are
 
         target = r + discount * (min_k Q_target_k(s', a') - alpha log pi(a'|s'))
         critics: sum_k of the weighted mean of (Q_k(s, a_stored) - target)^2 / 2
@@ -81,9 +81,9 @@ class SACPolicy(ReplayPolicy):
         alpha:   mean of -log alpha (log pi(a|s) + target_entropy)
 
     Here `a` and `a'` are new actions of the current policy, and `a_stored` is the action in the
-    buffer. All gradients are computed with the same weights, before any of them is applied.
+    buffer. The policy computes all gradients with the same weights before it applies any gradient.
 
-    Actions are squashed by tanh. Densities are for actions in [-1, 1], whatever the bounds of the
+    Actions are squashed by tanh. Densities refer to actions in [-1, 1], whatever the bounds of the
     Box. Batches and replay buffers hold the actions before tanh.
     """
 
@@ -120,7 +120,8 @@ class SACPolicy(ReplayPolicy):
 
     @property
     def target_entropy(self) -> float | None:
-        """The entropy that tuning the temperature aims at. None: the temperature is not tuned."""
+        """The target of the entropy in the loss of the temperature. `None` means that the
+        temperature is not tuned."""
         target = self.config.target_entropy
         return -float(self.dist.action_shape[0]) if target == "auto" else target
 
@@ -137,14 +138,15 @@ class SACPolicy(ReplayPolicy):
         return torch.cat([mean, log_std.clamp(*self.log_std_bounds)], dim=-1)
 
     def sampled(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """New actions `[B, A]` in [-1, 1] and their log-probabilities `[B]`, with gradients."""
+        """Samples new actions `[B, A]` in [-1, 1]. Returns the actions and their log-probabilities
+        `[B]`, with gradients."""
         params = self.params_in_torch(self.model, obs)
         mean, log_std = params.chunk(2, dim=-1)
         normal = self.shuffle.standard_normal(tuple(mean.shape), dtype=np.float32)
         noise = torch.from_numpy(normal).to(mean.device)
         raw = mean + log_std.exp() * noise
-        # Computes the Gaussian's density at `raw` from the noise. `raw - mean` would lose all its
-        # digits to rounding if the standard deviation is small.
+        # The density of the Gaussian at `raw` is computed from the noise. If the standard deviation
+        # is small, `raw - mean` would lose all its digits to rounding.
         log_prob = -(0.5 * noise.square() + log_std + _HALF_LOG_2PI)
         # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which does not overflow.
         log_slope = 2.0 * (math.log(2.0) - raw - F.softplus(-2.0 * raw))
@@ -154,13 +156,17 @@ class SACPolicy(ReplayPolicy):
 
     @torch.no_grad()
     def targets(self, rows: Any) -> Tensor:
-        """The critics' targets `[B]`. `rows` holds tensors."""
+        """Computes the targets `[B]` of the critics.
+
+        Args:
+            rows: `Transitions` of tensors.
+        """
         actions, log_prob = self.sampled(rows.next_obs)
         values = self.target_critics(rows.next_obs, actions).amin(0)
         return bootstrapped(rows, values - self.log_alpha.exp() * log_prob)
 
     def critic_loss(self, rows: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The critics' loss `[]`, their TD errors `[K, B]` and statistics `[]`."""
+        """Computes the loss `[]` of the critics, the TD errors `[K, B]` and statistics `[]`."""
         targets = self.targets(rows)
         values = self.critics(rows.obs, torch.tanh(rows.actions))
         errors = values - targets
@@ -168,14 +174,15 @@ class SACPolicy(ReplayPolicy):
         return loss, errors, {"vf_loss": loss, **value_stats(values.mean(0), targets)}
 
     def actor_loss(self, rows: Any) -> tuple[Tensor, Tensor]:
-        """The actor's loss `[]`, and the log-probabilities `[B]` of new actions. The critics do not
-        learn from it."""
+        """Computes the loss `[]` of the actor, and the log-probabilities `[B]` of new actions. The
+        critics do not learn from this loss."""
         actions, log_prob = self.sampled(rows.obs)
         values = self.critics(rows.obs, actions).amin(0)
         return (self.log_alpha.exp().detach() * log_prob - values).mean(), log_prob
 
     def alpha_loss(self, log_prob: Tensor) -> Tensor:
-        """The temperature's loss `[]`. 0 if the temperature is not tuned."""
+        """Computes the loss `[]` of the temperature. The loss is 0 if the temperature is not
+        tuned."""
         target = self.target_entropy
         if target is None:
             return 0.0 * self.log_alpha.sum()

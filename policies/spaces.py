@@ -14,22 +14,23 @@ SUPPORTED_OBSERVATIONS = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict an
 
 
 class ObservationEncoder:
-    """Converts batched observations of a vector environment to one array.
+    """Converts observations of a vector environment to one array.
 
-    A Box keeps its shape and dtype (images stay uint8 until the network converts them), whatever
-    dtype the environment returns: networks scale uint8 and no other dtype. Other spaces become
-    float32 vectors, as with `gymnasium.spaces.utils.flatten`.
+    Observations of a Box keep the shape of the space. They get the dtype of the space, even if the
+    environment returns another dtype, because networks scale only uint8. So images are stored and
+    sent as uint8. Observations of other spaces become float32 vectors, as with
+    `gymnasium.spaces.utils.flatten`.
 
     Args:
         space: observation space of one environment.
 
     Attributes:
-        space: that space.
+        space: the argument.
         shape: shape of one encoded observation.
-        dtype: its dtype.
+        dtype: dtype of one encoded observation.
 
     Raises:
-        ConfigError: for a space outside `SUPPORTED_OBSERVATIONS`, or an empty one.
+        ConfigError: the space is not one of `SUPPORTED_OBSERVATIONS`, or it is empty.
     """
 
     def __init__(self, space: Space[Any]) -> None:
@@ -47,29 +48,30 @@ class ObservationEncoder:
             self.dtype = np.dtype(np.float32)
 
     def encode(self, observations: Any) -> np.ndarray:
-        """Encoded observations `[N, *shape]` of a vector environment's batch.
+        """Encodes a batch of observations as `[N, *shape]`.
 
         Args:
-            observations: an array (a view of it is returned for a Box of its dtype), a dict of
-                batches for a Dict, a tuple of batches for a Tuple.
+            observations: a batch as a vector environment returns it. This is an array, a dict of
+                batches for a Dict, or a tuple of batches for a Tuple. An array of a Box with the
+                dtype of the Box is returned without a copy.
 
         Raises:
-            ValueError: for a value outside a Discrete or MultiDiscrete space.
+            ValueError: a value is outside of its Discrete or MultiDiscrete space.
         """
         is_box = isinstance(self.space, spaces.Box)
         if is_box and isinstance(observations, np.ndarray) and observations.dtype == self.dtype:
             return observations
-        with np.errstate(all="ignore"):  # what is not finite is found in batches
+        with np.errstate(all="ignore"):  # the sampler checks batches for values that are not finite
             if is_box:
                 return np.asarray(observations, dtype=self.dtype)
             return _flatten_batch(self.space, observations)
 
     def encode_one(self, observation: Any) -> np.ndarray:
-        """The encoded observation `[*shape]` of one observation of the space.
+        """Encodes one observation of the space as `[*shape]`.
 
         Raises:
-            ValueError: if the observation does not have the structure and shapes of the space, or
-                has values that the integers of a Box cannot hold.
+            ValueError: the observation does not have the structure and shapes of the space. Also
+                raised if the integer dtype of a Box cannot represent a value.
         """
         encoded = isinstance(observation, np.ndarray) and isinstance(self.space, spaces.Box)
         if encoded and observation.shape == self.shape and observation.dtype == self.dtype:
@@ -77,24 +79,26 @@ class ObservationEncoder:
         return self._checked(observation, batches=False)[0][0]
 
     def encode_some(self, observations: Any) -> tuple[np.ndarray, bool]:
-        """Encodes one observation or a batch of them. Their shapes tell which.
+        """Encodes one observation or a batch of observations. The shape decides whether the
+        argument is a batch.
 
         Args:
             observations: an observation of the space, or a batch as for `encode`.
 
         Returns:
-            `[N, *shape]`, N = 1 for one observation. And whether it was a batch.
+            the encoded observations `[N, *shape]`, with N = 1 for one observation, and whether the
+            argument was a batch.
 
         Raises:
-            ValueError: as `encode_one`, values that are not finite, or parts of different numbers
-                of rows.
+            ValueError: the errors of `encode_one`, a value is not finite, or the parts of a Dict or
+                Tuple have different numbers of rows.
         """
         return self._checked(observations, batches=True)
 
-    @np.errstate(all="ignore")  # as `encode`
+    @np.errstate(all="ignore")
     def _checked(self, observations: Any, batches: bool) -> tuple[np.ndarray, bool]:
         arrays: list[tuple[Space[Any], np.ndarray]] = []
-        sizes: dict[int | None, str] = {}  # None: no batch
+        sizes: dict[int | None, str] = {}  # the number of rows, or None for one observation
         for space, array, name, given in _leaves(self.space, observations, "observation"):
             shape = tuple(space.shape or ())
             if array.shape == shape:
@@ -123,17 +127,19 @@ class ObservationEncoder:
             parts = ", ".join(
                 f"{name}: {'one' if size is None else size}" for size, name in sizes.items()
             )
-            raise ValueError(f"observation must have the same number of rows everywhere; {parts}")
+            raise ValueError(
+                f"all parts of an observation must have the same number of rows; got {parts}"
+            )
         is_batch = None not in sizes
         if not isinstance(self.space, spaces.Box):
             return np.concatenate([_flatten_batch(*pair) for pair in arrays], axis=1), is_batch
         return arrays[0][1].astype(self.dtype, copy=False), is_batch
 
     def _is_finite(self, array: np.ndarray) -> bool:
-        """Whether values are finite, also once they have the dtype of encoded observations."""
+        """Whether all values are finite, and stay finite in the dtype of encoded observations."""
         if array.dtype.kind != "f":
             return True
-        if self.dtype.kind != "f":  # a Box of integers, whose values have been compared
+        if self.dtype.kind != "f":  # `_checked` has already compared the values with their integers
             return bool(np.isfinite(array).all())
         with np.errstate(all="ignore"):
             return bool(np.isfinite(array.astype(self.dtype, copy=False)).all())
@@ -158,7 +164,8 @@ def _check(space: Space[Any], whole: Space[Any]) -> None:
 
 
 def _flatten_batch(space: Space[Any], batch: Any) -> np.ndarray:
-    """`[N, D]` float32. Row `i` equals `gymnasium.spaces.utils.flatten(space, batch[i])`."""
+    """Flattens a batch to `[N, D]` float32. Row `i` equals `gymnasium.spaces.utils.flatten(space,
+    batch[i])`."""
     if isinstance(space, spaces.Dict):
         parts = [_flatten_batch(sub, batch[key]) for key, sub in space.spaces.items()]
         return np.concatenate(parts, axis=1)
@@ -177,11 +184,12 @@ def _flatten_batch(space: Space[Any], batch: Any) -> np.ndarray:
 
 
 def _one_hot(values: np.ndarray, size: int, space: Space[Any]) -> np.ndarray:
-    """`[N, size]` from values `[N]` counted from 0."""
+    """One-hot vectors `[N, size]` of values `[N]`, which are counted from 0."""
     if len(values) and (values.min() < 0 or values.max() >= size):
         wrong = values[(values < 0) | (values >= size)][0]
         raise ValueError(
-            f"observations of {space} must be in the space; got {wrong}, counted from its start"
+            f"observations of {space} must be in the space; got {wrong}, counted from the start of "
+            "the space"
         )
     encoded = np.zeros((len(values), size), dtype=np.float32)
     encoded[np.arange(len(values)), values.astype(np.int64)] = 1.0
@@ -191,12 +199,15 @@ def _one_hot(values: np.ndarray, size: int, space: Space[Any]) -> np.ndarray:
 def _leaves(
     space: Space[Any], observation: Any, name: str
 ) -> Iterator[tuple[Space[Any], np.ndarray, str, Any]]:
-    """Yields each Box, Discrete, MultiDiscrete and MultiBinary of the space with its part of an
-    observation or of a batch as an array, the part's name in error messages, and the part as it
-    was given.
+    """Yields `(space, array, name, given)` for each Box, Discrete, MultiDiscrete and MultiBinary of
+    the space.
+
+    `array` is the part of the observation or batch that belongs to `space`. `name` is its name in
+    error messages, and `given` is the part as the caller passed it.
 
     Raises:
-        ValueError: other keys, another number of parts, or a part that is not of numbers.
+        ValueError: the keys or the number of parts differ from the space, or a part does not
+            consist of numbers.
     """
     if isinstance(space, spaces.Dict):
         if not (hasattr(observation, "keys") and set(observation.keys()) == set(space.spaces)):
@@ -227,7 +238,8 @@ def _leaves(
 
 
 def _shown(observation: Any) -> str:
-    """A wrong observation in a message: its keys, or its beginning."""
+    """How an error message shows a wrong observation: the keys of a dict, or the first characters
+    of another value."""
     if hasattr(observation, "keys"):
         return f"the keys {[*observation.keys()]}"
     return f"{observation!r:.100}"

@@ -1,4 +1,4 @@
-"""TD3, twin delayed deterministic policy gradients (Fujimoto et al., 2018)."""
+"""TD3: twin delayed deterministic policy gradients (Fujimoto et al., 2018)."""
 
 from __future__ import annotations
 
@@ -31,25 +31,27 @@ from polopt.policies.replay_policy import (
     bootstrapped,
 )
 
-#: Takes the place of a standard deviation of 0, whose logarithm would not be finite.
+#: Replaces a standard deviation of 0, because the logarithm of 0 is not finite.
 _NO_NOISE = 1e-8
 
 
 class TD3Config(ReplayConfig):
     """Options of `TD3Policy`, in addition to the options of `ReplayConfig`.
 
-    Standard deviations of noise are for actions in [-1, 1].
+    Standard deviations of noise refer to actions in [-1, 1].
 
     Attributes:
-        lr: learning rate of actor and critics.
-        actor_lr: learning rate of the actor. None: `lr`.
-        critic_lr: learning rate of the critics. None: `lr`.
-        policy_delay: number of critic updates for each actor update. By default
-            `target_network_update_freq` is the same number, so target networks move with the actor.
+        lr: learning rate of the actor and the critics.
+        actor_lr: learning rate of the actor. `None` means `lr`.
+        critic_lr: learning rate of the critics. `None` means `lr`.
+        policy_delay: number of updates of the critics for each update of the actor. By default,
+            this equals `target_network_update_freq`, so the target networks move whenever the actor
+            is updated.
         exploration_noise: standard deviation of the noise that is added to sampled actions. A
             number, or a schedule like `lr`.
-        target_noise: standard deviation of the noise that is added to the actions in targets.
-        target_noise_clip: bound of the noise in targets.
+        target_noise: standard deviation of the noise that is added to the actions of the target
+            actor.
+        target_noise_clip: clip the noise of the target actor to plus and minus this bound.
     """
 
     lr: LearningRate = 1e-3
@@ -67,14 +69,14 @@ class TD3Config(ReplayConfig):
 
 
 class TD3Policy(ReplayPolicy):
-    """A deterministic actor `mu`, in [-1, 1], with two critics.
+    """A deterministic actor `mu` with outputs in [-1, 1], and two critics.
 
         a' = clip(mu_target(s') + clip(noise, -c, c), -1, 1)
         target = r + discount * min_k Q_target_k(s', a')
         critics: sum_k of the weighted mean of (Q_k(s, a_stored) - target)^2 / 2
         actor:   mean of -Q_1(s, mu(s)), in every `policy_delay`-th update
 
-    Here c is `target_noise_clip`, and `a_stored` is the action in the buffer.
+    Here `c` is `target_noise_clip`, and `a_stored` is the action in the buffer.
     """
 
     config_class = TD3Config
@@ -105,7 +107,7 @@ class TD3Policy(ReplayPolicy):
 
     @property
     def log_noise(self) -> float:
-        """Logarithm of the current standard deviation of the exploration noise."""
+        """The logarithm of the current standard deviation of the exploration noise."""
         return math.log(max(Schedule(self.config.exploration_noise)(self.env_steps), _NO_NOISE))
 
     def network_params(self, obs: np.ndarray) -> np.ndarray:
@@ -120,12 +122,16 @@ class TD3Policy(ReplayPolicy):
 
     @property
     def resting(self) -> Collection[str]:
-        """The actor, except in every `policy_delay`-th update."""
+        """`network`, the segment of the actor, in all updates except every `policy_delay`-th."""
         return () if (self.version + 1) % self.config.policy_delay == 0 else ("network",)
 
     @torch.no_grad()
     def targets(self, rows: Any) -> Tensor:
-        """The critics' targets `[B]`. `rows` holds tensors."""
+        """Computes the targets `[B]` of the critics.
+
+        Args:
+            rows: `Transitions` of tensors.
+        """
         actions = torch.tanh(self.target_actor.action_params(rows.next_obs))
         normal = self.shuffle.standard_normal(tuple(actions.shape), dtype=np.float32)
         noise = torch.from_numpy(normal).to(actions.device) * self.config.target_noise
@@ -134,7 +140,7 @@ class TD3Policy(ReplayPolicy):
         return bootstrapped(rows, self.target_critics(rows.next_obs, actions).amin(0))
 
     def critic_loss(self, rows: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The critics' loss `[]`, their TD errors `[K, B]` and statistics `[]`."""
+        """Computes the loss `[]` of the critics, the TD errors `[K, B]` and statistics `[]`."""
         targets = self.targets(rows)
         values = self.critics(rows.obs, rows.actions)
         errors = values - targets
@@ -142,7 +148,7 @@ class TD3Policy(ReplayPolicy):
         return loss, errors, {"vf_loss": loss, **value_stats(values.mean(0), targets)}
 
     def actor_loss(self, rows: Any) -> Tensor:
-        """The actor's loss `[]`. The critics do not learn from it."""
+        """Computes the loss `[]` of the actor. The critics do not learn from this loss."""
         actions = torch.tanh(self.model.action_params(rows.obs))
         return -self.critics(rows.obs, actions, count=1).mean()
 

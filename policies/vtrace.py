@@ -1,4 +1,4 @@
-"""V-trace (Espeholt et al., 2018): value targets and advantages from samples of another policy."""
+"""V-trace (Espeholt et al., 2018): off-policy value targets and advantages."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ class VTraceConfig(ActorCriticConfig):
 
     Attributes:
         vtrace_clip_rho_threshold: upper bound of the importance ratio in temporal differences (rho
-            bar in the paper). It decides whose values are learned. With 1, they are the values of a
-            policy between the policy that acted and the current policy. With an infinitely large
-            bound, they are the values of the current policy.
-        vtrace_clip_pg_rho_threshold: upper bound of the ratio by which advantages are multiplied.
+            bar in the paper). The bound determines the policy whose values are learned. With 1,
+            this is a policy between the policy that acted and the current policy. With a very large
+            bound, it is the current policy.
+        vtrace_clip_pg_rho_threshold: upper bound of the importance ratio that multiplies
+            advantages.
     """
 
     vtrace_clip_rho_threshold: float = pydantic.Field(default=1.0, gt=0.0, le=1e6)
@@ -35,29 +36,33 @@ def vtrace(
     following: np.ndarray,
     config: VTraceConfig,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Value targets and advantages, `[T, N]` float32 each.
+    """Computes value targets and advantages, `[T, N]` float32 each.
 
-    With ratios `pi / mu`, `rho = min(rho_bar, ratio)` and `c = lambda min(1, ratio)`, the targets
-    are `v_t = V_t + rho_t delta_t + gamma c_t (v_{t+1} - V_{t+1})` with `delta_t = r_t + gamma
-    V_{t+1} - V_t`, and the advantages `min(pg_rho_bar, ratio_t) (r_t + gamma v_{t+1} - V_t)`. Where
-    the next row does not continue the episode, `v_{t+1}` is the value of the true next observation,
-    and 0 after `terminated`.
+        ratio = pi / mu
+        rho = min(rho_bar, ratio)
+        c = lambda min(1, ratio)
+        delta_t = r_t + gamma V_{t+1} - V_t
+        targets: v_t = V_t + rho_t delta_t + gamma c_t (v_{t+1} - V_{t+1})
+        advantages: min(pg_rho_bar, ratio_t) (r_t + gamma v_{t+1} - V_t)
+
+    Here pi is the probability of an action under the policy that learns, and mu is its probability
+    under the policy that acted. If the next row does not continue the episode, `v_{t+1}` is the
+    value of the true next observation. After `terminated`, `v_{t+1}` is 0.
 
     Args:
         batch: `[T, N]`.
-        log_ratios: `[T, N]` `log(pi / mu)`, where pi and mu are the probabilities of the actions
-            under the policy that learns and under the policy that acted.
+        log_ratios: `[T, N]` `log(pi / mu)`.
         values: `[T, N]` values of the observations.
         following: `[T, N]` from `gae.next_values`.
         config: discount factor, lambda and bounds.
 
     Returns:
-        targets, which equal the values in rows that are not valid, and advantages, which are 0
-        there.
+        targets and advantages. In an invalid row, the target equals the value, and the advantage is
+        0.
     """
     valid, gamma = batch["valid"], np.float32(config.gamma)
     continues = gae.continuing(batch)
-    # 0 * NaN would propagate from rows without a transition to those before.
+    # A NaN in a row without a transition would reach earlier rows, because 0 * NaN is NaN.
     log_ratios = np.where(valid, log_ratios, np.float32(0.0))
     rho = _bounded(log_ratios, config.vtrace_clip_rho_threshold)
     errors = rho * (batch["rewards"] + gamma * following - values)
@@ -67,7 +72,7 @@ def vtrace(
     decay[~continues] = 0.0
     running = np.zeros_like(values[0])
     for error, factor in zip(errors[::-1], decay[::-1], strict=True):
-        running = np.add(error, factor * running, out=error)  # in place: v - V
+        running = np.add(error, factor * running, out=error)  # errors become v - V in place
     errors[~valid] = 0.0
     next_targets = following.astype(np.float32)
     next_targets[:-1] += continues[:-1] * errors[1:]
@@ -78,7 +83,7 @@ def vtrace(
     return values + errors, advantages
 
 
-# Overflow makes the gradient non-finite. The weight updater does not apply such gradients.
+# An overflow here makes the gradient non-finite, and the weight updater skips such gradients.
 @np.errstate(all="ignore")
 def with_vtrace(
     batch: SampleBatch,
@@ -87,10 +92,10 @@ def with_vtrace(
     following: np.ndarray,
     config: VTraceConfig,
 ) -> SampleBatch:
-    """The batch with `values`, `value_targets` and `advantages` of `vtrace`.
+    """Returns a batch with the columns `values`, `value_targets` and `advantages` of `vtrace`.
 
     Args:
-        batch: `[T, N]`. Not changed.
+        batch: `[T, N]`. The function does not change this batch.
         log_ratios: see `vtrace`.
         values: `[T, N]` values of the observations.
         following: `[T, N]` from `gae.next_values`.
@@ -102,5 +107,5 @@ def with_vtrace(
 
 
 def _bounded(log_ratios: np.ndarray, bound: float) -> np.ndarray:
-    """`min(bound, ratio)`, without overflow of the ratio."""
+    """Computes `min(bound, ratio)` from log ratios, without an overflow of the ratio."""
     return np.exp(np.minimum(log_ratios, np.float32(math.log(bound))))

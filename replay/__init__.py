@@ -1,4 +1,4 @@
-"""Replay buffers, priorities and the rate limiter, in NumPy. No Ray and no torch.
+"""Replay buffers, priorities and the rate limiter. Uses NumPy, but not Ray or torch.
 
-Modules are imported by name (`polopt.replay.replay_buffer`).
+Import each module by its name, such as `polopt.replay.replay_buffer`.
 """

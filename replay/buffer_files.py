@@ -1,4 +1,4 @@
-"""`BufferFiles`: the rows of a replay buffer as files of a checkpoint."""
+"""`BufferFiles`: writes and reads the rows of a replay buffer as files of a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from polopt.replay.replay_buffer import ReplayBuffer
 
 
 class BufferFiles:
-    """Writes and reads what of the state of a strategy is too large for its `get_state`.
+    """Writes and reads the part of a strategy's state that is too large for `get_state`.
 
     Args:
-        buffer: the rows.
-        limiter: its counts belong to the rows.
-        saves: whether a checkpoint holds the rows. Files of a checkpoint that has them are read in
-            any case.
+        buffer: the replay buffer.
+        limiter: the rate limiter. Its counts are saved together with the rows.
+        saves: whether `write` saves the rows. `read` always reads the rows if the checkpoint has
+            them.
     """
 
     def __init__(self, buffer: ReplayBuffer, limiter: RateLimiter, saves: bool) -> None:
@@ -26,14 +26,16 @@ class BufferFiles:
         self._saves = saves
 
     def write(self, directory: Path) -> tuple[dict[str, Any], dict[str, str]]:
-        """Writes the rows. Files whose rows have not changed since the last time are linked.
+        """Writes the rows. If the rows of a file have not changed since the last time, this method
+        only links the old file.
 
         Args:
-            directory: does not exist yet.
+            directory: directory for the files. It must not exist yet.
 
         Returns:
-            what `read` needs besides the files: numbers, strings, lists and dicts. And the SHA-256
-            of each file in the directory, by name. Both are empty if nothing is saved.
+            the state that `read` needs in addition to the files, and the SHA-256 of each file by
+            its name. The state consists of numbers, strings, lists and dicts. If `saves` is False,
+            both are empty.
         """
         if not self._saves:
             return {}, {}
@@ -42,14 +44,15 @@ class BufferFiles:
         return state, self._buffer.checksums(rows)
 
     def read(self, directory: Path, state: Mapping[str, Any]) -> None:
-        """Restores the rows, after `set_state` of the strategy.
+        """Restores the rows. Call `set_state` of the strategy first.
 
         Args:
-            directory: does not exist if nothing was written.
-            state: what `write` returned. Empty if nothing was written.
+            directory: directory of the files. It does not exist if `write` has not saved the rows.
+            state: the state that `write` returned. If it is empty, this method does nothing.
 
         Raises:
-            ValueError: the files do not fit.
+            RowFilesError: a file is missing or damaged, or does not fit the state.
+            ConfigError: the saved buffer has other options, or is larger than the free memory.
         """
         if state:
             self._buffer.load(directory, state["rows"])

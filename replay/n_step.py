@@ -1,4 +1,4 @@
-"""n-step transitions of all rows of one fragment, for priorities where the rows are made."""
+"""`windows_of`: computes n-step transitions of one fragment. Workers use them for priorities."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from polopt.common.transitions import Transitions
 
 
 class Windows(NamedTuple):
-    """The transitions of the rows of a fragment whose windows lie in it.
+    """The n-step transitions of a fragment whose windows are complete within the fragment.
 
     Attributes:
-        rows: B of them. `indices` are their places `t * N + n` in the fragment.
-        complete: `[T, N]` bool: which rows these are.
+        rows: the B transitions. `indices` are the positions `t * N + n` of the rows in the
+            fragment.
+        complete: `[T, N]` bool: whether the window of each row is complete.
     """
 
     rows: Transitions
@@ -23,11 +24,12 @@ class Windows(NamedTuple):
 
 
 def windows_of(batch: SampleBatch, gamma: float, n_step: int) -> Windows:
-    """The n-step transitions of a fragment, as `ReplayBuffer` draws them later.
+    """Computes the n-step transitions of a fragment. `ReplayBuffer` later draws the same
+    transitions.
 
-    The window of a row ends early where the episode ends, and before a row that only resets. Rows
-    that only reset are left out, and rows whose window needs steps after the fragment. All weights
-    are 1.
+    The window of a row ends early at the end of an episode, and before a row that only resets. The
+    result does not contain rows that only reset, and rows whose windows need steps after the
+    fragment. All weights are 1.
 
     Args:
         batch: `[T, N]`, with observations and rewards as the environment returned them.
@@ -43,7 +45,7 @@ def windows_of(batch: SampleBatch, gamma: float, n_step: int) -> Windows:
     cut = terminated | batch.flat("truncated") | own
     cut.reshape(steps, envs)[:-1] |= ~valid[1:]
     obs = np.concatenate([batch.all_obs.reshape(size + envs, -1), _flat(batch.successor_obs)])
-    following = np.arange(size) + envs  # places in `obs`
+    following = np.arange(size) + envs  # positions of the next observations in `obs`
     following[batch.successor_index] = size + envs + np.arange(len(batch.successor_index))
 
     start = np.flatnonzero(valid)
@@ -79,5 +81,5 @@ def windows_of(batch: SampleBatch, gamma: float, n_step: int) -> Windows:
 
 
 def _flat(array: np.ndarray) -> np.ndarray:
-    """`[K, ...]` as `[K, D]`, also for K of 0."""
+    """Reshapes `[K, ...]` to `[K, D]`. K may be 0."""
     return array.reshape(len(array), int(np.prod(array.shape[1:])))

@@ -1,4 +1,4 @@
-"""`RateLimiter`: keeps the ratio of learning to sampling, and says who has to wait."""
+"""`RateLimiter`: keeps the ratio of learning to sampling, and blocks the side that is ahead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from polopt.common.clock import Clock
 from polopt.common.config import ConfigError, shown
 
-#: The two sides, either of which can be blocked.
+#: The two sides. The rate limiter can block each of them.
 SAMPLERS, LEARNER = "samplers", "learner"
 
 
@@ -20,13 +20,14 @@ class RateLimiter:
 
         credit = intensity * rows sampled - rows learned
 
-    A batch is learned from only if the credit pays for all of it, so learning never runs ahead. A
-    fragment is inserted only if the credit stays at or below `error_buffer`. The credit is a
-    fraction of integers, so it never drifts, and a checkpoint holds it exactly.
+    The learner may learn from a batch only if the credit is at least the number of rows of the
+    batch. So the learner never runs ahead. A sampler may insert a fragment only if the credit does
+    not exceed `error_buffer` afterwards. The credit is an exact fraction of integers, so it has no
+    rounding errors, and a checkpoint saves the exact value.
 
-    The first `min_size` rows give no credit, because learning has not begun. If rows are lost, for
-    example by a restore without the buffer, the rows that fill the buffer again give no credit
-    either. So learning then goes on at the same rate, without a burst.
+    The first `min_size` rows do not add credit, because learning has not begun. If the buffer loses
+    rows, for example in a restore without the buffer, it must be filled again. The rows that fill
+    the buffer again do not add credit, so that the learner continues at the same rate.
 
         while not limiter.can_learn(batch_size):     # one step of a synchronous strategy
             limiter.inserted(buffer.add(next_fragment()))
@@ -35,17 +36,19 @@ class RateLimiter:
             limiter.learned(batch_size)
 
     Args:
-        intensity: rows learned for each row sampled. None: `min_size` is the only limit. A float is
-            rounded to the nearest fraction with a denominator up to 1,000,000.
-        min_size: rows in the buffer before learning starts.
-        error_buffer: the largest credit, in rows learned. Samplers are blocked above it. None:
-            samplers are never blocked. It must pay for one batch and for one fragment, because
-            samplers and learner would otherwise block each other (`check`).
-        clock: returns the seconds of a monotonic clock.
+        intensity: number of rows learned for each row sampled. `None` means that `min_size` is the
+            only limit. A float is rounded to the nearest fraction with a denominator of up to
+            1,000,000.
+        min_size: number of rows in the buffer before learning starts.
+        error_buffer: the largest credit, in rows. Samplers are blocked if their fragment would
+            raise the credit above this number. `None` means that samplers are never blocked. If
+            this number is too small, samplers and learner block each other forever. `check` raises
+            an error in this case.
+        clock: a function that returns the seconds of a monotonic clock.
 
     Attributes:
-        num_learned: rows learned since the start.
-        num_counted: rows sampled since the start that gave credit.
+        num_learned: number of rows learned since the start.
+        num_counted: number of rows sampled since the start that added credit.
     """
 
     def __init__(
@@ -63,17 +66,18 @@ class RateLimiter:
         self.num_learned = 0
         self.num_counted = 0
         self._credit = Fraction(0)
-        self._missing = min_size  # rows until learning may start
+        self._missing = min_size  # number of rows that must arrive before learning may start
         self._blocked_since: dict[str, float | None] = {SAMPLERS: None, LEARNER: None}
         self._blocked_s = {SAMPLERS: 0.0, LEARNER: 0.0}
 
     @property
     def intensity(self) -> Fraction | None:
-        """Rows learned for each row sampled. None: no limit."""
+        """Number of rows learned for each row sampled. `None` means that the ratio is not
+        limited."""
         return self._intensity
 
     def set_intensity(self, intensity: float | Fraction | None) -> None:
-        """Changes the intensity. Rows that were sampled before keep the credit that they gave.
+        """Changes the intensity. The credit of rows that were sampled before does not change.
 
         Raises:
             ConfigError: the intensity is 0, negative or not finite.
@@ -96,8 +100,8 @@ class RateLimiter:
         """Checks that samplers and learner can never block each other.
 
         Args:
-            batch_rows: rows of one batch.
-            fragment_rows: rows of the largest fragment.
+            batch_rows: number of rows of one batch.
+            fragment_rows: number of rows of the largest fragment.
 
         Raises:
             ConfigError: `error_buffer` is smaller than one batch plus the credit of one fragment.
@@ -114,18 +118,18 @@ class RateLimiter:
 
     @property
     def credit(self) -> Fraction:
-        """The number of rows that may be learned now: intensity times rows sampled, minus rows
-        learned."""
+        """The number of rows that the learner may learn now. This is intensity times rows sampled,
+        minus rows learned."""
         return self._credit
 
     @property
     def warming_up(self) -> bool:
-        """Whether the buffer has fewer rows than learning needs."""
+        """Whether the buffer still has too few rows for learning."""
         return self._missing > 0
 
     def can_insert(self, rows: int) -> bool:
-        """Whether a fragment of `rows` rows may be inserted now. Samplers count as blocked from the
-        first False until the next True."""
+        """Whether a sampler may insert a fragment of `rows` rows now. Samplers count as blocked
+        from the first False until the next True."""
         allowed = (
             self._intensity is None
             or self.error_buffer is None
@@ -135,8 +139,8 @@ class RateLimiter:
         return self._note(SAMPLERS, allowed)
 
     def can_learn(self, rows: int) -> bool:
-        """Whether a batch of `rows` rows may be learned from now. The learner counts as blocked
-        from the first False until the next True."""
+        """Whether the learner may learn from a batch of `rows` rows now. The learner counts as
+        blocked from the first False until the next True."""
         allowed = self._missing <= 0 and (self._intensity is None or self._credit >= rows)
         return self._note(LEARNER, allowed)
 
@@ -145,8 +149,8 @@ class RateLimiter:
 
         Args:
             rows: number of added rows.
-            can_draw: whether the buffer has rows whose windows are complete. Until it has such
-                rows, learning cannot begin, and added rows give no credit.
+            can_draw: whether the buffer has rows whose windows are complete. If it has none,
+                learning cannot begin, and the added rows do not add credit.
         """
         filling = min(rows, self._missing) if can_draw else rows
         self._missing = max(self._missing - filling, 0 if can_draw else 1)
@@ -156,31 +160,32 @@ class RateLimiter:
             self._credit += self._intensity * counted
 
     def learned(self, rows: int) -> None:
-        """Counts rows as learned. A strategy with batches in flight calls this when it draws the
-        rows."""
+        """Counts rows as learned. A strategy that sends batches to a learner calls this method when
+        it draws the rows, before they are learned."""
         self.num_learned += rows
         if self._intensity is not None:
             self._credit -= rows
 
     def give_back(self, rows: int) -> None:
-        """Undoes `learned` for rows that were lost on their way to the learner."""
+        """Undoes `learned` for rows that did not reach the learner."""
         self.learned(-rows)
 
     def set_size(self, rows: int) -> None:
-        """Sets how many rows the buffer holds, after it has lost some. Learning waits until the
-        buffer holds `min_size` rows again. Rows added until then give no credit."""
+        """Sets the number of rows in the buffer, after the buffer has lost rows. Learning waits
+        until the buffer has `min_size` rows again. Rows that are added in the meantime do not add
+        credit."""
         self._missing = max(0, self.min_size - rows)
 
     @property
     def delivered(self) -> float:
-        """The intensity reached since the start: rows learned for each row that gave credit. 0
-        before the first such row."""
+        """The actual intensity since the start. This is the number of rows learned for each row
+        that added credit. It is 0 before the first such row."""
         return self.num_learned / self.num_counted if self.num_counted else 0.0
 
     def report(self) -> dict[str, float]:
-        """Returns the `intensity` reached, the `credit`, and how many seconds the samplers and the
-        learner were blocked since the last report (`samplers_blocked_s`, `learner_blocked_s`). Then
-        begins a new interval."""
+        """Returns the actual `intensity`, the `credit`, and the seconds for which the samplers and
+        the learner were blocked since the last report (`samplers_blocked_s` and
+        `learner_blocked_s`)."""
         now_s = self._clock()
         for who, since_s in self._blocked_since.items():
             if since_s is not None:
@@ -191,7 +196,8 @@ class RateLimiter:
         return {"intensity": self.delivered, "credit": float(self._credit), **blocked}
 
     def get_state(self) -> dict[str, Any]:
-        """The counts and the credit, as integers. The blocked times are left out."""
+        """Returns the counts and the credit, as integers. The state does not contain the blocked
+        times."""
         return {
             "num_learned": self.num_learned,
             "num_counted": self.num_counted,
@@ -200,11 +206,12 @@ class RateLimiter:
         }
 
     def set_state(self, state: Mapping[str, Any], rows: int | None = None) -> None:
-        """Restores what `get_state` returned.
+        """Restores a state from `get_state`.
 
         Args:
-            state: what `get_state` returned.
-            rows: number of rows that the restored buffer holds. None: it has lost no rows.
+            state: the state that `get_state` returned.
+            rows: number of rows in the restored buffer. `None` means that the buffer has not lost
+                rows.
         """
         self.num_learned = int(state["num_learned"])
         self.num_counted = int(state["num_counted"])

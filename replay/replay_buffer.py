@@ -1,4 +1,4 @@
-"""`ReplayBuffer`: the last transitions of all workers, drawn uniformly or by their priority."""
+"""`ReplayBuffer`: stores the last transitions of all workers, and draws them at random."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from polopt.replay.row_store import (
 from polopt.replay.sum_tree import SumTree
 
 #: Bits of the column `flags`.
-VALID = 1  # a transition: the row is a step of the environment that did not raise
+VALID = 1  # the row is a transition
 TERMINATED = 2
 TRUNCATED = 4
-CUT = 8  # the episode or the stream ends here, so no window goes on to the next row
-DRAWABLE = 16  # everything that the window of the row needs is stored
-SUCCESSOR = 32  # the row only holds the next observation of another row
-#: Places that are not drawable are drawn again, in at most this many rounds. After that, the rest
-#: is drawn from a list of all drawable places.
+CUT = 8  # the episode or the stream ends after this row, so windows end here
+DRAWABLE = 16  # the window of the row is complete, so the row can be drawn
+SUCCESSOR = 32  # the row holds only the next observation of another row
+#: `_draw_uniform` draws random places, and draws again for each place that is not drawable. After
+#: this many rounds, it draws from a list of all drawable places.
 _MOST_ROUNDS = 20
 
 
 @dataclass(slots=True)
 class _Tail:
-    """The last steps of a source: the rows whose windows may not be complete yet.
+    """The last steps of a stream. The windows of these rows may not be complete yet.
 
     Attributes:
-        place: the place of the fragment that would continue the source. None: not known.
-        steps: the serial number of the row of environment 0, for each of the last steps, oldest
-            first.
-        starts: for each step, whether a fragment begins there.
-        priorities: `[len(steps), N]`, the priorities that were given. -1 where none was given.
+        place: the `SampleBatch.place` of the fragment that would continue the stream. `None` means
+            that the place is not known.
+        steps: the serial numbers of the rows of environment 0 in the last steps, oldest first.
+        starts: whether a fragment begins at each of these steps.
+        priorities: `[len(steps), N]`, the priorities that the caller of `add` passed, or -1.
         open: `[N]` bool. True if the last row still needs its next observation.
-        nodes: `[N]` serial numbers of the rows to which the next step will be linked. These are the
-            last rows, or their successors.
+        nodes: `[N]` serial numbers of the rows that will be linked to the next step. These are the
+            last rows, or the successors of the last rows.
         next_obs: `[N, ...]`, the observations after the last step.
     """
 
@@ -64,56 +64,59 @@ class _Tail:
 
 
 class ReplayBuffer:
-    """Keeps the last `capacity` rows that all sources have sent, in order of arrival. A source is a
-    worker.
+    """Keeps the last `capacity` rows of all sources in order of arrival, and draws from them. A
+    source is a worker.
 
         buffer = ReplayBuffer(1_000_000, gamma=0.99, n_step=3, seed=0, alpha=0.6)
         buffer.add(batch)                             # a SampleBatch [T, N]
         rows = buffer.sample(256)                     # Transitions [256, ...]
         buffer.update_priorities(rows.indices, np.abs(td_errors))
 
-    A fragment `[T, N]` is stored as T * N rows. Each observation is stored once, because the next
-    observation of a row is the observation of the row one step later. There are two exceptions, in
-    which the next observation gets a row of its own, the successor: a truncated episode after which
-    another one begins in the same step, and a stream that was interrupted. Data are stored as they
-    are in the fragment, so bytes stay bytes. All values must be finite. Workers check this before
-    they send a fragment.
+    A fragment `[T, N]` is stored as T * N rows. The next observation of a row is usually the
+    observation of the row one step later, so each observation is stored only once. In two cases,
+    the next observation is stored in a separate row, which is called the successor. The first case
+    is a truncated episode, if the next episode begins in the same step. The second case is a stream
+    that was interrupted. Data keep the dtypes of the fragment, so uint8 images stay uint8. All
+    values must be finite. Workers check this before they send a fragment.
 
-    Rows refer only to later rows. So a row is overwritten before the rows that it needs.
+    A row needs only rows that arrived later than the row itself. So the buffer overwrites a row
+    before it overwrites the rows that this row needs.
 
-    **Windows.** A row is drawn with its n-step return. Its window ends early where the episode
-    ends, before a row that only resets, and where the stream of fragments was interrupted.
-    `terminated` gives a discount of 0. In all other cases the value of the true next observation
-    is bootstrapped. A row can be drawn once its window cannot grow any more. A row that only resets
-    is never drawn.
+    **Windows.** The window of a row is the steps of its n-step return. A window ends early at the
+    end of an episode, before a row that only resets, and where a stream was interrupted. If the
+    window ends with `terminated`, the discount is 0. Otherwise the learner bootstraps from the
+    value of the true next observation. The buffer can draw a row as soon as the window of the row
+    is complete. It never draws a row that only resets.
 
-    **Streams.** A fragment continues the last fragment of the same worker if their places say so
-    (`SampleBatch.place`). A fragment starts a new stream if it has no place, if the fragment before
-    it was lost, or if its worker was replaced. No window reaches from one stream into another.
+    **Streams.** A stream is a series of consecutive fragments of one worker. The buffer compares
+    the places of two fragments (`SampleBatch.place`) to decide whether the second fragment
+    continues the first one. A fragment starts a new stream if it has no place, if the fragment
+    before it was lost, or if its worker was replaced. A window never contains rows of two streams.
 
     **Priorities** (Schaul et al., 2016). Row i is drawn with probability P(i) = p_i^alpha / sum of
-    p^alpha. Its weight is (R P(i))^-beta, divided by the largest weight of the batch. R is the
-    number of drawable rows. beta grows linearly from `beta` to `final_beta`.
+    p^alpha. The weight of the row is (R P(i))^-beta, divided by the largest weight of the batch. R
+    is the number of drawable rows. beta grows linearly from `beta` to `final_beta`.
 
-    **Sequences**, for policies with memory. With `unit="sequence"`, `sample_sequences` draws
-    `sequence_length` consecutive steps. A sequence begins where a fragment begins, because the
-    state of the policy's memory is known there.
+    **Sequences** are for policies with memory. With `unit="sequence"`, `sample_sequences` draws
+    sequences of `sequence_length` consecutive steps. A sequence always begins at the first step of
+    a fragment, because the buffer has the state of the policy's memory only for these steps.
 
     Args:
-        capacity: the number of rows. Rows that only reset, and successors, count as well.
-        gamma: discount of a step.
+        capacity: the number of rows. Rows that only reset and successors also count.
+        gamma: discount factor of one step.
         n_step: largest number of steps of a return.
         seed: seed of the draws.
-        alpha: exponent of priorities. None: rows are drawn uniformly, and all weights are 1.
+        alpha: exponent of priorities. `None` draws rows uniformly, with weights of 1.
         beta: exponent of the weights at the start.
         final_beta: exponent of the weights at the end.
         beta_rows: number of added rows after which the exponent is `final_beta`.
         priority_epsilon: added to every priority, so that each row can be drawn.
         unit: `transition` or `sequence`.
-        sequence_length: steps of a sequence, burn-in included.
-        burn_in: number of first steps of a sequence that only bring the memory up to date.
-        directory: directory of the files from which the arrays are mapped. None: the arrays are in
-            memory.
+        sequence_length: number of steps of a sequence. The steps of the burn-in also count.
+        burn_in: number of first steps of a sequence that only update the memory. The learner does
+            not learn from these steps.
+        directory: directory of the files from which the arrays are mapped. `None` keeps the arrays
+            in memory.
         capacity_key: name of the option that sets `capacity`, for error messages.
 
     Raises:
@@ -161,13 +164,14 @@ class ReplayBuffer:
         self._directory = None if directory is None else Path(directory)
         self._capacity_key = capacity_key
         self._rng = np.random.default_rng(seed)
-        # A row is complete once this many further steps are stored: its window may need them.
+        # The window of a row is complete once this many further steps are stored.
         self._span = (sequence_length or 1) if unit == "sequence" else n_step
         self._store: RowStore | None = None
-        # Few rows begin a sequence. Random places would rarely hit one, but the tree finds them.
+        # Only few rows begin a sequence, and random places would rarely hit these rows. So a buffer
+        # of sequences always draws with the tree, even if it has no priorities.
         self._tree = SumTree(capacity) if alpha is not None or unit == "sequence" else None
-        self._tails: dict[int, _Tail] = {}
-        self._states: dict[int, np.ndarray] = {}  # by serial number of a first row, [S]
+        self._tails: dict[int, _Tail] = {}  # by source
+        self._states: dict[int, np.ndarray] = {}  # [S], by serial number of the row
         self._state_order: deque[int] = deque()
         self._end = 0  # serial number of the next row
         self._num_valid = 0
@@ -183,30 +187,31 @@ class ReplayBuffer:
 
     @property
     def num_rows(self) -> int:
-        """The number of transitions that are stored."""
+        """The number of stored transitions."""
         return self._num_valid
 
     @property
     def num_drawable(self) -> int:
-        """The number of rows that can be drawn now. Of a sequence, only the first row counts."""
+        """The number of rows that can be drawn now. With `unit="sequence"`, this is the number of
+        sequences that can be drawn."""
         return self._num_drawable
 
     @property
     def end(self) -> int:
-        """The index of the next row that is added. Indices count up, and none is used twice."""
+        """The index of the next row that is added. Indices count up, and are never used again."""
         return self._end
 
     @property
     def total_weight(self) -> float:
-        """The sum of all priorities, each to the power of alpha. If rows are drawn uniformly, it is
-        the number of drawable rows."""
+        """The sum of all priorities, each to the power of alpha. If rows are drawn uniformly, this
+        is the number of drawable rows."""
         if self._tree is None or self.alpha is None:
             return float(self._num_drawable)
         return self._tree.total
 
     @property
     def num_gaps(self) -> int:
-        """How many times a stream of fragments was interrupted."""
+        """The number of streams that were interrupted."""
         return self._num_gaps
 
     @property
@@ -215,7 +220,7 @@ class ReplayBuffer:
         return self._rows_added
 
     def nbytes_of(self, obs: ColumnSpec, actions: ColumnSpec) -> int:
-        """Bytes of the full buffer for such observations and actions."""
+        """Bytes of the full buffer for observations and actions of these shapes and dtypes."""
         tree = SumTree.nbytes_of(self.capacity) if self._tree is not None else 0
         return self.capacity * RowStore.row_nbytes(_specs(obs, actions)) + tree
 
@@ -228,8 +233,10 @@ class ReplayBuffer:
         return self.nbytes_of(specs["obs"], specs["actions"])
 
     def allocate(self, obs: ColumnSpec, actions: ColumnSpec) -> int:
-        """Reserves the arrays of the full buffer. Strategies call this before they start processes,
-        so that too large a buffer is an early error. Otherwise, the first `add` does it.
+        """Reserves the arrays of the full buffer.
+
+        Strategies call this method before they start processes, so that a buffer that is too large
+        raises an error early. If nobody has called it, the first `add` calls it.
 
         Args:
             obs: shape and dtype of one encoded observation.
@@ -239,7 +246,7 @@ class ReplayBuffer:
             Bytes of the full buffer.
 
         Raises:
-            ConfigError: the full buffer is larger than the free memory.
+            ConfigError: the full buffer does not fit into the free memory, or onto the disk.
         """
         nbytes = self.nbytes_of(obs, actions)
         if self._directory is not None:
@@ -260,12 +267,14 @@ class ReplayBuffer:
 
         Args:
             batch: `[T, N]`, with observations and rewards as the environment returned them.
-            priorities: `[K + T, N]`, or `[N]` for sequences. NaN or None stands for the largest
-                priority that was ever given. The first K steps are the last steps of the fragment
-                before, whose windows are complete only now. They are used only if this fragment
-                continues that one.
-            follows: whether the fragment continues the last one of the same `worker_index`. None:
-                `batch.place` decides, and a batch without a place continues nothing.
+            priorities: `[K + T, N]`, or `[N]` for sequences. The last T steps are the priorities of
+                this fragment. The first K steps are priorities of the last K steps of the previous
+                fragment, whose windows are complete only now. The buffer ignores these K steps if
+                the fragment does not continue the previous one. NaN or None stands for the largest
+                priority so far.
+            follows: whether the fragment continues the previous fragment with the same
+                `worker_index`. With `None`, `batch.place` decides. A batch without a place never
+                continues another one.
 
         Returns:
             The number of transitions added.
@@ -281,8 +290,9 @@ class ReplayBuffer:
         given = self._given_priorities(priorities, steps, envs)
         valid = batch["valid"]
         terminated, truncated = batch["terminated"] & valid, batch["truncated"]
-        # Rows that have a successor. For transitions, the successor of a row that terminates is not
-        # stored, because nothing is bootstrapped from it.
+        # `own` marks the rows that have a successor. If the buffer draws transitions, it does not
+        # store the successor of a row with `terminated`, because the learner does not bootstrap
+        # from this successor.
         own = np.zeros((steps, envs), dtype=bool)
         own.reshape(-1)[batch.successor_index] = True
         wanted = valid if self.unit == "sequence" else valid & ~terminated
@@ -292,7 +302,7 @@ class ReplayBuffer:
         if count > self.capacity:
             raise ConfigError(
                 f"key {self._capacity_key!r}: got {self.capacity:,}; allowed: {count:,} or more, "
-                "the rows of one fragment"
+                "the number of rows of one fragment"
             )
 
         source = batch.worker_index
@@ -308,11 +318,13 @@ class ReplayBuffer:
         extra = start + steps * envs
         serials = start + np.arange(steps * envs).reshape(steps, envs)
         extras = extra + np.arange(len(own_rows))
-        # For each row, the row one step later. A row with a successor leads there through it.
+        # `step_after` is the row one step later. `following` is the row with the next observation,
+        # which is the successor if the row has a successor. Until the next fragment arrives, the
+        # last row (or its successor) is linked to itself.
         step_after = serials + envs
         nodes = serials.copy()
         nodes.reshape(-1)[own_rows] = extras
-        step_after[-1] = nodes[-1]  # itself, until the next fragment
+        step_after[-1] = nodes[-1]
         following = step_after.copy()
         following[-1] = serials[-1]
         following.reshape(-1)[own_rows] = extras
@@ -350,7 +362,13 @@ class ReplayBuffer:
         return num_valid
 
     def _joined(self, tail: _Tail | None, given: np.ndarray, steps: int) -> np.ndarray:
-        """The priorities of the steps of a tail, and after them of the `steps` new steps."""
+        """The priorities of the steps of a tail, followed by the priorities of the new steps.
+
+        Args:
+            tail: the tail. `None` means that a new stream begins.
+            given: `[K + steps, N]`, from `_given_priorities`.
+            steps: number of new steps.
+        """
         if tail is None:
             return given[-steps:]
         before = tail.priorities.copy()
@@ -360,11 +378,12 @@ class ReplayBuffer:
         return np.concatenate([before, given[-steps:]])
 
     def cut(self, source: int) -> None:
-        """Ends the stream of a source, so its next fragment starts a new stream. The last rows
-        become drawable, with windows that end at the last observation.
+        """Ends the stream of a source, so that its next fragment starts a new stream. The last rows
+        of the stream become drawable, and their windows end at the last observation.
 
         Args:
-            source: `worker_index` of the fragments. A source without fragments is ignored.
+            source: `worker_index` of the fragments. If the buffer has no stream of this source,
+                this method does nothing.
         """
         tail = self._tails.pop(source, None)
         if tail is not None:
@@ -376,7 +395,7 @@ class ReplayBuffer:
         if self.sequence_length is not None and batch.shape[0] > self.sequence_length:
             raise ConfigError(
                 f"key 'sequence_length': got {self.sequence_length}; allowed: {batch.shape[0]} or "
-                "more, the steps of a fragment"
+                "more, the number of steps of a fragment"
             )
         if self._store is None:
             self.allocate(obs, actions)
@@ -391,7 +410,8 @@ class ReplayBuffer:
         return store
 
     def _given_priorities(self, priorities: np.ndarray | None, steps: int, envs: int) -> np.ndarray:
-        """The given priorities as `[K + T, N]` float64, with -1 where none was given."""
+        """Converts the priorities from a caller to `[K + T, N]` float64. A missing priority becomes
+        -1."""
         if priorities is None:
             return np.full((steps, envs), -1.0)
         given = np.array(priorities, dtype=np.float64, ndmin=2)
@@ -444,12 +464,12 @@ class ReplayBuffer:
             self._set_leaves(np.arange(start, start + len(obs)), 0.0)
 
     def _link(self, tail: _Tail, serials: np.ndarray, cut: np.ndarray) -> None:
-        """Links the last step of a tail to the rows that follow.
+        """Links the last step of a tail to the next rows.
 
         Args:
             tail: the tail of the stream.
-            serials: `[N]` serial numbers of the rows that follow.
-            cut: `[N]` bool. True if windows end before the row that follows.
+            serials: `[N]` serial numbers of the next rows.
+            cut: `[N]` bool. True if windows must end before the next row.
         """
         assert self._store is not None
         stored = tail.nodes >= self._end - self.capacity
@@ -459,8 +479,8 @@ class ReplayBuffer:
         self._store.put("flags", tail.nodes[cut], self._store.arrays["flags"][places] | CUT)
 
     def _cut(self, tail: _Tail) -> None:
-        """Stores the last observations of a stream that is not continued, and completes its
-        rows."""
+        """Ends a stream. Stores the last observations of the stream, and makes its last rows
+        drawable."""
         self._num_gaps += 1
         envs = np.flatnonzero(tail.open)
         if len(envs) > self.capacity:
@@ -475,18 +495,19 @@ class ReplayBuffer:
         self._complete(tail, ended=True)
 
     def _complete(self, tail: _Tail, ended: bool = False) -> None:
-        """Makes those rows of a tail drawable whose windows are complete. The tail keeps the rest.
+        """Makes rows of a tail drawable if their windows are complete. Then removes the steps that
+        the tail no longer needs.
 
         Args:
-            tail: the tail. It has all steps whose windows may have become complete.
-            ended: the stream ends after this tail.
+            tail: the tail, with all steps whose windows may have become complete.
+            ended: whether the stream ends after this tail.
         """
         assert self._store is not None
         envs = len(tail.open)
         serials = np.array(tail.steps)[:, None] + np.arange(envs)  # [K, N]
         places = serials % self.capacity
         flags = self._store.arrays["flags"][places]
-        kept = serials >= self._end - self.capacity  # not overwritten
+        kept = serials >= self._end - self.capacity  # the other rows have been overwritten
         flags[~kept] = 0
         span = self._span
         complete = np.zeros(serials.shape, dtype=bool)
@@ -513,7 +534,8 @@ class ReplayBuffer:
         tail.priorities = tail.priorities[-keep:]
 
     def _has_rows(self, flags: np.ndarray, starts: np.ndarray) -> np.ndarray:
-        """`[K, N]` bool. True if a sequence that begins here has a transition after its burn-in."""
+        """`[K, N]` bool: whether a sequence that begins at a step has a transition after the first
+        `burn_in` steps."""
         assert self.sequence_length is not None
         valid = np.concatenate([np.zeros((1, flags.shape[1]), int), (flags & VALID) > 0])
         before = np.cumsum(valid, axis=0)
@@ -525,7 +547,7 @@ class ReplayBuffer:
     # ---- priorities ---------------------------------------------------------------------------
 
     def update_priorities(self, indices: np.ndarray, priorities: np.ndarray) -> None:
-        """Sets the priorities of rows. Indices of rows that have been overwritten are ignored.
+        """Sets the priorities of rows. Ignores rows that have been overwritten.
 
         Args:
             indices: `[B]` int64, the `indices` of `Transitions` or `Sequences`.
@@ -570,7 +592,7 @@ class ReplayBuffer:
             batch_size: B.
 
         Raises:
-            ValueError: no row is drawable yet, or the unit is `sequence`.
+            ValueError: no row can be drawn yet, or the unit is `sequence`.
         """
         if self.unit != "transition":
             raise ValueError("a buffer of sequences has no transitions; call sample_sequences")
@@ -606,8 +628,8 @@ class ReplayBuffer:
 
         The batch is a `SampleBatch` `[sequence_length, B]` with the columns `actions`, `rewards`,
         `terminated`, `truncated` and `valid`. `per_env["state"]` is the memory that the policy had
-        before the first step. If a stream was interrupted, its sequence is filled up with rows that
-        are not `valid`, as `SampleBatch.concat` does.
+        before the first step. If a stream was interrupted, the sequence is padded with rows that
+        are not `valid`, as in `SampleBatch.concat`.
 
         Args:
             batch_size: B.
@@ -631,7 +653,7 @@ class ReplayBuffer:
             own &= stored[t]
             successor_index.append(t * batch_size + np.flatnonzero(own))
             successor_rows.append(node[own])
-            # The last row of a stream is linked to itself.
+            # The stream ends at a row that is linked to itself.
             stored[t + 1] = stored[t] & (rows[t + 1] != np.where(own, node, rows[t]))
         obs_rows, steps, rows = rows, stored[:-1], rows[:-1]
         flags = arrays["flags"].take(rows) * steps
@@ -655,16 +677,16 @@ class ReplayBuffer:
         return Sequences(batch, weights, indices, self.burn_in)
 
     def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draws `count` drawable rows. Returns their places, importance weights and serial numbers,
-        `[count]` each.
+        """Draws `count` rows. Returns the places, importance weights and serial numbers of the
+        rows, `[count]` each.
 
         Raises:
-            ValueError: no row is drawable yet.
+            ValueError: no row can be drawn yet.
         """
         if self._num_drawable == 0:
             raise ValueError(
-                f"nothing can be drawn yet: none of the {self._num_valid:,} transitions has all "
-                "the steps that it needs. Add more fragments"
+                f"nothing can be drawn yet: none of the {self._num_valid:,} transitions has a "
+                "complete window. Add more fragments"
             )
         if self._tree is None:
             places = self._draw_uniform(count)
@@ -675,7 +697,8 @@ class ReplayBuffer:
                 weights = np.ones(count, dtype=np.float32)
             else:
                 leaves = self._tree.leaves.take(places)
-                # R and the sum of all priorities are the same for every row, so they cancel.
+                # Weights are divided by the largest weight. So R and the sum of all priorities,
+                # which are the same for every row, cancel out.
                 weights = (leaves / leaves.min()) ** -self.beta_now
                 weights = weights.astype(np.float32)
         newest = self._end - 1
@@ -695,7 +718,7 @@ class ReplayBuffer:
             again = self._rng.integers(0, filled, len(wrong))
             places[wrong] = again
             wrong = wrong[(flags.take(again) & DRAWABLE) == 0]
-        if len(wrong):  # few rows can be drawn
+        if len(wrong):
             drawable = np.flatnonzero(flags[:filled] & DRAWABLE)
             places[wrong] = drawable[self._rng.integers(0, len(drawable), len(wrong))]
         return places
@@ -703,8 +726,8 @@ class ReplayBuffer:
     # ---- state --------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
-        """The state of the random generator, the counts and the largest priority. The rows are not
-        in it: `save` writes them."""
+        """Returns the state of the random generator, the counts and the largest priority. This
+        state does not contain the rows, which `save` writes."""
         return {
             "rng": self._rng.bit_generator.state,
             "rows_added": self._rows_added,
@@ -714,7 +737,7 @@ class ReplayBuffer:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned, and empties the buffer."""
+        """Restores a state from `get_state`, and removes all rows."""
         self._rng.bit_generator.state = state["rng"]
         self._rows_added = int(state["rows_added"])
         self._max_priority = float(state["max_priority"])
@@ -723,17 +746,17 @@ class ReplayBuffer:
         self._clear()
 
     def save(self, directory: str | Path) -> dict[str, Any]:
-        """Saves rows and priorities as files, and returns the rest of the state.
+        """Saves rows and priorities as files, and returns the other parts of the state.
 
-        If the rows of a file have not changed since the last `save` or `load`, the file is only
-        linked. So the time of a save depends on how many rows were added since. Earlier saves are
-        not changed.
+        If the rows of a file have not changed since the last `save` or `load`, this method only
+        links the old file. So the time of a save depends on the number of rows that were added
+        since the last save. Files of earlier saves are never changed.
 
         Args:
-            directory: where the files are written.
+            directory: directory for the files.
 
         Returns:
-            The state that `load` needs beside the files: numbers, strings and small arrays.
+            The state that `load` needs in addition to the files: numbers, strings and small arrays.
 
         Raises:
             OSError: a file cannot be written.
@@ -770,7 +793,7 @@ class ReplayBuffer:
         """The SHA-256 of each file that `save` wrote, by the name of the file.
 
         Args:
-            state: what `save` returned.
+            state: the state that `save` returned.
         """
         sums = {} if state["rows"] is None else RowStore.checksums(state["rows"])
         if "priorities_sha256" in state:
@@ -778,11 +801,11 @@ class ReplayBuffer:
         return sums
 
     def load(self, directory: str | Path, state: Mapping[str, Any]) -> None:
-        """Restores what `save` wrote. The buffer then draws the same rows as the saved buffer.
+        """Restores a saved buffer. This buffer then draws the same rows as the saved buffer.
 
         Args:
-            directory: where the files are.
-            state: what `save` returned.
+            directory: directory of the files.
+            state: the state that `save` returned.
 
         Raises:
             RowFilesError: a file is missing or damaged, or does not fit the state.
@@ -793,27 +816,29 @@ class ReplayBuffer:
         for key, value in self._kind().items():
             if kind[key] != value:
                 raise ConfigError(
-                    f"key {key!r}: got {shown(value)}; allowed: {shown(kind[key])}, as the saved "
-                    "replay buffer has it"
+                    f"key {key!r}: got {shown(value)}; allowed: {shown(kind[key])}, the value of "
+                    "the saved replay buffer"
                 )
         self.set_state(state)
         if state["rows"] is None:
             return
         specs = saved_specs(state["rows"])
         if set(specs) != {"obs", "actions", "rewards", "next", "flags"}:
-            raise RowFilesError(f"{directory}: got columns {shown(sorted(specs))}")
+            raise RowFilesError(f"{directory}: unknown columns; got {shown(sorted(specs))}")
         self.allocate(specs["obs"], specs["actions"])
         store = self._store
         assert store is not None
         if specs != store.specs:
-            raise RowFilesError(f"{directory}: columns have other dtypes than this replay buffer")
+            raise RowFilesError(
+                f"{directory}: dtypes or shapes of columns differ from this replay buffer"
+            )
         self._end = int(state["end"])
         filled = min(self._end, self.capacity)
         flags, following = store.arrays["flags"][:filled], store.arrays["next"][:filled]
         if store.load(Path(directory), state["rows"]) != filled or not (
             filled == 0 or 0 <= following.min() <= following.max() < filled
         ):
-            raise RowFilesError(f"{directory}: the files do not hold the rows that the state names")
+            raise RowFilesError(f"{directory}: the rows in the files do not fit the saved state")
         self._num_valid = int(np.count_nonzero(flags & VALID))
         drawable = (flags & DRAWABLE) > 0
         self._num_drawable = int(np.count_nonzero(drawable))
@@ -848,7 +873,7 @@ class ReplayBuffer:
         return {**kind, "prioritized": prioritized}
 
     def _clear(self) -> None:
-        """Forgets all rows."""
+        """Removes all rows."""
         self._store = None
         self._tails, self._states, self._state_order = {}, {}, deque()
         if self._tree is not None:
@@ -859,15 +884,16 @@ class ReplayBuffer:
     # ---- reports ------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """Statistics of the rows that are stored, and of the rows drawn since the last call. Then
-        begins a new interval.
+        """Returns statistics of the stored rows, and of the rows drawn since the last call.
 
         Returns:
-            `num_rows`, `capacity`, `fill` (share of `capacity` that is used), `nbytes` of the full
-            buffer, `rows_added`, `num_gaps`, and `row_age` (`AgeHistogram`). The age of a drawn row
-            is the number of rows that arrived after it. With priorities, there are also
-            `priority` (`{mean, max}` of the priorities that were set), `max_priority` (the largest
-            one ever), `beta`, and `num_stale_priorities` (how many were for overwritten rows).
+            `num_rows`, `capacity`, `fill` (the used fraction of `capacity`), `nbytes` of the full
+            buffer, `rows_added`, `num_gaps`, and `row_age` (see `AgeHistogram`). The age of a drawn
+            row is the number of rows that arrived after this row. With priorities, the dict also
+            has `priority`, `max_priority`, `beta`, and `num_stale_priorities`. `priority` is the
+            `{mean, max}` of the priorities that were set since the last call. `max_priority` is the
+            largest priority so far. `num_stale_priorities` counts priorities for rows that had been
+            overwritten.
         """
         stats: dict[str, Any] = {
             "num_rows": self._num_valid,
@@ -891,7 +917,7 @@ class ReplayBuffer:
 
 
 class _Range:
-    """Mean and maximum of the numbers added since the last report."""
+    """The mean and the maximum of the numbers that were added since the last `take`."""
 
     def __init__(self) -> None:
         self._sum, self._count, self._max = 0.0, 0, 0.0

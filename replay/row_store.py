@@ -1,4 +1,4 @@
-"""`RowStore`: the arrays of a ring of rows, in memory or in a file that is mapped."""
+"""`RowStore`: a ring buffer of rows, with arrays in memory or in memory-mapped files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ import psutil
 from polopt.common.config import ConfigError
 from polopt.common.files import open_regular
 
-#: Approximate size of a file of rows. If one row changes, its whole file is written again.
+#: Approximate size of a file of rows. If one row of a file changes, `save` writes the whole file
+#: again.
 _FILE_BYTES = 8 << 20
 
 
 class RowFilesError(RuntimeError):
-    """Files of rows are missing, damaged, or of another buffer. The message names the file."""
+    """Files of rows are missing or damaged, or belong to another buffer. The message names the
+    file."""
 
 
 class ColumnSpec(NamedTuple):
@@ -37,7 +39,7 @@ class ColumnSpec(NamedTuple):
 
 
 def readable_bytes(nbytes: float) -> str:
-    """`1.5 GB`, with units of 1,000."""
+    """Formats a number of bytes, such as `1.5 GB`. One GB is 1,000 MB."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if nbytes < 1000 or unit == "GB":
             break
@@ -46,13 +48,13 @@ def readable_bytes(nbytes: float) -> str:
 
 
 def check_size(nbytes: int, key: str, capacity: int, directory: Path | None = None) -> None:
-    """Checks that a full buffer fits into memory or onto the disk, before anything is stored.
+    """Checks that a full buffer fits into memory or onto the disk.
 
     Args:
         nbytes: bytes of the full buffer.
         key: the option that sets the size of the buffer, for the error message.
-        capacity: rows of the full buffer.
-        directory: directory of the buffer's files. None: the buffer is in memory.
+        capacity: number of rows of the full buffer.
+        directory: directory of the files of the buffer. `None` means that the buffer is in memory.
 
     Raises:
         ConfigError: the buffer does not fit. The message names its size, the free space and the
@@ -72,17 +74,19 @@ def check_size(nbytes: int, key: str, capacity: int, directory: Path | None = No
 
 
 class RowStore:
-    """Arrays `[capacity, ...]` of a ring, one for each column. Rows have serial numbers, which
-    count up from 0. None is used twice. Row `serial` is at place `serial % capacity`.
+    """A ring buffer of rows, with one array `[capacity, ...]` for each column.
 
-    Memory is taken while the ring fills. With a directory, the arrays are mapped from files, so the
-    system can write pages to the disk when it needs the memory. The files have no name, so the
-    system removes them when the process ends.
+    Each row has a serial number. Serial numbers count up from 0, and are never used again. The row
+    `serial` is at place `serial % capacity` of the arrays.
+
+    The operating system allocates memory only as the ring buffer fills. With a directory, the
+    arrays are mapped from files, so the operating system can write pages to the disk when it needs
+    memory. These files have no names, so the operating system removes them when the process ends.
 
     Args:
         capacity: number of rows.
-        specs: shape and dtype of one row of each column, by name.
-        directory: directory of the files. None: the arrays are in memory.
+        specs: shape and dtype of one row of each column, by name of the column.
+        directory: directory of the files. `None` keeps the arrays in memory.
 
     Attributes:
         arrays: arrays `[capacity, ...]`, by name of the column.
@@ -94,9 +98,9 @@ class RowStore:
         self.capacity = capacity
         self.specs = dict(specs)
         self.arrays = {name: _array(capacity, spec, directory) for name, spec in specs.items()}
-        self._part = max(1, _FILE_BYTES // max(1, self.row_nbytes(specs)))  # rows of a file
+        self._part = max(1, _FILE_BYTES // max(1, self.row_nbytes(specs)))  # rows per file
         parts = -(-capacity // self._part)
-        self._changed = np.ones(parts, dtype=bool)  # since the last save
+        self._changed = np.ones(parts, dtype=bool)  # whether each part changed since the last save
         self._saved: dict[int, tuple[Path, dict[str, Any]]] = {}
 
     @staticmethod
@@ -121,32 +125,34 @@ class RowStore:
             self._changed[: -(-(len(rows) - first) // self._part)] = True
 
     def put(self, name: str, serials: np.ndarray, rows: np.ndarray) -> None:
-        """Writes rows `[K, ...]` of a column at serial numbers `[K]` in any order."""
+        """Writes rows `[K, ...]` of a column at serial numbers `[K]`, which may be in any order."""
         places = serials % self.capacity
         self.arrays[name][places] = rows
         self._changed[places // self._part] = True
 
     def read(self, name: str, serial: int, count: int) -> np.ndarray:
-        """`[count, ...]` rows of a column at consecutive serial numbers. A view or a copy."""
+        """Returns `[count, ...]`, the rows of a column at consecutive serial numbers. The result
+        may be a view."""
         array, start = self.arrays[name], serial % self.capacity
         if start + count <= self.capacity:
             return array[start : start + count]
         return np.concatenate([array[start:], array[: start + count - self.capacity]])
 
     def save(self, directory: Path, filled: int) -> dict[str, Any]:
-        """Writes the rows into files of about 8 MB. If the rows of a file have not changed since
-        the last save or load, the file is only linked to the earlier file, which costs nothing.
+        """Writes the rows to files of about 8 MB. If the rows of a file have not changed since the
+        last save or load, this method only creates a hard link to the old file. This costs almost
+        nothing.
 
-        A file gets its name once it is complete, and is never changed after that. So an earlier
-        checkpoint is not changed either.
+        A complete file is never changed. So a save does not change files of earlier checkpoints,
+        even if the checkpoints share files.
 
         Args:
-            directory: where the files are written.
+            directory: directory for the files.
             filled: number of rows in use, from place 0.
 
         Returns:
-            The plain values that `load` needs: the columns, and the number of rows and the SHA-256
-            of each file.
+            The state that `load` needs in addition to the files: the columns, and the number of
+            rows and the SHA-256 of each file.
 
         Raises:
             OSError: a file cannot be written.
@@ -172,16 +178,16 @@ class RowStore:
         """The SHA-256 of each file that `save` wrote, by the name of the file.
 
         Args:
-            saved: what `save` returned.
+            saved: the state that `save` returned.
         """
         return {_name(part): entry["sha256"] for part, entry in enumerate(saved["files"])}
 
     def load(self, directory: Path, saved: Mapping[str, Any]) -> int:
-        """Reads the files of a `save` straight into the arrays.
+        """Reads the files of a `save` into the arrays, without a copy in memory.
 
         Args:
-            directory: where the files are.
-            saved: what `save` returned.
+            directory: directory of the files.
+            saved: the state that `save` returned.
 
         Returns:
             The number of rows.
@@ -196,9 +202,13 @@ class RowStore:
         for part, entry in enumerate(saved["files"]):
             path, rows = directory / _name(part), int(entry["rows"])
             if not (start == part * self._part and 0 < rows <= self._part):
-                raise RowFilesError(f"{path}: got {rows} rows from {start}")
+                raise RowFilesError(
+                    f"{path}: wrong number of rows; got {rows} rows, starting at row {start}"
+                )
             if start + rows > self.capacity:
-                raise RowFilesError(f"{path}: more rows than the {self.capacity:,} of the buffer")
+                raise RowFilesError(
+                    f"{path}: the files have more rows than the buffer, which has {self.capacity:,}"
+                )
             arrays = [array[start : start + rows] for array in self.arrays.values()]
             read_arrays(path, arrays, entry["sha256"])
             self._saved[part] = path, dict(entry)
@@ -221,20 +231,20 @@ def saved_specs(saved: Mapping[str, Any]) -> dict[str, ColumnSpec]:
         found = np.dtype(str(dtype)) if str(dtype)[1:2] in "biuf" else None
         if found is None or not all(isinstance(size, int) and size >= 0 for size in shape):
             raise RowFilesError(
-                f"column {name!r:.80}: got shape {shape!r:.80}, dtype {dtype!r:.80}"
+                f"column {name!r:.80}: invalid; got shape {shape!r:.80}, dtype {dtype!r:.80}"
             )
         specs[name] = ColumnSpec(tuple(shape), found)
     return specs
 
 
 def write_arrays(path: Path, arrays: Sequence[np.ndarray]) -> str:
-    """Writes the bytes of arrays, one after the other, without a copy in memory.
+    """Writes the bytes of arrays to one file, without a copy in memory.
 
     Returns:
-        Their SHA-256.
+        The SHA-256 of the file.
 
     Raises:
-        OSError: the file cannot be written. No part of it is left.
+        OSError: the file cannot be written. The function removes an incomplete file.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     digest = hashlib.sha256()
@@ -254,10 +264,10 @@ def write_arrays(path: Path, arrays: Sequence[np.ndarray]) -> str:
 
 
 def read_arrays(path: Path, arrays: Sequence[np.ndarray], sha256: str) -> None:
-    """Reads what `write_arrays` wrote into contiguous arrays.
+    """Reads a file of `write_arrays` into contiguous arrays.
 
     Raises:
-        RowFilesError: the file is missing, has another size, or other bytes than were written.
+        RowFilesError: the file is missing, or its size or SHA-256 differs.
     """
     size = sum(array.nbytes for array in arrays)
     digest = hashlib.sha256()
@@ -275,13 +285,13 @@ def read_arrays(path: Path, arrays: Sequence[np.ndarray], sha256: str) -> None:
 
 
 def _link(written: Path, path: Path) -> bool:
-    """Gives a file that was written before a second name. Whether that worked."""
+    """Creates the hard link `path` to an older file. Returns whether this was possible."""
     if written == path:
         return path.exists()
     try:
         path.unlink(missing_ok=True)
         os.link(written, path)
-    except OSError:  # it is gone, or on another disk, or the disk has no links
+    except OSError:  # the old file is gone or on another disk, or the disk has no hard links
         return False
     return True
 

@@ -1,39 +1,40 @@
-"""`SumTree`: draws places in proportion to their priority."""
+"""`SumTree`: draws places with probabilities in proportion to their priorities."""
 
 from __future__ import annotations
 
 import numpy as np
 
-#: Children of a node: two cache lines of float64.
+#: Number of children of a node. 16 float64 numbers are two cache lines.
 _FANOUT = 16
-#: Nodes of the top level, at most. Its running sum is computed in one piece.
+#: Largest number of nodes of the top level. One call computes the running sum of the top level.
 _MOST_AT_TOP = 4096
 
 
 class SumTree:
-    """A tree of sums over `size` leaves, float64, with 16 children for each node.
+    """A tree of float64 sums over `size` leaves. Each node has 16 children.
 
-    A draw walks down from the top level, all draws of a batch at once. A node is always the sum of
-    its children, added from the first to the last. So the bits of the tree depend on its leaves
-    alone, and never on the order of the updates.
+    `find` walks from the top level down to the leaves, for all draws of a batch at once. Each node
+    is the sum of its children, added from the first to the last. So the bits of the tree depend
+    only on the leaves, and not on the order of the updates.
 
-    Schaul et al., 2016: Prioritized Experience Replay, appendix B.2.1.
+    The source is Schaul et al. (2016), Prioritized Experience Replay, appendix B.2.1.
 
     Args:
-        size: number of leaves. All are 0 at the start, and a leaf of 0 is never drawn.
+        size: number of leaves. All leaves are 0 at the start, and a leaf of 0 is never drawn.
 
     Attributes:
-        leaves: `[size]` float64, a view. Only `update` may change it.
+        leaves: `[size]` float64, a view. Only `update` may change the leaves.
         nbytes: bytes of all levels.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         lengths = _lengths(size)
-        self._levels = [np.zeros(length) for length in lengths]  # from the leaves up
-        # Above the leaves, the running sums of each group, from 0.
+        self._levels = [np.zeros(length) for length in lengths]  # the first level is the leaves
+        # The running sums of each group of children, for the levels between leaves and top level.
+        # Each running sum begins with 0.
         self._sums = [np.zeros((length // _FANOUT, _FANOUT + 1)) for length in lengths[1:-1]]
-        self._top = np.zeros(lengths[-1] + 1)  # the running sum of the top level, from 0
+        self._top = np.zeros(lengths[-1] + 1)  # the running sum of the top level, begins with 0
         self._top_is_old = False
         self.leaves = self._levels[0][:size]
         self.nbytes = self.nbytes_of(size)
@@ -51,11 +52,12 @@ class SumTree:
         return float(self._running_sum()[-1])
 
     def update(self, places: np.ndarray, values: np.ndarray | float) -> None:
-        """Sets leaves. Where a place occurs twice, the last value counts.
+        """Sets leaves. If a place occurs twice, the last value counts.
 
         Args:
             places: `[K]` int64, from 0 to `size - 1`.
-            values: `[K]` float64, 0 or larger and finite. One number for all.
+            values: `[K]` float64, or one number for all places. Values must be finite and not
+                negative.
         """
         self._levels[0][places] = values
         for number, (level, parents) in enumerate(
@@ -76,14 +78,14 @@ class SumTree:
         self._top_is_old = True
 
     def find(self, uniform: np.ndarray) -> np.ndarray:
-        """The places of a stratified draw: the sum is cut into B equal parts, and one place is
-        drawn from each.
+        """Makes a stratified draw. The method divides the sum of all leaves into B equal parts, and
+        draws one place from each part.
 
         Args:
             uniform: `[B]` random numbers in [0, 1).
 
         Returns:
-            `[B]` int64. Each has a leaf above 0.
+            the places `[B]` int64. The leaf of each place is above 0.
 
         Raises:
             ValueError: all leaves are 0.
@@ -94,13 +96,14 @@ class SumTree:
         return self.descend((np.arange(len(uniform)) + uniform) * (total / len(uniform)))
 
     def descend(self, mass: np.ndarray) -> np.ndarray:
-        """The places where the running sum of the leaves first exceeds `mass`.
+        """Finds the first places at which the running sum of the leaves exceeds `mass`.
 
         Args:
-            mass: `[B]` float64, from 0 to `total`. Changed in place.
+            mass: `[B]` float64, from 0 to `total`. The method overwrites this array.
 
         Returns:
-            `[B]` int64. Rounding may lead to a neighbour, but never to a leaf of 0.
+            the places `[B]` int64. Because of rounding, a result may be a neighbour of the exact
+            place. A result is never a leaf of 0.
         """
         top = self._running_sum()
         np.minimum(mass, np.nextafter(top[-1], 0.0), out=mass)
@@ -113,7 +116,8 @@ class SumTree:
                 sums = before[:, 1:]
             else:
                 sums = self._levels[0].reshape(-1, _FANOUT).take(node, axis=0).cumsum(axis=1)
-            # The rest of the mass can round to the sum of all children, or above it.
+            # Because of rounding, the remaining mass can reach the sum of all children, or exceed
+            # this sum.
             np.minimum(mass, np.nextafter(sums[:, -1], 0.0), out=mass)
             child = (sums > mass[:, None]).argmax(axis=1)
             if number:
@@ -129,7 +133,8 @@ class SumTree:
 
 
 def _lengths(size: int) -> list[int]:
-    """Nodes of each level, from the leaves up. All but the top level are filled up to groups."""
+    """The number of nodes of each level, from the leaves to the top level. All levels except the
+    top level are padded to a multiple of 16."""
     lengths = []
     while size > _MOST_AT_TOP:
         size = -(-size // _FANOUT)
@@ -138,9 +143,11 @@ def _lengths(size: int) -> list[int]:
 
 
 def _sum_in_order(children: np.ndarray) -> np.ndarray:
-    """`[K]` sums of `children` `[K, 16]`, added from the first to the last: the last of their
-    running sums, in a quarter of the time. NumPy adds the elements of a single column in another
-    order."""
+    """Sums `[K]` of `children` `[K, 16]`, added from the first to the last.
+
+    The results equal the last running sums, but take a quarter of the time. For K = 1, NumPy would
+    add the elements in another order, so the function computes the running sum.
+    """
     if len(children) == 1:
         return children.cumsum(axis=1)[:, -1]
     return np.add.reduce(np.ascontiguousarray(children.T), axis=0)

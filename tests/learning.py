@@ -1,4 +1,4 @@
-"""CartPole-v1 configs and training loop of the learning tests."""
+"""Configs for CartPole-v1, and the training loop of the learning tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ PPO = {
     "num_sgd_iter": 6,
     "sgd_minibatch_size": 128,
 }
-#: Each gradient is applied on its own, so that steps are smaller and epochs fewer.
+#: For optimizers that apply each gradient separately. So the learning rate is smaller, and there
+#: are fewer epochs.
 PPO_BY_GRADIENTS = {**PPO, "num_sgd_iter": 4, "lr": [[0, 1e-3], [300_000, 2e-4]]}
 
 

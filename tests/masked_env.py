@@ -1,4 +1,4 @@
-"""Environments whose observations say which actions are allowed."""
+"""Environments with an action mask in their observations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import Space, spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-#: Discrete and MultiDiscrete actions, with other starts than 0.
+#: Discrete and MultiDiscrete actions that do not start at 0.
 ACTIONS: dict[str, Space[Any]] = {
     "discrete": spaces.Discrete(4, start=-1),
     "multi": spaces.MultiDiscrete([2, 3], start=[1, -2]),
@@ -21,7 +21,7 @@ def sizes(actions: Space[Any]) -> list[int]:
 
 
 def observations(actions: Space[Any], mask: Space[Any] | None = None) -> spaces.Dict:
-    """The mask is in the middle of what is encoded."""
+    """An observation space with the mask in the middle of the encoded observation."""
     size = sum(sizes(actions))
     return spaces.Dict(
         [
@@ -33,7 +33,7 @@ def observations(actions: Space[Any], mask: Space[Any] | None = None) -> spaces.
 
 
 def random_masks(actions: Space[Any], rng: np.random.Generator, rows: int) -> np.ndarray:
-    """`[rows, sum of sizes]` with at least one allowed action for each."""
+    """Random masks `[rows, sum of sizes]`, each with at least one allowed category per action."""
     parts = []
     for size in sizes(actions):
         part = rng.random((rows, size)) < 0.4
@@ -56,12 +56,12 @@ def is_allowed(actions: Space[Any], mask: np.ndarray, action: Any) -> bool:
 
 
 class Masked(gymnasium.Env[Any, Any]):
-    """Random masks. An action that is not allowed is an error. Episodes have 5 steps, and the last
-    observation allows nothing.
+    """An environment with random masks, which raises an error for an action that is not allowed.
+    Episodes have 5 steps, and the last observation allows no action.
 
     Args:
-        kind: of `ACTIONS`.
-        wrong: mask of the observation after the second step. None: a right one.
+        kind: a key of `ACTIONS`.
+        wrong: the mask of the observation after the second step. `None` means a correct mask.
     """
 
     length = 5
@@ -98,7 +98,7 @@ class Masked(gymnasium.Env[Any, Any]):
 
 
 class MaskedVector(VectorEnv[Any, Any, Any]):
-    """An environment's own vector implementation of two `Masked`, in next-step mode."""
+    """A vector environment of two `Masked`, in autoreset mode `next_step`."""
 
     num_envs = 2
 

@@ -1,4 +1,4 @@
-"""Policies of every kind of network and distribution, and batches for them."""
+"""Policies with every kind of network and distribution, and batches for these policies."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ every_policy = pytest.mark.parametrize("name", sorted(POLICIES))
 
 
 class FakeEnv:
-    """The spaces of an environment, from which a policy is made."""
+    """Has only the spaces of an environment. This is enough to make a policy."""
 
     def __init__(self, observations: Space[Any], actions: Space[Any]) -> None:
         self.observation_space = observations
@@ -86,7 +86,7 @@ def make_batch(policy: Policy, steps: int = 6, envs: int = 4, seed: int = 0) -> 
 
 
 def moved(policy: Policy, seed: int = 5) -> Policy:
-    """The policy with changed weights, so that it differs from the one that acted."""
+    """Changes the weights of the policy, so that it differs from the policy that acted."""
     noise = torch.randn(policy.flat.params.shape, generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():
         policy.flat.params.add_(0.3 * noise)
@@ -100,15 +100,16 @@ def fixed_gradient(policy: Policy, seed: int = 0) -> Gradients:
 
 
 def made_batch(steps: int, envs: int, mode: str, seed: int) -> SampleBatch:
-    """A batch as the sampler makes it: ends at random, by either cause or both, and after them
-    rows that only reset (next-step) or last observations kept aside (same-step)."""
+    """Makes a batch like a batch of the sampler. Episodes end at random, by termination, truncation
+    or both. In autoreset mode `next_step`, a row that only resets follows an end. In `same_step`,
+    the last observation of an episode becomes a successor."""
     rng = np.random.default_rng(seed)
     terminated = rng.random((steps, envs)) < 0.2
     truncated = rng.random((steps, envs)) < 0.2
     valid = np.ones((steps, envs), dtype=bool)
     index = np.zeros(0, dtype=np.int64)
     if mode == "next_step":
-        valid[0] = rng.random(envs) < 0.8  # an end in the fragment before
+        valid[0] = rng.random(envs) < 0.8  # False if an episode ended in the previous fragment
         for t in range(1, steps):
             valid[t] = ~(terminated[t - 1] | truncated[t - 1]) | ~valid[t - 1]
             terminated[t] &= valid[t]
@@ -116,7 +117,7 @@ def made_batch(steps: int, envs: int, mode: str, seed: int) -> SampleBatch:
         terminated[0] &= valid[0]
         truncated[0] &= valid[0]
     else:
-        # And here and there one that padding would keep, where no episode ends.
+        # Some rows without an episode end also have a successor, as padding makes them.
         index = np.flatnonzero(terminated | truncated | (rng.random((steps, envs)) < 0.1))
     columns = {
         "actions": rng.integers(0, 3, (steps, envs)),

@@ -30,7 +30,7 @@ class RecurrentQConfig(EpsilonGreedyConfig, ReplayConfig):
 
 
 class RecurrentQ(EpsilonGreedyPolicy, ReplayPolicy):
-    """Q-learning with a target network and memory. Truncated rows give no loss."""
+    """Q-learning with a target network and memory. Truncated rows do not enter the loss."""
 
     config_class = RecurrentQConfig
     learns_from = Sequences
@@ -53,7 +53,8 @@ class RecurrentQ(EpsilonGreedyPolicy, ReplayPolicy):
         return q[0].numpy(), states[0].numpy()
 
     def q_values(self, network: Any, rows: Sequences) -> Tensor:
-        """`[L - burn_in + 1, B, n]`: also of the observation after the last step."""
+        """Q-values `[L - burn_in + 1, B, n]`, including the Q-values of the observation after the
+        last step."""
         batch, burn_in = rows.batch, rows.burn_in
         obs, state = as_tensor(batch.all_obs), as_tensor(batch.per_env["state"])
         starts = as_tensor(gae.episode_starts(batch))
@@ -65,7 +66,7 @@ class RecurrentQ(EpsilonGreedyPolicy, ReplayPolicy):
         return q
 
     def errors(self, rows: Sequences) -> Tensor:
-        """TD errors `[L - burn_in, B]`. 0 in rows that give no loss."""
+        """TD errors `[L - burn_in, B]`. The error is 0 in rows that do not enter the loss."""
         batch, first = rows.batch, rows.burn_in
         q = self.q_values(self.model, rows)
         with torch.no_grad():
@@ -92,8 +93,8 @@ class RecurrentQ(EpsilonGreedyPolicy, ReplayPolicy):
 
 
 class Recall(gymnasium.Env[np.ndarray, int]):
-    """Shows -1 or 1, then 0: the second action is rewarded if it names what was shown. Without
-    memory the mean return is 0.5."""
+    """The first observation is -1 or 1, and the second observation is 0. The reward is 1 if the
+    second action matches the first observation. Without memory, the mean return is 0.5."""
 
     observation_space = spaces.Box(-1.0, 2.0, (2,), np.float32)
     action_space = spaces.Discrete(2)

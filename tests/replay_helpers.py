@@ -1,4 +1,4 @@
-"""Policies that learn from transitions, and transitions for them."""
+"""Policies that learn from transitions, and transitions for these policies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def replay_policy(
     seed: int = 0,
     **options: Any,
 ) -> Any:
-    """A policy with a small network, for Discrete(3) or a Box of two actions by default."""
+    """A policy with a small network. By default, the actions are Discrete(3) or a Box of two
+    numbers."""
     options = {"model": {"fcnet_hiddens": [8]}, **options}
     if action_space is None:
         box = spaces.Box(np.float32([-2.0, 0.0]), np.float32([2.0, 1.0]))
@@ -30,7 +31,7 @@ def replay_policy(
 
 
 def transitions(policy: Any, count: int = 16, seed: int = 0, **columns: Any) -> Transitions:
-    """Random rows `[B, ...]`: the third of them terminates, and weights differ."""
+    """Random rows `[B, ...]` with different weights. Every third row has `terminated`."""
     rng = np.random.default_rng(seed)
     shape = (count, *policy.encoder.shape)
     discounts = np.where(np.arange(count) % 3 == 2, 0.0, 0.9).astype(np.float32)
@@ -47,7 +48,7 @@ def transitions(policy: Any, count: int = 16, seed: int = 0, **columns: Any) -> 
 
 
 def shaken(policy: Any, seed: int = 1) -> Any:
-    """The policy with other weights in each segment, so that targets differ from networks."""
+    """Changes the weights of all segments, so that target networks differ from their networks."""
     rng = np.random.default_rng(seed)
     flat = policy.flat.get_params()
     policy.flat.set_params(flat + rng.normal(0.0, 0.2, flat.shape).astype(np.float32))

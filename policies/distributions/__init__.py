@@ -1,1 +1,1 @@
-"""Action distributions, one family per file."""
+"""Action distributions. Each file holds the distributions of one kind of actions."""

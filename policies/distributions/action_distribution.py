@@ -1,12 +1,13 @@
-"""`ActionDistribution`: sampling in NumPy. Log-probability, entropy and KL in torch.
+"""`ActionDistribution`: base class of distributions over actions.
 
-Acting creates no `torch.distributions` objects and draws no random numbers per step: the noise of a
-whole fragment is drawn at once, and an action is a function of parameters and noise. Without noise
-it is the mode.
+A distribution samples in NumPy, and computes log-probability, entropy and KL in torch. For speed,
+the sampler does not create `torch.distributions` objects. It draws the noise of a whole fragment at
+once. An action is then a function of the parameters and the noise. Without noise, the action is the
+mode.
 
-A batch stores actions as they were sampled, because log-probabilities are computed from these.
-`to_env` converts them to the environment's action space (offset, mapping to the bounds, squashing,
-clipping, shape and dtype).
+A batch stores the actions before `to_env`, because log-probabilities are computed from these
+actions. `to_env` converts actions to the action space of the environment: it applies the offset,
+the mapping to the bounds, squashing, clipping, shape and dtype.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ class ActionDistribution(ABC):
 
     Attributes:
         num_params: P, number of parameters for one observation.
-        action_shape: shape of one action as stored in a batch.
-        action_dtype: its dtype.
-        sizes: number of categories of each categorical action, which batches count from 0. Empty:
-            actions are real numbers.
-        bounds: the smallest and the largest stored action, `[A]` each, that `to_env` does not clip.
-            None: it clips nothing.
+        action_shape: shape of one action in a batch.
+        action_dtype: dtype of the actions in a batch.
+        sizes: number of categories of each categorical action. Batches count categories from 0.
+            Empty if actions are real numbers.
+        bounds: the smallest and the largest action in a batch that `to_env` does not clip, `[A]`
+            each. `None` means that `to_env` never clips.
     """
 
     num_params: int
@@ -43,78 +44,87 @@ class ActionDistribution(ABC):
     bounds: tuple[np.ndarray, np.ndarray] | None = None
 
     def new_stats(self) -> ActionStats:
-        """Empty statistics of actions of this distribution."""
+        """Makes an empty `ActionStats` for actions of this distribution."""
         return ActionStats(self.sizes, math.prod(self.action_shape))
 
     @abstractmethod
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
-        """Noise for `leading` actions: `[*leading, noise size]` float32."""
+        """Draws the noise for an array of actions with the leading dimensions `leading`. Returns
+        `[*leading, size of the noise of one action]` float32."""
 
     @abstractmethod
     def sample(self, params: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
-        """Actions `[N, *action_shape]` from `params` `[N, P]`. The mode if `noise` is None."""
+        """Computes actions `[N, *action_shape]` from `params` `[N, P]` and noise. If `noise` is
+        None, the actions are the mode."""
 
     @abstractmethod
     def random(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
-        """`[*leading, *action_shape]`: uniform over the action space."""
+        """Draws actions `[*leading, *action_shape]` uniformly from the action space."""
 
     def random_allowed(
         self, rng: np.random.Generator, logits: np.ndarray
     ) -> tuple[np.ndarray | float, np.ndarray]:
-        """Uniform over the actions that a mask allows. For categories.
+        """Draws categorical actions uniformly from the actions that a mask allows.
 
         Args:
-            rng: source of random numbers.
-            logits: `[N, sum of sizes]`, of that distribution.
+            rng: random generator.
+            logits: `[N, sum of sizes]`. 0 for allowed actions, and `MASKED_LOGIT` for others.
 
         Returns:
-            parameters `[N, P]` of it, or 0 if the distribution has none, and actions `[N,
+            the parameters `[N, P]` of the distribution from which the actions were drawn, or 0 if
+            the distribution has no parameters. The second value is the actions `[N,
             *action_shape]`.
         """
         return logits, self.sample(logits, self.draw_noise(rng, len(logits)))
 
     def mean(self, params: np.ndarray) -> np.ndarray:
-        """Actions `[N, *action_shape]` at the mean of the distribution.
+        """Returns the means of the distributions as actions `[N, *action_shape]`.
 
         Raises:
-            ConfigError: for categorical actions, which have no mean.
+            ConfigError: the actions are categorical, so they have no mean.
         """
         raise ConfigError(
-            f"exploration 'mean' of {type(self).__name__} actions: categories have no mean; "
-            "allowed: 'random', 'mode' or 'deterministic'"
+            f"exploration 'mean' of {type(self).__name__} actions: categories have no mean. "
+            "Allowed: 'random', 'mode' or 'deterministic'"
         )
 
     @abstractmethod
     def to_env(self, actions: np.ndarray) -> np.ndarray:
-        """`[N, *shape of the action space]` for the environment."""
+        """Converts actions of a batch to actions for the environment, `[N, *shape of the action
+        space]`."""
 
     def mode_for_env(self, params: Tensor) -> Tensor:
-        """As `to_env(sample(params, None))`, in torch, for the export of policies.
+        """Computes `to_env(sample(params, None))` in torch, for the export of policies.
 
         Args:
             params: `[N, P]`.
 
         Raises:
-            ConfigError: the distribution does not have it.
+            ConfigError: the distribution does not define this method.
         """
-        raise ConfigError(f"{type(self).__name__} actions cannot be exported: no mode_for_env")
+        raise ConfigError(
+            f"{type(self).__name__} actions cannot be exported: the distribution does not define "
+            "mode_for_env"
+        )
 
     @abstractmethod
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
-        """`[B]` log-probability (density for Box) of `actions` `[B, *action_shape]`."""
+        """Log-probabilities `[B]` of `actions` `[B, *action_shape]`. For a Box, these are log
+        densities."""
 
     @abstractmethod
     def entropy(self, params: Tensor) -> Tensor:
-        """`[B]` entropy in nats."""
+        """Entropies `[B]` in nats."""
 
     @abstractmethod
     def kl(self, old: Tensor, new: Tensor) -> Tensor:
-        """`[B]` KL(old || new) in nats."""
+        """KL divergences KL(old || new) `[B]` in nats."""
 
 
 def gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Standard Gumbel noise: `argmax(logits + noise)` is distributed as softmax(logits)."""
+    """Draws standard Gumbel noise. `argmax(logits + noise)` then has the distribution
+    softmax(logits)."""
     uniform = rng.random(shape, dtype=np.float32)
-    # float32 uniforms can be exactly 0, whose logarithm is -inf.
+    # A float32 random number can be exactly 0, and the logarithm of 0 is -inf.
     np.maximum(uniform, np.float32(1e-20), out=uniform)
     return -np.log(-np.log(uniform))

@@ -1,4 +1,4 @@
-"""`Categorical`: Discrete actions."""
+"""`Categorical`: the distribution of Discrete actions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from polopt.policies.distributions.action_distribution import ActionDistribution
 
 
 class Categorical(ActionDistribution):
-    """Discrete actions. `params` are logits `[B, n]`. Sampled with the Gumbel-max trick."""
+    """A categorical distribution over Discrete actions. `params` are logits `[B, n]`. `sample` uses
+    the Gumbel-max trick."""
 
     def __init__(self, space: spaces.Discrete[Any]) -> None:
         self.num_params = int(space.n)

@@ -1,4 +1,4 @@
-"""`DiagGaussian`: Box actions from a diagonal Gaussian. `ClippedGaussian`: actions in [-1, 1]."""
+"""`DiagGaussian` and `ClippedGaussian`: distributions of Box actions."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class DiagGaussian(ActionDistribution):
-    """Box actions. `params` are means and log standard deviations `[B, 2 A]`.
+    """A diagonal Gaussian over Box actions. `params` are means and log standard deviations `[B,
+    2 A]`.
 
-    `to_env` maps actions to the bounds and clips them. `log_prob` takes the action
-    before both, as in RLlib.
+    `to_env` maps actions to the bounds and then clips them. `log_prob` gets actions before mapping
+    and clipping, as in RLlib.
 
     Args:
         space: action space of one environment.
-        normalize: map [-1, 1] to the bounds, in each dimension with two finite bounds. The other
-            dimensions stay as they are. (RLlib maps no dimension of a box with an infinite bound.)
-        clip: clip dimensions that are not mapped. Mapped ones are always clipped.
+        normalize: map [-1, 1] to the bounds, in each dimension with two finite bounds. Other
+            dimensions are not mapped. (If any bound is infinite, RLlib maps no dimension.)
+        clip: clip dimensions that are not mapped. Mapped dimensions are always clipped.
     """
 
     def __init__(self, space: spaces.Box, normalize: bool = False, clip: bool = True) -> None:
         self._space_shape = tuple(space.shape)
         self._size = int(np.prod(space.shape))
-        # In the precision of the space: a bound rounded to float32 may lie outside a float64 box.
+        # Bounds keep the precision of the space, because a bound rounded to float32 may lie outside
+        # of a float64 box.
         self._low = space.low.reshape(-1)
         self._high = space.high.reshape(-1)
         self._env_dtype = space.dtype
         mapped = np.isfinite(self._low) & np.isfinite(self._high) & normalize
-        # Halves first: the width of a large box overflows.
+        # Bounds are halved before they are subtracted, because the width of a large box overflows.
         low = np.where(mapped, self._low, 0.0).astype(np.float64) / 2.0
         high = np.where(mapped, self._high, 0.0).astype(np.float64) / 2.0
         precision = np.result_type(self._env_dtype, np.float32)
@@ -64,7 +66,8 @@ class DiagGaussian(ActionDistribution):
         return self.sample(params, None)
 
     def random(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
-        """Uniform over the box. Standard normal in dimensions without both bounds."""
+        """Draws actions uniformly from the box. In dimensions without two finite bounds, draws from
+        a standard normal distribution."""
         bounded = np.isfinite(self._range).all(axis=0)
         low, high = (np.where(bounded, bound, 0.0) for bound in self._range)
         uniform = low + (high - low) * rng.random((*leading, self._size))
@@ -81,7 +84,7 @@ class DiagGaussian(ActionDistribution):
         return self._for_env(params[..., : self._size])
 
     def _for_env(self, actions: Tensor) -> Tensor:
-        """As `to_env`, in torch."""
+        """Does the same as `to_env`, in torch."""
         if self._maps:
             half_width = torch.from_numpy(self._half_width)
             actions = actions.to(half_width.dtype) * half_width + torch.from_numpy(self._middle)
@@ -107,10 +110,10 @@ class DiagGaussian(ActionDistribution):
 
 
 class ClippedGaussian(DiagGaussian):
-    """Actions from -1 to 1, which are mapped to the bounds of a Box. `params` are means and log
-    standard deviations of the noise `[B, 2 A]`.
+    """A diagonal Gaussian whose samples are clipped to [-1, 1] and then mapped to the bounds of a
+    Box. `params` are means and log standard deviations `[B, 2 A]`.
 
-    A sample is clipped to [-1, 1]. The density is the density of the action before clipping.
+    `log_prob` returns the density of the Gaussian, without clipping.
 
     Args:
         space: action space of one environment, with finite bounds.

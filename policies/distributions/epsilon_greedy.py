@@ -1,4 +1,4 @@
-"""`EpsilonGreedy`: Discrete actions, the best one or with probability epsilon a random one."""
+"""`EpsilonGreedy`: the distribution of Discrete actions of an epsilon-greedy policy."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from torch.nn import functional as F
 from polopt.common.action_mask import MASKED_LOGIT
 from polopt.policies.distributions.categorical import Categorical
 
-#: Values below this belong to actions that a mask does not allow.
+#: Q-values below this bound belong to actions that a mask does not allow.
 _ALLOWED = 0.5 * MASKED_LOGIT
 
 
 class EpsilonGreedy(Categorical):
-    """Discrete actions. `params` are Q-values `[B, n]`.
+    """Epsilon-greedy Discrete actions. `params` are Q-values `[B, n]`.
 
-    With probability epsilon the action is uniform over the allowed actions, the best one
-    included. Else it is the best one.
+    With probability epsilon, the action is drawn uniformly from all allowed actions, including the
+    best action. Otherwise, the action is the best action.
 
     Args:
         space: action space of one environment.
-        epsilon: returns epsilon, one number or one for each of N environments `[N]`, where N is the
-            argument. It is called when noise is drawn, once per fragment.
+        epsilon: a function that gets N, the number of environments. It returns one epsilon, or
+            epsilons `[N]`. `draw_noise` calls this function, so epsilon is constant within a
+            fragment.
     """
 
     def __init__(
@@ -37,8 +38,9 @@ class EpsilonGreedy(Categorical):
         self._epsilon = epsilon
 
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
-        """`[*leading, 2]`: whether the action is random (1 or 0), and which one it is then, as a
-        fraction of the allowed actions."""
+        """Draws `[*leading, 2]`. The first number is 1 for a random action and 0 for the best
+        action. The second number, from 0 to 1, selects the random action from the allowed
+        actions."""
         noise = rng.random((*leading, 2), dtype=np.float32)
         noise[..., 0] = noise[..., 0] < self._epsilon(leading[-1])
         return noise
@@ -58,7 +60,8 @@ class EpsilonGreedy(Categorical):
         return logits, _pick(logits, rng.random(len(logits), dtype=np.float32))
 
     def probabilities(self, params: Tensor) -> Tensor:
-        """`[B, n]` of Q-values `[B, n]`, with the present epsilon."""
+        """The probabilities `[B, n]` of all actions, from Q-values `[B, n]` and the current
+        epsilon."""
         allowed = (params > _ALLOWED).float()
         epsilon = torch.as_tensor(self._epsilon(len(params)), dtype=params.dtype).reshape(-1, 1)
         best = F.one_hot(params.argmax(-1), self.num_params).to(params.dtype)
@@ -78,9 +81,10 @@ class EpsilonGreedy(Categorical):
 
 
 def _pick(params: np.ndarray, fraction: np.ndarray) -> np.ndarray:
-    """The allowed actions `[N]` at these fractions `[N]` of all that are allowed, by number."""
+    """Selects one allowed action per row, `[N]`. A fraction of 0 selects the first allowed action,
+    and a fraction near 1 selects the last one."""
     allowed = params > _ALLOWED
     counts = np.cumsum(allowed, axis=-1)
-    # A float32 fraction can be rounded up to 1.
+    # The minimum makes a fraction of 1 valid. It selects the last allowed action.
     wanted = np.minimum((fraction * counts[..., -1]).astype(np.int64), counts[..., -1] - 1)
     return (counts > wanted[..., None]).argmax(axis=-1)

@@ -1,4 +1,4 @@
-"""Distributions of policies without log-probabilities: given actions and uniform actions."""
+"""Distributions of policies that do not learn: given actions and uniform actions."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from polopt.policies.distributions.make_distribution import make_distribution
 
 
 class PassThroughActions(ActionDistribution):
-    """The parameters are the actions, in the form of the environment's action space.
+    """A distribution whose parameters are the actions themselves, in the format of the action
+    space.
 
-    They are converted to float32, in which integers up to 2^24 are exact. Box actions are clipped
-    to the bounds.
+    The parameters are float32, which represents integers up to 2^24 exactly. `to_env` clips Box
+    actions to the bounds.
 
     Args:
         space: action space of one environment.
 
     Raises:
-        ConfigError: for a space outside `SUPPORTED_ACTIONS`.
+        ConfigError: the space is not one of `SUPPORTED_ACTIONS`.
     """
 
     def __init__(self, space: Space[Any]) -> None:
@@ -49,7 +50,8 @@ class PassThroughActions(ActionDistribution):
         return self.sample(params, None)
 
     def random(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
-        """Uniform over the action space. Standard normal in dimensions without both bounds."""
+        """Draws actions uniformly from the action space. In dimensions without two finite bounds,
+        draws from a standard normal distribution."""
         shape = (*leading, *self.action_shape)
         if isinstance(self.space, spaces.Discrete):
             return rng.integers(self.space.n, size=shape) + self.space.start
@@ -66,7 +68,7 @@ class PassThroughActions(ActionDistribution):
         return 0.0, dist.to_env(dist.random_allowed(rng, logits)[1])
 
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
-        """Zeros `[B]`: the distribution has a single action."""
+        """Zeros `[B]`, because the distribution has only one action."""
         return torch.zeros(len(params))
 
     def entropy(self, params: Tensor) -> Tensor:
@@ -79,7 +81,7 @@ class PassThroughActions(ActionDistribution):
 
 
 class UniformActions(PassThroughActions):
-    """Uniform actions, independent of the observation: the noise is the action."""
+    """Uniform actions that do not depend on the observation. The noise is the action."""
 
     def __init__(self, space: Space[Any]) -> None:
         super().__init__(space)
@@ -91,11 +93,11 @@ class UniformActions(PassThroughActions):
 
     def sample(self, params: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
         if noise is None:
-            raise ValueError("uniform actions have no mode and no mean")
+            raise ValueError("uniform actions have no mode and no mean. Sample them instead")
         return noise
 
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
-        """`[B]`: minus the log of the number of actions or of the volume of the box."""
+        """Minus the logarithm of the number of actions, or of the volume of the box, `[B]`."""
         return torch.full((len(actions),), -self._log_size)
 
     def entropy(self, params: Tensor) -> Tensor:
@@ -109,5 +111,5 @@ def _log_size(space: Space[Any]) -> float:
         return float(np.log(space.nvec).sum())
     assert isinstance(space, spaces.Box)
     bounded = space.bounded_below & space.bounded_above
-    # An unbounded dimension cannot have a uniform density.
+    # An unbounded dimension does not have a uniform density.
     return float(np.log((space.high - space.low)[bounded]).sum()) if bounded.all() else math.nan

@@ -1,4 +1,4 @@
-"""Selection of the distribution for an action space."""
+"""`make_distribution`: selects and makes the distribution for an action space."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_distribution(
     normalize_actions: bool = False,
     clip_actions: bool = True,
 ) -> ActionDistribution:
-    """The distribution for an action space.
+    """Makes the distribution for an action space.
 
     Args:
         space: action space of one environment.
@@ -32,7 +32,7 @@ def make_distribution(
         clip_actions: clip Box actions that are not mapped. See `DiagGaussian`.
 
     Raises:
-        ConfigError: for a space outside `SUPPORTED_ACTIONS`, or an empty one.
+        ConfigError: the space is not one of `SUPPORTED_ACTIONS`, or it is empty.
     """
     if space.shape is not None and 0 in space.shape:
         raise ConfigError(f"action space {space} is empty. Allowed: at least one action dimension")

@@ -1,4 +1,4 @@
-"""`MultiCategorical`: MultiDiscrete actions."""
+"""`MultiCategorical`: the distribution of MultiDiscrete actions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from polopt.policies.distributions.action_distribution import ActionDistribution
 
 
 class MultiCategorical(ActionDistribution):
-    """Independent categorical actions. `params` are their concatenated logits `[B, sum of
-    sizes]`."""
+    """Independent categorical distributions. `params` are the concatenated logits of all of them,
+    `[B, sum of sizes]`."""
 
     def __init__(self, space: spaces.MultiDiscrete) -> None:
         self.sizes: list[int] = [int(n) for n in space.nvec.reshape(-1)]

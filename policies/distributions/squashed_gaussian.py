@@ -1,4 +1,4 @@
-"""`SquashedGaussian`: bounded Box actions, squashed with tanh."""
+"""`SquashedGaussian`: the distribution of bounded Box actions that are squashed with tanh."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from polopt.policies.distributions.diag_gaussian import DiagGaussian
 
 
 class SquashedGaussian(DiagGaussian):
-    """A diagonal Gaussian squashed by tanh and scaled to the box (Haarnoja et al., 2018).
+    """A diagonal Gaussian that is squashed by tanh and scaled to the box (Haarnoja et al., 2018).
 
-    Actions are stored before squashing, so that the log-probability needs no inverse tanh. The
-    entropy is the entropy of the Gaussian, because the entropy of the squashed density has no
-    closed form. The KL divergence is exact, because a bijection does not change it.
+    Batches hold actions before squashing, so that the log-probability does not need the inverse of
+    tanh. The entropy of the squashed density has no closed form, so `entropy` returns the entropy
+    of the Gaussian. `kl` is exact, because squashing does not change a KL divergence.
 
     Attributes:
         log_half_width: sum of the logarithms of half the widths of the box.
 
     Raises:
-        ConfigError: if the box is not bounded.
+        ConfigError: the box is not bounded.
     """
 
     def __init__(self, space: spaces.Box) -> None:
@@ -35,12 +35,12 @@ class SquashedGaussian(DiagGaussian):
                 "Allowed: a Box with finite bounds"
             )
         super().__init__(space, normalize=True)
-        self.bounds = None  # tanh leaves nothing to clip
+        self.bounds = None  # actions after tanh are always inside of the bounds
         self.log_half_width = float(np.log(self._half_width).sum())
 
     def mean(self, params: np.ndarray) -> np.ndarray:
-        """Actions before squashing `[N, A]` whose tanh is the mean of the squashed action, computed
-        with Gauss-Hermite quadrature."""
+        """The means of the squashed actions, computed with Gauss-Hermite quadrature. Returns them
+        before squashing, `[N, A]`."""
         nodes, weights = np.polynomial.hermite_e.hermegauss(32)
         mean, std = params[..., : self._size], np.exp(params[..., self._size :])
         squashed = np.tanh(mean[..., None] + std[..., None] * nodes)
@@ -48,7 +48,8 @@ class SquashedGaussian(DiagGaussian):
         return np.arctanh(np.clip(average, -1.0 + 1e-6, 1.0 - 1e-6)).astype(np.float32)
 
     def random(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
-        # Stored actions are before squashing: invert tanh for actions uniform in the box.
+        # Batches hold actions before squashing, so this returns the inverse of tanh of uniform
+        # actions.
         uniform = rng.uniform(-1.0, 1.0, (*leading, self._size))
         return np.arctanh(np.clip(uniform, -1.0 + 1e-6, 1.0 - 1e-6)).astype(np.float32)
 

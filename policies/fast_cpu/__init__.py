@@ -1,4 +1,4 @@
-"""NumPy forward and backward passes of small networks, with closed-form loss gradients.
+"""Forward and backward passes of small networks in NumPy, and closed forms of loss gradients.
 
-`PolicyConfig.fast_cpu = False` disables everything in this folder.
+The option `fast_cpu: False` disables everything in this folder.
 """

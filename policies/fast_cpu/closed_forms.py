@@ -1,8 +1,8 @@
-"""Gradients of losses in closed form, in NumPy, registered by policy class.
+"""Closed forms of the gradients of losses, in NumPy, registered by policy class.
 
-The losses themselves are in the files of the policies, in torch. A closed form here returns the
-same statistics, and the gradients of the loss with respect to log-probability, entropy, KL and
-values. `tests/unit/test_fast_cpu.py` holds each of them to torch.
+The file of each policy defines the loss in torch. A closed form returns the same statistics as the
+loss, and the gradients of the loss with respect to log-probability, entropy, KL and values.
+`tests/unit/test_fast_cpu.py` compares each closed form with torch.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class LossGradients(NamedTuple):
     """Gradients of a loss with respect to its terms.
 
     Attributes:
-        log_prob: `[B]`.
-        entropy: with respect to each row's entropy.
-        kl: with respect to each row's KL.
-        values: `[B]`.
+        log_prob: `[B]`, the gradient with respect to the log-probabilities.
+        entropy: the gradient with respect to the entropy of each row. It is the same for all rows.
+        kl: the gradient with respect to the KL of each row. It is the same for all rows.
+        values: `[B]`, the gradient with respect to the values.
     """
 
     log_prob: np.ndarray
@@ -31,8 +31,8 @@ class LossGradients(NamedTuple):
     values: np.ndarray
 
 
-#: `fn(policy, terms, values [B], rows)` returns the gradients, and the statistics of `loss` with
-#: `total_loss`.
+#: A function `fn(policy, terms, values [B], rows)`. It returns the gradients, the statistics of
+#: `loss`, and `total_loss` among the statistics.
 ClosedForm = Callable[
     [Any, LossTerms, np.ndarray, Mapping[str, np.ndarray]], tuple[LossGradients, dict[str, float]]
 ]
@@ -40,34 +40,36 @@ _Form = TypeVar("_Form", bound=Callable[..., Any])
 
 
 class _Registered(NamedTuple):
-    """A closed form, and the members of the policy class from which the loss is computed."""
+    """A closed form, and the names of the class members that the loss uses."""
 
     compute: Callable[..., Any]
     members: tuple[str, ...]
 
 
-#: Closed forms of polopt's own policies, by `module:Class`: their files import this folder.
+#: Closed forms of the built-in policies, by `module:Class`. This folder cannot import the classes,
+#: because their files import this folder.
 _BUILT_IN: dict[str, _Registered] = {}
-#: The loss of actor-critic policies, and what it calls.
+#: The loss of actor-critic policies, and the members that this loss uses.
 _OF_ACTOR_CRITICS = ("loss", "outputs", "entropy_coeff")
-#: Where a class of a plugin holds its closed form: it has it in every process that gets the class.
+#: The attribute in which the policy class of a plugin holds its closed form. So every process that
+#: has the class also has the closed form.
 _ATTRIBUTE = "_closed_form"
 
 
 def closed_form_of(
     policy_class: type | str, *parts: str, of_family: tuple[str, ...] = _OF_ACTOR_CRITICS
 ) -> Callable[[_Form], _Form]:
-    """Decorator that registers a function as the closed form of the loss of a policy class.
+    """Returns a decorator that registers a function as the closed form of a policy's loss.
 
-    A subclass has the closed form, too, unless it overrides a member of `of_family` or of `parts`,
-    from which the loss is computed. It then learns through torch, until it registers a closed form
-    of its own.
+    A subclass of the policy class uses the same closed form unless it overrides a member that
+    `of_family` or `parts` names. Such a subclass learns in torch, or registers its own closed form.
 
     Args:
-        policy_class: a subclass of `ActorCriticPolicy`, whose closed form is a `ClosedForm`, or of
-            another class that calls `find_closed_form`. One of polopt's own as `module:Class`.
-        parts: names of further methods of the class that its `loss` calls.
-        of_family: names of the loss, and of what the losses of its family call.
+        policy_class: a subclass of `ActorCriticPolicy`, whose closed form is a `ClosedForm`, or a
+            subclass of another class that calls `find_closed_form`. A built-in class is given as
+            text, `module:Class`.
+        parts: names of further methods that `loss` of this class calls.
+        of_family: names of the loss, and of the members that all losses of the family use.
     """
 
     def register(compute: _Form) -> _Form:
@@ -82,7 +84,8 @@ def closed_form_of(
 
 
 def find_closed_form(policy_class: type) -> Callable[..., Any] | None:
-    """The closed form of `policy_class.loss`. None if it has none."""
+    """Returns the closed form of `policy_class.loss`. Returns None if none is registered, or if
+    the class overrides a member that its loss uses."""
     for base in policy_class.__mro__:
         path = f"{base.__module__}:{base.__qualname__}"
         found: _Registered | None = vars(base).get(_ATTRIBUTE, _BUILT_IN.get(path))
@@ -96,7 +99,7 @@ def find_closed_form(policy_class: type) -> Callable[..., Any] | None:
 def a2c(
     policy: Any, terms: LossTerms, values: np.ndarray, rows: Mapping[str, np.ndarray]
 ) -> tuple[LossGradients, dict[str, float]]:
-    """The loss of A2C, A3C and IMPALA."""
+    """The closed form of the loss of A2C, A3C and IMPALA."""
     count, advantages = len(values), rows["advantages"]
     errors = values - rows["value_targets"]
     stats = {
@@ -119,7 +122,7 @@ def a2c(
 def ppo(
     policy: Any, terms: LossTerms, values: np.ndarray, rows: Mapping[str, np.ndarray]
 ) -> tuple[LossGradients, dict[str, float]]:
-    """The loss of PPO and decoupled PPO."""
+    """The closed form of the loss of PPO and decoupled PPO."""
     return _clipped_surrogate(policy, terms, _squared_errors(policy.config, values, rows), rows)
 
 
@@ -127,7 +130,7 @@ def ppo(
 def appo(
     policy: Any, terms: LossTerms, values: np.ndarray, rows: Mapping[str, np.ndarray]
 ) -> tuple[LossGradients, dict[str, float]]:
-    """The loss of PPO with half the squared errors of values."""
+    """The closed form of the loss of APPO. This is the loss of PPO with half the value loss."""
     errors, by_values = _squared_errors(policy.config, values, rows)
     return _clipped_surrogate(policy, terms, (0.5 * errors, 0.5 * by_values), rows)
 
@@ -138,7 +141,15 @@ def _clipped_surrogate(
     vf_errors: tuple[np.ndarray, np.ndarray],
     rows: Mapping[str, np.ndarray],
 ) -> tuple[LossGradients, dict[str, float]]:
-    """The loss of `PPOPolicy`, from errors `[B]` of the value loss and their gradients `[B]`."""
+    """The closed form of the loss of `PPOPolicy`.
+
+    Args:
+        policy: has the options and coefficients.
+        terms: log-probabilities, entropies and KL divergences.
+        vf_errors: the errors `[B]` whose mean is the value loss, and the gradients `[B]` of these
+            errors with respect to the values.
+        rows: columns `[B, ...]` of the minibatch.
+    """
     config, advantages = policy.config, rows["advantages"]
     errors, by_values = vf_errors
     count = len(errors)
@@ -158,7 +169,8 @@ def _clipped_surrogate(
     loss += kl_coeff * stats["mean_kl_loss"] - entropy_coeff * stats["entropy"]
     stats["total_loss"] = loss
     return LossGradients(
-        # The clipped objective does not depend on the ratio. NaN compares False and is kept.
+        # If the clipped objective is smaller, the loss does not depend on the ratio, and the
+        # gradient is 0. A comparison with NaN is False, so a NaN stays in the gradient.
         log_prob=np.where(gain > bounded, 0.0, -gain) / count,
         entropy=-entropy_coeff / count,
         kl=kl_coeff / count,
@@ -169,7 +181,8 @@ def _clipped_surrogate(
 def _squared_errors(
     config: Any, values: np.ndarray, rows: Mapping[str, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The errors `[B]` that `PPOPolicy.vf_loss` is the mean of, and their gradients `[B]`."""
+    """The errors `[B]` whose mean is `PPOPolicy.vf_loss`, and their gradients `[B]` with respect to
+    the values."""
     distance = values - rows["value_targets"]
     errors = distance * distance
     most, limit = config.vf_clip_param, config.vf_clip_range
@@ -186,10 +199,10 @@ def _squared_errors(
 
 
 def _mean(values: np.ndarray) -> float:
-    """Mean of `[B]`. `ndarray.mean` takes longer for a few hundred elements."""
+    """The mean of `[B]` numbers. For a few hundred numbers, this is faster than `ndarray.mean`."""
     return float(np.add.reduce(values)) / len(values)
 
 
 def _clip(values: np.ndarray, low: float, high: float) -> np.ndarray:
-    """`np.clip` of small arrays in less time."""
+    """Does the same as `np.clip`, but is faster for small arrays."""
     return np.minimum(np.maximum(values, low), high)

@@ -1,6 +1,6 @@
-"""Log-probability, entropy and KL in NumPy, with their vector-Jacobian products in closed form.
+"""Log-probability, entropy and KL in NumPy, with vector-Jacobian products in closed form.
 
-For a few hundred rows, autograd costs more per operation than the arithmetic itself.
+For a few hundred rows, the overhead of autograd costs more than the arithmetic.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ _HALF_LOG_2PI = 0.5 * float(np.log(2.0 * np.pi))
 
 
 class LossTerms(NamedTuple):
-    """What losses compute from distributions with parameters `[B, P]`.
+    """The values that a loss computes from distributions with parameters `[B, P]`.
 
     Attributes:
-        log_prob: `[B]` log-probabilities of the actions.
-        entropy: `[B]`.
-        kl: `[B]` KL(old || new). Zeros without old parameters.
-        vjp: vector-Jacobian product. Maps the gradients of the loss with respect to log_prob `[B]`,
-            and to each element of entropy and of kl (scalars), to that with respect to the
-            parameters `[B, P]`.
+        log_prob: log-probabilities `[B]` of the actions.
+        entropy: entropies `[B]`.
+        kl: KL(old || new) `[B]`. Zeros if no old parameters are given.
+        vjp: the vector-Jacobian product, a function of three gradients of the loss. The first is
+            the gradient with respect to `log_prob`, `[B]`. The others are the gradients with
+            respect to each element of `entropy` and of `kl`, one number each. The function returns
+            the gradient with respect to the parameters, `[B, P]`.
     """
 
     log_prob: np.ndarray
@@ -111,16 +112,18 @@ def diag_gaussian(params: np.ndarray, actions: np.ndarray, old: np.ndarray | Non
 def squashed_gaussian(
     log_half_width: float, params: np.ndarray, actions: np.ndarray, old: np.ndarray | None
 ) -> LossTerms:
-    """Terms of `SquashedGaussian`: the density differs by a factor without parameters."""
+    """Terms of `SquashedGaussian`. The density is the density of `DiagGaussian` times a factor that
+    does not depend on the parameters, so the gradients are the same."""
     terms = diag_gaussian(params, actions, old)
     log_slope = 2.0 * (np.log(np.float32(2.0)) - actions - np.logaddexp(0.0, -2.0 * actions))
     return terms._replace(log_prob=terms.log_prob - log_slope.sum(axis=-1) - log_half_width)
 
 
 def loss_terms_of(dist: ActionDistribution) -> Callable[..., LossTerms] | None:
-    """Function `(params, actions, old params or None) -> LossTerms`. None without a closed form.
+    """Returns the function `(params, actions, old params or None) -> LossTerms` for a distribution.
+    Returns None if this file has no closed form for the distribution.
 
-    It is looked up by the exact class, because a subclass may have another density.
+    The class must match exactly, because a subclass may have another density.
     """
     if type(dist) is MultiCategorical:
         return partial(multi_categorical, dist.sizes)

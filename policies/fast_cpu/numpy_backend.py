@@ -1,4 +1,4 @@
-"""`NumpyBackend`: a small policy on the CPU acts and learns in NumPy."""
+"""`NumpyBackend`: computes outputs and gradients of small networks on the CPU in NumPy."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from polopt.policies.networks.masked import MaskedNetwork
 from polopt.policies.networks.mlp import MLPNetwork
 from polopt.policies.networks.network import Network
 
-#: Largest number of parameters of a network that learns in NumPy. Arithmetic dominates the cost of
-#: a larger one, and torch may use several threads for it.
+#: Largest number of parameters of a network that learns in NumPy. In a larger network, the
+#: arithmetic takes most of the time, and torch may use several threads for the arithmetic.
 MAX_PARAMETERS = 100_000
 
 
 def is_supported(network: nn.Module) -> TypeGuard[MLPNetwork]:
-    """Whether `NumpyMLP` supports `network`: an `MLPNetwork` without memory, with tanh or ReLU,
-    on the CPU, but no subclass, which may compute something else."""
+    """Whether `NumpyMLP` supports `network`.
+
+    The network must be an `MLPNetwork` on the CPU, without memory, and with tanh or ReLU. A
+    subclass of `MLPNetwork` is not supported, because it may compute something else.
+    """
     if type(network) is not MLPNetwork or network.state_size:
         return False
     on_cpu = next(network.parameters()).device.type == "cpu"
@@ -34,7 +37,8 @@ def is_supported(network: nn.Module) -> TypeGuard[MLPNetwork]:
 
 
 def numpy_network(network: nn.Module) -> NumpyMLP | NumpyMasked | None:
-    """A network in NumPy: one that `is_supported`, or its masked form. None for others."""
+    """Returns a NumPy version of a network with or without an action mask. Returns None if NumPy
+    does not support the network."""
     if type(network) is MaskedNetwork:
         inner = numpy_network(network.network)
         return None if inner is None else NumpyMasked(inner, network)
@@ -42,16 +46,16 @@ def numpy_network(network: nn.Module) -> NumpyMLP | NumpyMasked | None:
 
 
 class NumpyBackend(Backend):
-    """A `Backend` that computes in NumPy what has a closed form there.
+    """A `Backend` that computes outputs in NumPy, and gradients in NumPy if possible.
 
-    Acting always does. `backward` does if the distribution and the loss have closed forms, the
-    network is small, and BLAS has one thread (with more, its idle threads spin). All else is that
-    of `Backend`.
+    `backward` computes in NumPy if the distribution and the loss have closed forms, the network is
+    small, and BLAS has only one thread. (If BLAS has more threads, idle threads use processor
+    time.) Otherwise `backward` computes in torch, as in `Backend`.
 
     Args:
-        network: on the CPU.
-        in_numpy: the same network, from `numpy_network`.
-        policy: the `ActorCriticPolicy` that acts or learns with the network.
+        network: the network in torch, on the CPU.
+        in_numpy: the same network in NumPy, from `numpy_network`.
+        policy: the policy that acts or learns with the network.
     """
 
     def __init__(self, network: Network, in_numpy: NumpyMLP | NumpyMasked, policy: Any) -> None:
@@ -73,10 +77,11 @@ class NumpyBackend(Backend):
         return self._network.value(obs)
 
     def rows(self, columns: Rows) -> Rows:
-        """See `Backend`. Arrays stay arrays."""
+        """See `Backend`. If the policy learns in NumPy, this method returns the arrays
+        unchanged."""
         return columns if self._learns else super().rows(columns)
 
-    # Overflow makes the gradient non-finite. The weight updater does not apply such gradients.
+    # An overflow here makes the gradient non-finite, and the weight updater skips such gradients.
     @np.errstate(all="ignore")
     def backward(self, rows: Rows) -> dict[str, float]:
         """See `Backend`."""

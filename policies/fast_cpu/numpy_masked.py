@@ -1,4 +1,4 @@
-"""`NumpyMasked`: a `MaskedNetwork` in NumPy, forward and backward."""
+"""`NumpyMasked`: the forward and backward pass of a `MaskedNetwork` in NumPy."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from polopt.policies.networks.masked import MaskedNetwork
 
 
 class NumpyMasked:
-    """Masks the outputs of a network in NumPy by the observation, as `MaskedNetwork` does. Masked
-    outputs have no gradient.
+    """Wraps a network in NumPy, and masks its outputs with the action mask in the observation, like
+    `MaskedNetwork`. Masked outputs have no gradient.
 
     Args:
-        inner: `NumpyMLP` or `NumpyQNetwork` of `network.network`.
-        network: knows where the mask is, and whether the network within sees it.
+        inner: the `NumpyMLP` or `NumpyQNetwork` of `network.network`.
+        network: the masked network in torch. It has the position of the mask.
     """
 
     def __init__(self, inner: Any, network: MaskedNetwork) -> None:
@@ -33,32 +33,32 @@ class NumpyMasked:
         return values
 
     def forward(self, obs: np.ndarray) -> tuple[Any, ...]:
-        """What the network within returns, with masked parameters `[B, P]`. The last element is for
-        `backward`."""
+        """Returns the outputs of the wrapped network, with masked parameters `[B, P]`. The last
+        element is the argument `done` of `backward`."""
         params, *others, done = self._inner.forward(self._rest(obs))
         allowed = self._allowed(obs)
         return (self._masked(params, allowed), *others, (allowed, done))
 
     def backward(self, done: Any, by_params: np.ndarray, *by_others: Any) -> None:
-        """Adds the gradients of all weights to their `.grad`.
+        """Adds the gradients of all weights to the `.grad` of the weights.
 
         Args:
-            done: from `forward`.
-            by_params: gradient of the loss with respect to the parameters, `[B, P]`.
-            by_others: gradients with respect to the other outputs.
+            done: the last element that `forward` returned.
+            by_params: gradient of the loss with respect to the masked parameters, `[B, P]`.
+            by_others: gradients of the loss with respect to the other outputs.
         """
         allowed, inner_done = done
         self._inner.backward(inner_done, np.where(allowed, by_params, np.float32(0.0)), *by_others)
 
     def _allowed(self, obs: np.ndarray) -> np.ndarray:
-        """`[B, P]` bool."""
+        """`[B, P]` bool: whether the mask allows each action."""
         return obs[:, self._place] > 0.5
 
     def _masked(self, params: np.ndarray, allowed: np.ndarray) -> np.ndarray:
         return np.where(allowed, params, np.float32(MASKED_LOGIT))
 
     def _rest(self, obs: np.ndarray) -> np.ndarray:
-        """The observations `[B, D]` as the network within gets them."""
+        """The observations `[B, D]` for the wrapped network, with or without the mask."""
         if self._seen:
             return obs
         start, stop = self._place.start, self._place.stop

@@ -1,7 +1,7 @@
-"""`NumpyMLP`: an `MLPNetwork` in NumPy, forward and backward.
+"""`NumpyMLP`: the forward and backward pass of an `MLPNetwork` in NumPy.
 
-Its weights and gradients are views of the torch tensors' memory. For a small network, torch's
-overhead per operation costs several times as much as the arithmetic.
+The weights and gradients in NumPy share the memory of the torch tensors. For a small network, the
+overhead of torch per operation costs several times as much as the arithmetic.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from polopt.policies.networks.mlp import MLPNetwork
 
 
 class Activations(NamedTuple):
-    """Inputs and layer outputs of a forward pass, `[B, width]` each, for the backward pass."""
+    """The input and the outputs of all layers of a forward pass, for the backward pass. Each array
+    is `[B, width]`."""
 
     shared: list[np.ndarray]
     policy: list[np.ndarray]
@@ -27,8 +28,8 @@ class NumpyMLP:
     """Computes the outputs and the gradients of an `MLPNetwork`.
 
     Args:
-        network: on the CPU. For `backward`, its parameters have a `.grad` (`FlatParameters` creates
-            them, except for copies of another segment, which only act).
+        network: a network on the CPU. To call `backward`, the parameters must have a `.grad`.
+            `FlatParameters` creates the `.grad` of all trained segments.
     """
 
     def __init__(self, network: MLPNetwork) -> None:
@@ -55,7 +56,8 @@ class NumpyMLP:
         return self._value(self._shared(self._flat(obs)))[:, 0]
 
     def forward(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray, Activations]:
-        """Distribution parameters `[B, P]`, values `[B]`, and the activations for `backward`."""
+        """Computes distribution parameters `[B, P]`, values `[B]`, and the activations for
+        `backward`."""
         shared = self._shared.forward(self._flat(obs))
         policy, value = self._policy.forward(shared[-1]), self._value.forward(shared[-1])
         done = Activations(shared, policy, value)
@@ -64,12 +66,13 @@ class NumpyMLP:
     def backward(
         self, done: Activations, by_params: np.ndarray, by_values: np.ndarray | None
     ) -> None:
-        """Adds the gradients of all weights to their `.grad`.
+        """Adds the gradients of all weights to the `.grad` of the weights.
 
         Args:
             done: activations from `forward`.
             by_params: gradient of the loss with respect to the distribution parameters, `[B, P]`.
-            by_values: gradient with respect to the values, `[B]`. None: they are not used.
+            by_values: gradient of the loss with respect to the values, `[B]`. `None` means that the
+                loss does not depend on the values.
         """
         if self._log_std is not None:
             size = len(self._log_std)
@@ -85,7 +88,7 @@ class NumpyMLP:
 
     def _flat(self, obs: np.ndarray) -> np.ndarray:
         if obs.ndim != 2:
-            obs = obs.reshape(len(obs), math.prod(obs.shape[1:]))  # -1 does not work for zero rows
+            obs = obs.reshape(len(obs), math.prod(obs.shape[1:]))  # -1 fails with zero rows
         obs = obs.astype(np.float32, copy=False)
         if self._image is None:
             return obs
@@ -102,12 +105,12 @@ class NumpyMLP:
 
 
 class Layers:
-    """A sequence of linear layers, with an activation after each except the last.
+    """A sequence of linear layers, with an activation after each layer except the last one.
 
     Args:
-        linears: the layers. An empty sequence is the identity.
-        relu: the activation is ReLU. Else tanh.
-        activate_last: also apply the activation after the last layer.
+        linears: the layers. An empty sequence returns its input.
+        relu: True for ReLU as the activation, False for tanh.
+        activate_last: whether to also apply the activation after the last layer.
     """
 
     def __init__(self, linears: list[nn.Linear], relu: bool, activate_last: bool = False) -> None:
@@ -119,22 +122,22 @@ class Layers:
         ]
         self._relu = relu
         self._activated = len(linears) if activate_last else len(linears) - 1
-        # Transposed weights, biases and whether to activate. Made once, because acting is one call
-        # per environment step.
+        # For each layer: the transposed weight, the bias, and whether the activation follows. These
+        # are made only once, because the policy acts in every environment step.
         self._steps = [
             (weight.T, linear.bias.detach().numpy(), i < self._activated)
             for i, (weight, linear) in enumerate(zip(self.weights, linears, strict=True))
         ]
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Outputs `[N, out]` of inputs `[N, in]`."""
+        """Computes outputs `[N, out]` from inputs `[N, in]`."""
         return self.forward(x)[-1]
 
     def forward(self, x: np.ndarray) -> list[np.ndarray]:
-        """The input and the output of each layer."""
+        """Returns a list of the input and the outputs of all layers."""
         done = [x]
         for weight, bias, activated in self._steps:
-            x = x.dot(weight)  # @ has more overhead: a third of the time with 8 rows
+            x = x.dot(weight)  # `@` has more overhead, a third of the time with 8 rows
             x += bias
             if activated:
                 if self._relu:
@@ -147,21 +150,22 @@ class Layers:
     def backward(
         self, done: list[np.ndarray], gradient: np.ndarray, needed: bool, learn: bool = True
     ) -> np.ndarray:
-        """Adds to the gradients of weights and biases.
+        """Adds the gradients of the weights and biases to their `.grad`.
 
         Args:
-            done: from `forward`.
-            gradient: of the loss with respect to the outputs, `[B, out]`.
-            needed: also compute the gradient with respect to the inputs.
-            learn: False computes nothing else.
+            done: the list from `forward`.
+            gradient: gradient of the loss with respect to the outputs, `[B, out]`.
+            needed: whether to compute the gradient with respect to the inputs.
+            learn: False does not change the gradients of the weights and biases.
 
         Returns:
-            the gradient with respect to the inputs, `[B, in]`. Undefined if it is not needed.
+            the gradient with respect to the inputs, `[B, in]`. The result is undefined if `needed`
+            is False.
         """
         for i in reversed(range(len(self.weights))):
             if i < self._activated:
                 out = done[i + 1]
-                # In terms of the output, tanh' is 1 - out^2 and relu' is 1 where out > 0.
+                # The derivative of tanh is 1 - out^2. The derivative of ReLU is 1 if out > 0.
                 gradient = gradient * (out > 0.0 if self._relu else 1.0 - out * out)
             if learn:
                 weight, bias = self._grads[i]
@@ -173,13 +177,14 @@ class Layers:
 
 
 def acting_layers(network: MLPNetwork) -> Layers:
-    """The layers that compute the distribution parameters, without free log standard deviations."""
+    """The layers of a network that compute the distribution parameters. The parameter `log_std` is
+    not included."""
     relu = any(isinstance(module, nn.ReLU) for module in network.policy_trunk)
     return Layers([*_linears(network.policy_trunk), network.policy_head], relu)
 
 
 def value_layers(network: MLPNetwork) -> Layers:
-    """The layers that compute the values."""
+    """The layers of a network that compute the values."""
     relu = any(isinstance(module, nn.ReLU) for module in network.value_trunk)
     return Layers([*_linears(network.value_trunk), network.value_head], relu)
 

@@ -1,4 +1,4 @@
-"""Q-networks and the gradient of DQN's loss in NumPy."""
+"""`NumpyQNetwork`: a Q-network in NumPy. `dqn`: the closed form of DQN's gradient."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class NumpyQNetwork:
     """Computes the outputs and the gradients of a `QNetwork` over an MLP.
 
     Args:
-        network: on the CPU. See `NumpyMLP`.
+        network: a Q-network on the CPU over an MLP that `NumpyMLP` supports.
     """
 
     def __init__(self, network: QNetwork) -> None:
         self._mlp = NumpyMLP(network.network)  # type: ignore[arg-type]
         self._dueling = network.dueling
         size: Any = network.network.policy_head.out_features  # type: ignore[union-attr]
-        # A product with these costs less than a sum over the second axis.
+        # A product with one of these vectors is faster than a sum or mean over the second axis.
         self._ones = np.ones(size, np.float32)
         self._average = self._ones / np.float32(size)
 
@@ -37,14 +37,14 @@ class NumpyQNetwork:
         return self.forward(obs)[0] if self._dueling else self._mlp.action_params(obs)
 
     def forward(self, obs: np.ndarray) -> tuple[np.ndarray, Activations]:
-        """Q-values `[B, n]`, and the activations for `backward`."""
+        """Computes Q-values `[B, n]`, and the activations for `backward`."""
         q, values, done = self._mlp.forward(obs)
         if self._dueling:
             q += (values - q.dot(self._average))[:, None]
         return q, done
 
     def backward(self, done: Activations, by_q: np.ndarray) -> None:
-        """Adds the gradients of all weights to their `.grad`.
+        """Adds the gradients of all weights to the `.grad` of the weights.
 
         Args:
             done: activations from `forward`.
@@ -58,7 +58,8 @@ class NumpyQNetwork:
 
 
 def numpy_q_network(network: nn.Module) -> NumpyQNetwork | NumpyMasked | None:
-    """The network in NumPy, also with an action mask. None if it is not supported there."""
+    """Returns a NumPy version of a Q-network with or without an action mask. Returns None if NumPy
+    does not support the network."""
     if type(network) is MaskedNetwork:
         inner = numpy_q_network(network.network)
         return None if inner is None else NumpyMasked(inner, network)
@@ -68,7 +69,8 @@ def numpy_q_network(network: nn.Module) -> NumpyQNetwork | NumpyMasked | None:
 
 
 def learns_in_numpy(network: nn.Module) -> bool:
-    """Whether a network is small enough to learn in NumPy, and BLAS has one thread."""
+    """Whether a network learns in NumPy. The network must be small, and BLAS must have only one
+    thread."""
     size = sum(parameter.numel() for parameter in network.parameters())
     return size <= MAX_PARAMETERS and blas_threads() == 1
 
@@ -83,13 +85,13 @@ def dqn(
     """Adds the gradient of `DQNPolicy.loss` to the `.grad` of the online network.
 
     Args:
-        policy: has the config.
+        policy: has the options.
         online: the network that learns.
         target: the target network.
-        rows: `Transitions`, normalised.
+        rows: normalised `Transitions`.
 
     Returns:
-        the statistics of `loss`, and TD errors `[B]`.
+        the statistics of `loss`, and the TD errors `[B]`.
     """
     count = len(rows.rewards)
     targets = dqn_targets(policy, online, target, rows)
@@ -100,7 +102,7 @@ def dqn(
     slopes = errors
     if policy.config.td_error_loss_fn == "huber":
         slopes = np.minimum(np.maximum(errors, -1.0), 1.0)
-    # Both losses are slope * (error - slope / 2).
+    # Both the Huber loss and the squared loss equal slope * (error - slope / 2).
     loss = float(np.dot(rows.weights, slopes * (errors - 0.5 * slopes))) / count
     by_q = np.zeros_like(q)
     by_q[places] = rows.weights * slopes / np.float32(count)
@@ -114,7 +116,7 @@ def dqn_targets(
     target: NumpyQNetwork | NumpyMasked,
     rows: Any,
 ) -> np.ndarray:
-    """`DQNPolicy.targets` `[B]` of rows of arrays. Arguments as `dqn`."""
+    """Computes `DQNPolicy.targets` `[B]` in NumPy. `dqn` describes the arguments."""
     q = target.action_params(rows.next_obs)
     if policy.config.double_q:
         best = q[np.arange(len(q)), online.action_params(rows.next_obs).argmax(axis=1)]
@@ -124,14 +126,19 @@ def dqn_targets(
         best = np.where(best > 0.5 * MASKED_LOGIT, best, np.float32(0.0))
     following = rows.discounts * best
     if not np.isfinite(np.add.reduce(following)):
-        # The next observation of a terminated row is meaningless.
+        # If the discount is 0, the next observation is meaningless, and its value may be NaN.
         following = np.where(rows.discounts > 0.0, following, np.float32(0.0))
     targets: np.ndarray = rows.rewards + following
     return targets
 
 
 def value_stats_of(errors: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-    """`value_stats` of the errors `[B]` of values and their targets `[B]`."""
+    """Computes `value_stats` in NumPy.
+
+    Args:
+        errors: `[B]`, values minus targets.
+        targets: `[B]`.
+    """
     count = len(errors)
     target, error = float(np.add.reduce(targets)) / count, float(np.add.reduce(errors)) / count
     centred = targets - np.float32(target)

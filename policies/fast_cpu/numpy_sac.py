@@ -1,7 +1,8 @@
-"""The gradients of SAC's losses in NumPy.
+"""`sac`: the closed form of the gradients of SAC's losses, in NumPy.
 
-The matrix products take as long as in torch. NumPy saves the cost of autograd. It also saves, in
-each critic, the rows whose smaller Q-value comes from the other critic: half of all rows.
+The matrix products take as long as in torch, but NumPy does not have the overhead of autograd. The
+gradient of the actor needs only the smaller Q-value of each row. So each critic does the backward
+pass only for the rows in which its Q-value is the smaller one. This is about half of all rows.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class SACLayers(NamedTuple):
-    """The layers of `SACPolicy`'s networks. They share their weights with the torch modules."""
+    """The layers of the networks of a `SACPolicy`. The layers share the memory of the torch
+    modules."""
 
     actor: Layers
     critics: list[Layers]
@@ -29,7 +31,7 @@ class SACLayers(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """New actions of a policy, and what their gradients need."""
+    """New actions of a policy, and intermediate results for their gradients."""
 
     done: list[np.ndarray]  # activations of the actor
     raw_log_std: np.ndarray  # [B, A] before the bounds
@@ -39,7 +41,8 @@ class _Sample(NamedTuple):
 
 
 def sac_layers(actor: Any, critics: Any, target_critics: Any) -> SACLayers | None:
-    """The layers of MLPs that NumPy supports, where BLAS has one thread. Else None."""
+    """Returns the layers of the networks of a `SACPolicy`. Returns None if NumPy does not support a
+    network, or if BLAS has more than one thread."""
     every = [actor, *critics.networks, *target_critics.networks]
     if blas_threads() != 1 or not all(is_supported(network) for network in every):
         return None
@@ -53,15 +56,15 @@ def sac_layers(actor: Any, critics: Any, target_critics: Any) -> SACLayers | Non
     of_family=(),
 )
 def sac(policy: Any, layers: SACLayers, rows: Any) -> tuple[dict[str, float], np.ndarray]:
-    """Adds the gradients of the losses of `SACPolicy` to the `.grad` of its networks.
+    """Adds the gradients of the losses of a `SACPolicy` to the `.grad` of its networks.
 
     Args:
-        policy: has the config, the temperature and the source of the noise.
-        layers: of its networks.
-        rows: `Transitions`, normalised.
+        policy: has the options, the temperature, and the random generator of the noise.
+        layers: the layers of the networks of the policy.
+        rows: normalised `Transitions`.
 
     Returns:
-        statistics, and the absolute TD errors `[B]`, means over the critics.
+        the statistics, and the absolute TD errors `[B]`, which are means over the critics.
     """
     count = len(rows.rewards)
     log_alpha = policy.log_alpha.detach().numpy()
@@ -73,7 +76,7 @@ def sac(policy: Any, layers: SACLayers, rows: Any) -> tuple[dict[str, float], np
     best = np.minimum(*(critic(inputs)[:, 0] for critic in layers.target_critics))
     values = rows.discounts * (best - alpha * following.log_prob)
     if not np.isfinite(np.add.reduce(values)):
-        # The next observation of a terminated row is meaningless.
+        # If the discount is 0, the next observation is meaningless, and its value may be NaN.
         values = np.where(rows.discounts > 0.0, values, np.float32(0.0))
     targets = rows.rewards + values
 
@@ -88,7 +91,8 @@ def sac(policy: Any, layers: SACLayers, rows: Any) -> tuple[dict[str, float], np
 
     sample = _sampled(policy, layers.actor, obs)
     worst, by_actions = _worst_values(layers.critics, obs, sample.actions)
-    # Of the actor's loss: by actions, by actions before tanh, by means and log standard deviations.
+    # Gradients of the actor's loss with respect to the actions before tanh (and so to the means),
+    # and with respect to the log standard deviations.
     each = np.float32(alpha / count)
     by_raw = 2.0 * each * sample.actions
     by_raw -= by_actions / np.float32(count) * (1.0 - sample.actions * sample.actions)
@@ -113,7 +117,7 @@ def _flat(obs: np.ndarray) -> np.ndarray:
 
 
 def _sampled(policy: Any, actor: Layers, obs: np.ndarray) -> _Sample:
-    """As `SACPolicy.sampled`, with the same noise."""
+    """Does the same as `SACPolicy.sampled` in NumPy, with the same noise."""
     done = actor.forward(obs)
     size = done[-1].shape[1] // 2
     mean, raw_log_std = done[-1][:, :size], done[-1][:, size:]
@@ -131,7 +135,8 @@ def _sampled(policy: Any, actor: Layers, obs: np.ndarray) -> _Sample:
 def _worst_values(
     critics: list[Layers], obs: np.ndarray, actions: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The smaller Q-values `[B]` of two critics, and their gradients by actions `[B, A]`."""
+    """The smaller Q-value of both critics in each row `[B]`, and the gradients of these Q-values
+    with respect to the actions `[B, A]`."""
     inputs = np.concatenate([obs, actions], axis=1)
     both = [critic.forward(inputs) for critic in critics]
     first, second = (done[-1][:, 0] for done in both)

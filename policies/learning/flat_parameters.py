@@ -1,5 +1,4 @@
-"""`FlatParameters`: all parameters and buffers of a policy in one tensor, and all gradients in
-another."""
+"""`FlatParameters`: one tensor with all parameters of a policy, and one with all gradients."""
 
 from __future__ import annotations
 
@@ -17,10 +16,11 @@ class Segment(NamedTuple):
 
     Attributes:
         module: the module. Its parameters are float32.
-        copy_of: name of the segment that this one copies, for example for a target network. A copy
-            has neither a gradient nor a torch optimizer. None: the segment is trained.
-        lr: name of the config option with the segment's learning rate. If that option is None, the
-            option `lr` counts.
+        copy_of: name of the original segment, if this segment is a copy, such as a target network.
+            A copy has neither a gradient nor a torch optimizer. `None` means that the segment is
+            trained.
+        lr: name of the config option with the learning rate of the segment. If the value of this
+            option is None, the segment uses the option `lr`.
     """
 
     module: nn.Module
@@ -29,27 +29,29 @@ class Segment(NamedTuple):
 
 
 class FlatParameters:
-    """Moves the parameters of modules into one flat vector, and their gradients into another.
+    """Moves the parameters of modules into one flat tensor, and their gradients into another one.
 
         flat = FlatParameters({"network": Segment(actor), "critics": Segment(critics)})
         flat.zero_grads()
-        loss.backward()                        # writes into `flat.grads`
+        loss.backward()                        # writes to `flat.grads`
         flat.scale(0.5)                        # one operation for all modules
-        array = flat.get_params()              # [P], to be sent
+        array = flat.get_params()              # [P], for a message
 
-    Each parameter becomes a view of `params`, and its `.grad` a view of `grads`. So getting,
-    setting, sending, clipping, all-reducing and updating are each one operation on one tensor.
+    Each parameter becomes a view of `params`, and the `.grad` of each parameter becomes a view of
+    `grads`. So getting, setting, sending, clipping, all-reducing and updating the weights are each
+    one operation on one tensor.
 
-    The float32 buffers of modules that `state_dict` has, such as running statistics, become views
-    of `params`, too. They have neither a gradient nor a torch optimizer. Other buffers, such as
-    integers, are constants or counters of one process. They are neither sent nor saved.
+    Float32 buffers of modules also become views of `params` if they are in the `state_dict` of the
+    module, as running statistics are. These buffers have neither a gradient nor a torch optimizer.
+    Other buffers are constants, or counters of one process. They are neither sent nor saved.
 
-    One all-reduce sums more than the gradient over all learners. So `buffer` holds the gradient,
-    then `tail` scalars (row counts, learner statistics), then a copy of the modules' buffers.
+    One all-reduce sums the gradient and other numbers over all learners. For this, `buffer` holds
+    the gradient, then `tail` scalars (row counts, learner statistics), then a copy of the buffers
+    of the modules.
 
     Args:
         segments: modules on one device, by name.
-        tail: number of scalars that are summed with the gradient.
+        tail: number of scalars that are summed together with the gradient.
 
     Attributes:
         params: `[P]`, an `nn.Parameter`. Holds the trained segments, the copies, the buffers of the
@@ -57,9 +59,10 @@ class FlatParameters:
         grads: `[G]`, a view of the first G elements of `buffer`. G is the number of trained
             parameters.
         buffer: `[G + tail + number of buffer elements of trained segments]`.
-        segments: the place of each segment in `params`. The key of its buffers is `NAME.buffers`.
-        trained: the places of the segments that have a gradient.
-        lr_options: for each trained segment, the config option with its learning rate.
+        segments: the slice of each segment in `params`, by name. The slice of the buffers of a
+            segment has the key `NAME.buffers`.
+        trained: the slices of the segments that have a gradient.
+        lr_options: the config option with the learning rate of each trained segment.
     """
 
     def __init__(self, segments: Mapping[str, Segment], tail: int = 0) -> None:
@@ -93,7 +96,7 @@ class FlatParameters:
                 else:
                     parameter.grad = self.buffer[offset:end].view_as(parameter)
                 offset = end
-        # Owner, name, and the tensor that is a view of `params`.
+        # The owner of each buffer, its name, and the tensor that becomes a view of `params`.
         self._buffers = [entry for entries in owned.values() for entry in entries]
         offset = start
         for _, _, buffer in self._buffers:
@@ -105,7 +108,8 @@ class FlatParameters:
         self.grads: Tensor = self.buffer[:size]
         if size == total:
             self.params.grad = self.grads
-        # NumPy on the CPU: for so few numbers, a call of torch costs more than the arithmetic.
+        # On the CPU, NumPy is faster, because a call of torch costs more than the arithmetic with
+        # so few numbers.
         on_cpu = device.type == "cpu"
         self._params: Any = flat.numpy() if on_cpu else flat
         self._all: Any = self.buffer.numpy() if on_cpu else self.buffer
@@ -135,8 +139,11 @@ class FlatParameters:
             self._params[self._own_buffers] = self._reduced_buffers
 
     def _relink_buffers(self, copy: bool = True) -> None:
-        """Repairs buffers that a module has replaced by new tensors: they become views of `params`
-        again. With `copy`, they keep the values of the new tensors."""
+        """Puts the views of `params` back where a module has replaced a buffer by a new tensor.
+
+        Args:
+            copy: whether to copy the values of the new tensors into `params` first.
+        """
         for owner, name, buffer in self._buffers:
             current = getattr(owner, name)
             if current is not buffer:
@@ -163,11 +170,11 @@ class FlatParameters:
         _copy_into(self._params, array)
 
     def refresh_copies(self, tau: float = 1.0) -> None:
-        """Moves each copy towards its original segment.
+        """Moves the parameters of each copy towards its original segment.
 
         Args:
-            tau: share of the distance by which parameters move. 1 makes them equal. Buffers always
-                become equal.
+            tau: fraction of the distance by which the parameters move. 1 makes the copy equal to
+                the original. Buffers always become equal.
         """
         self._relink_buffers()
         for name, source in self._copies.items():
@@ -181,16 +188,17 @@ class FlatParameters:
                 self._params[own] = self._params[self.segments[f"{source}.buffers"]]
 
     def get_state(self) -> dict[str, Any]:
-        """The state for checkpoints: `params` on the CPU, and `[start, end]` of each segment."""
+        """Returns the state for checkpoints: `params` on the CPU, and `[start, end]` of each
+        segment."""
         self._relink_buffers()
         places = {name: [part.start, part.stop] for name, part in self.segments.items()}
         return {"params": self.params.detach().cpu().clone(), "segments": places}
 
     def params_of(self, state: Mapping[str, Any]) -> np.ndarray:
-        """The parameters `[P]` from a state of `get_state`, in the order of this object.
+        """Returns the parameters `[P]` from a state of `get_state`, in the order of this object.
 
-        Leaves out segments that only the state has. If the state lacks a copy, takes the original
-        segment instead.
+        The method ignores segments that only the state has. If the state lacks a copy, the method
+        uses the original segment instead.
 
         Raises:
             ValueError: a segment is missing or has another size.
@@ -205,7 +213,8 @@ class FlatParameters:
             if given is None or len(given) != part.stop - part.start:
                 raise ValueError(
                     f"the state must have {part.stop - part.start} parameters of segment {name!r}; "
-                    f"got {0 if given is None else len(given)}: it belongs to another network"
+                    f"got {0 if given is None else len(given)}: the state belongs to another "
+                    "network"
                 )
             result[part] = given
         return result
@@ -215,18 +224,18 @@ class FlatParameters:
         _copy_into(self._grads, array)
 
     def zero_grads(self) -> None:
-        """Sets `buffer` to zero in place. (`.grad = None` would remove the views.)"""
+        """Sets `buffer` to 0 in place, because `.grad = None` would remove the views."""
         self._all[:] = 0.0
 
-    @np.errstate(all="ignore")  # after an overflow the result is inf
+    @np.errstate(all="ignore")
     def norm(self) -> float:
-        """Euclidean norm of the gradient. Inf if its square overflows float32."""
+        """Euclidean norm of the gradient. The norm is inf if its square overflows float32."""
         if isinstance(self._grads, Tensor):
             return float(torch.linalg.vector_norm(self._grads))
         return math.sqrt(float(np.dot(self._grads, self._grads)))
 
     def scale(self, factor: float) -> None:
-        """Multiplies the whole `buffer` by `factor`: gradient, tail and buffers of modules."""
+        """Multiplies the whole `buffer` by `factor`: the gradient, the tail and the buffers."""
         self._all *= factor
 
     def set_tail(self, values: list[float]) -> None:
@@ -240,8 +249,8 @@ class FlatParameters:
 
 
 def _places(segments: Mapping[str, Segment], names: Iterable[str], offset: int) -> dict[str, slice]:
-    """The places of segments in a flat vector. The first begins at `offset`, and the others
-    follow without gaps."""
+    """The slices of segments in a flat tensor. The first segment begins at `offset`, and the other
+    segments follow without gaps."""
     places = {}
     for name in names:
         end = offset + sum(p.numel() for p in segments[name].module.parameters())
@@ -251,7 +260,7 @@ def _places(segments: Mapping[str, Segment], names: Iterable[str], offset: int) 
 
 
 def _buffers(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    """Yields the owner, name and tensor of each float32 buffer that `state_dict` has."""
+    """Yields the owner, name and tensor of each float32 buffer in the `state_dict` of `module`."""
     saved, seen = module.state_dict(), set()
     for prefix, owner in module.named_modules():
         for name, buffer in owner.named_buffers(recurse=False):

@@ -9,16 +9,16 @@ import dataclasses
 class LearningProgress:
     """Counts the updates that a policy object makes, and the gradients that it skips.
 
-    The counts belong to this object. They are neither sent with weights nor saved.
+    Weights and checkpoints do not contain these counts.
 
     Attributes:
-        gradient_rows: number of rows, of all learners, behind the gradient in `flat.grads`.
-            `Policy.apply_gradients` and `reduce_gradient` set it, and each update sets it to 0.
+        gradient_rows: number of rows of all learners from which the gradient in `flat.grads` was
+            computed. Each update sets this number to 0.
         rows_applied: sum of `gradient_rows` over all updates.
-        skipped_updates: gradients that were not applied because they were not finite.
-        non_finite_gradients: gradients of this learner that were not finite, when several learners
-            learn together. Each learner counts its own, because the sum does not show whose
-            gradient it was.
+        skipped_updates: number of gradients that were not applied because they were not finite.
+        non_finite_gradients: number of gradients of this learner that were not finite, if several
+            learners learn together. Each learner counts its own gradients, because the sum over all
+            learners does not show which gradient was not finite.
     """
 
     gradient_rows: int = 0
@@ -27,7 +27,11 @@ class LearningProgress:
     non_finite_gradients: int = 0
 
     def count_update(self, applied: bool) -> None:
-        """Counts one update, applied or skipped. Its gradient is over `gradient_rows` rows."""
+        """Counts one update whose gradient was computed from `gradient_rows` rows.
+
+        Args:
+            applied: True if the gradient was applied, False if it was skipped.
+        """
         rows, self.gradient_rows = self.gradient_rows, 0
         if applied:
             self.rows_applied += rows

@@ -1,4 +1,4 @@
-"""Valid rows and minibatches of a batch."""
+"""Splits batches into minibatches of valid rows."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ class Minibatches:
 
     Args:
         batch: a postprocessed batch.
-        prepare: returns the rows of a batch, and statistics that are sums over these rows. It is
-            called once, for the whole batch. With unit `columns` it is called for each minibatch,
-            right before its gradient.
-        unit: what is shuffled. `rows`: single rows. `sequences`: columns of the prepared batch, for
-            a policy with memory. `columns`: columns of the batch before it is prepared.
-        size: the most rows that a minibatch of one learner has on average. None: all.
-        rng: the source of the random order.
+        prepare: a function that returns the rows of a batch, and statistics that are sums over
+            these rows. With unit `columns`, this class calls `prepare` for each minibatch, right
+            before the gradient of the minibatch is computed. With other units, it calls `prepare`
+            once, for the whole batch.
+        unit: the unit that is shuffled. `rows` shuffles single rows. `sequences` shuffles columns
+            of the prepared batch, for a policy with memory. `columns` shuffles columns of the batch
+            before `prepare`.
+        size: largest average number of rows of a minibatch in one learner. `None` means that there
+            is only one minibatch.
+        rng: random generator for the order.
         reducer: sums over all learners.
 
     Attributes:
@@ -58,9 +61,12 @@ class Minibatches:
         self.parts = parts if rows else 0
 
     def epoch(self, parts: int) -> Iterator[tuple[Rows, list[float]]]:
-        """Yields `parts` minibatches, each with its rows and its sums over all learners. Together
-        they hold each row once. The sums are over the batch, or with unit `columns` over the
-        minibatch."""
+        """Yields `parts` minibatches that together hold each row once.
+
+        Each minibatch is a tuple of rows and sums. With unit `columns`, the sums are over the rows
+        of this minibatch in all learners. With other units, the sums are over the whole batches of
+        all learners.
+        """
         if self._unit != "columns":
             split = shuffled if self._unit == "rows" else shuffled_sequences
             for rows in split(self._rows, parts, self._rng):
@@ -72,7 +78,8 @@ class Minibatches:
 
 
 def valid_rows(batch: SampleBatch, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """The valid rows `[B, ...]` of the columns `names`. They are views if all rows are valid."""
+    """Returns the valid rows `[B, ...]` of the columns `names`. If all rows are valid, the results
+    are views."""
     valid = batch.flat("valid")
     if valid.all():
         return {name: batch.flat(name) for name in names}
@@ -81,10 +88,10 @@ def valid_rows(batch: SampleBatch, names: Iterable[str]) -> dict[str, np.ndarray
 
 
 def num_minibatches(rows: int, world_size: int, minibatch_size: int | None) -> int:
-    """The number of minibatches for `rows` rows of `world_size` learners together.
+    """The number of minibatches for `rows` rows, which is the number of rows of all learners.
 
-    On average a minibatch has at most `minibatch_size` rows per learner. With None there is a
-    single minibatch.
+    On average, a minibatch has at most `minibatch_size` rows in each learner. If `minibatch_size`
+    is None, there is one minibatch.
     """
     if not minibatch_size or rows == 0:
         return 1
@@ -92,8 +99,8 @@ def num_minibatches(rows: int, world_size: int, minibatch_size: int | None) -> i
 
 
 def shuffled(rows: Rows, parts: int, rng: np.random.Generator) -> Iterator[Rows]:
-    """Yields the rows in random order, in `parts` minibatches of nearly equal size. These are views
-    of one copy."""
+    """Yields the rows in random order, in `parts` minibatches of nearly equal size. The minibatches
+    are views of one copy of the rows."""
     if parts == 1:
         yield rows
         return
@@ -109,7 +116,7 @@ def shuffled_columns(
     batch: SampleBatch, parts: int, rng: np.random.Generator
 ) -> Iterator[SampleBatch]:
     """Yields the columns of a batch in random order, in `parts` batches `[T, n]` of nearly equal
-    width. If there are more parts than columns, some parts are empty."""
+    width. If there are more parts than columns, some batches are empty."""
     if parts == 1:
         yield batch
         return
@@ -118,9 +125,11 @@ def shuffled_columns(
 
 
 def shuffled_sequences(rows: Rows, parts: int, rng: np.random.Generator) -> Iterator[Rows]:
-    """Yields the rows of a policy with memory in `parts` minibatches, with the environments in
-    random order. Each minibatch has nearly the same number of environments. See
-    `FragmentPolicy.training_rows`."""
+    """Yields the rows of a policy with memory in `parts` minibatches. The environments are in
+    random order, and each minibatch has nearly the same number of environments.
+
+    `FragmentPolicy.training_rows` describes the rows.
+    """
     if parts == 1:
         yield rows
         return
@@ -128,11 +137,12 @@ def shuffled_sequences(rows: Rows, parts: int, rng: np.random.Generator) -> Iter
 
 
 def microbatches(rows: Rows, size: int, sequences: bool) -> Iterator[Rows]:
-    """Yields the rows in their order, in parts of nearly equal size, with at most `size` rows.
+    """Yields the rows in their order, in microbatches of nearly equal size with at most `size`
+    rows.
 
     Args:
         rows: rows of a minibatch.
-        size: at least 1. A sequence with more steps than this is a part of its own.
+        size: at least 1. A sequence with more than `size` steps becomes one microbatch.
         sequences: whether the rows belong to a policy with memory.
     """
     if sequences:
@@ -147,9 +157,9 @@ def microbatches(rows: Rows, size: int, sequences: bool) -> Iterator[Rows]:
 
 
 def _sequences(rows: Rows, parts: Iterable[np.ndarray]) -> Iterator[Rows]:
-    """Yields the rows of a policy with memory, one part for each array of environments."""
+    """Yields the rows of a policy with memory, in one part for each array of environments."""
     valid = rows["valid"]
-    numbers = (valid.flatten().cumsum(0) - 1).reshape(valid.shape)  # [T, N] row of each valid step
+    numbers = (valid.flatten().cumsum(0) - 1).reshape(valid.shape)  # [T, N] rows of valid steps
     for envs in parts:
         part = {name: rows[name][:, envs] for name in ("obs", "starts", "valid")}
         picked = numbers[:, envs][part["valid"]]

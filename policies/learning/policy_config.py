@@ -17,31 +17,32 @@ class PolicyConfig(Config):
 
     Attributes:
         lr: learning rate. A number or `[[environment steps, value], ...]`.
-        torch_optimizer: the algorithm of `torch.optim` that updates the weights: `adam` or
+        torch_optimizer: the algorithm of `torch.optim` that updates the weights, `adam` or
             `rmsprop`.
         adam_epsilon: epsilon of Adam.
         rmsprop_alpha: decay of RMSprop's mean of squared gradients.
-        rmsprop_epsilon: epsilon of RMSprop. torch adds it after taking the root of the mean square.
-            Mnih et al. (2016) add 0.1 before taking the root.
-        grad_clip: largest global norm of a gradient. None disables clipping.
-        fast_cpu: use polopt's fast paths, which give the same results. Small multi-layer
-            perceptrons on the CPU act in NumPy. They also learn in NumPy if the policy has a closed
-            form of its loss gradients. Environments that are stepped one after another use
-            `FastSyncVectorEnv`. False: use torch, and Gymnasium's `SyncVectorEnv`.
-        normalize_actions: map the policy's actions from [-1, 1] to the bounds of a Box: -1 becomes
-            the lower bound, and 1 the upper bound. Dimensions without two finite bounds stay as
-            they are. No effect on other spaces, and with `squash_actions`. RLlib:
-            `normalize_actions`.
-        clip_actions: clip actions to the bounds of a Box. False: clip only the dimensions that
-            `normalize_actions` maps. RLlib: `clip_actions`, whose default is False.
-        model: the network.
+        rmsprop_epsilon: epsilon of RMSprop. torch adds epsilon after taking the root of the mean
+            square. Mnih et al. (2016) add an epsilon of 0.1 before taking the root.
+        grad_clip: largest global norm of a gradient. A larger gradient is scaled down to this norm.
+            `None` disables clipping.
+        fast_cpu: use faster code that gives the same results. Small multi-layer perceptrons on the
+            CPU then act in NumPy. They also learn in NumPy if the policy has a closed form of its
+            loss gradients. Environments that are stepped one after another use
+            `FastSyncVectorEnv`. False uses torch, and `SyncVectorEnv` of Gymnasium.
+        normalize_actions: map actions of the policy from [-1, 1] to the bounds of a Box. -1 becomes
+            the lower bound, and 1 becomes the upper bound. Dimensions without two finite bounds are
+            not mapped. The option has no effect on other spaces, or together with
+            `squash_actions`. RLlib has the same option.
+        clip_actions: clip actions to the bounds of a Box. With False, only the dimensions that
+            `normalize_actions` maps are clipped. RLlib has the same option, and its default is
+            False.
+        model: options of the network.
     """
 
     lr: LearningRate = 1e-3
     torch_optimizer: Literal["adam", "rmsprop"] = "adam"
-    adam_epsilon: float = pydantic.Field(
-        default=1e-5, ge=1e-30, le=1e6
-    )  # smaller values are 0 in float32
+    # An epsilon below this bound may be 0 in float32.
+    adam_epsilon: float = pydantic.Field(default=1e-5, ge=1e-30, le=1e6)
     rmsprop_alpha: float = pydantic.Field(default=0.99, ge=0.0, lt=1.0)
     rmsprop_epsilon: float = pydantic.Field(default=1e-5, ge=1e-30, le=1e6)
     grad_clip: float | None = pydantic.Field(default=40.0, gt=0.0)
@@ -62,8 +63,8 @@ class PolicyConfig(Config):
 
     @classmethod
     def of_checkpoint(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a checkpoint, with today's names and meanings. A checkpoint of an older
-        version lacks `normalize_actions`, because its policy was trained without it."""
+        """Converts the options of a checkpoint to the current names and meanings. If a checkpoint
+        lacks `normalize_actions`, an older version has trained its policy without this option."""
         return {"normalize_actions": False, **options}
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 
 class Reducer(Protocol):
-    """Sums tensors over all learners. Every learner makes the same calls, and gets the same sums.
+    """Sums tensors over all learners. Every learner must make the same calls in the same order, and
+    gets the same sums.
 
     Attributes:
         world_size: number of learners.
@@ -32,7 +33,7 @@ class LocalReducer:
 
 
 def summed(numbers: Sequence[float], reducer: Reducer) -> list[float]:
-    """Sums of a few numbers over all learners, in float64."""
+    """Sums each of a few numbers over all learners, in float64."""
     if reducer.world_size == 1:
         return list(numbers)
     total = torch.tensor(numbers, dtype=torch.float64)

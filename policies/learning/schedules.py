@@ -14,14 +14,14 @@ _Points = float | list[tuple[int, float]]
 
 
 def _check_points(value: Any) -> Any:
-    """Checks a list of `[environment steps, value]` pairs. Their steps must increase. Returns other
-    types as they are."""
+    """Checks that a list consists of `[environment steps, value]` pairs whose steps increase.
+    Refuses a bool. Returns other values unchanged."""
     if not isinstance(value, list | tuple | bool):
         return value
     try:
-        # bool is refused: in Python, True equals 1.
+        # `_finite` refuses a bool, which Python would otherwise accept as 0 or 1.
         pairs = [(_finite(step), _finite(number)) for step, number in value]  # type: ignore[union-attr]
-    except (TypeError, ValueError, OverflowError):  # 10**400 does not fit a float
+    except (TypeError, ValueError, OverflowError):  # float(10**400) raises OverflowError
         pairs = []
     if not pairs:
         raise ValueError("a finite number, or a list of finite [environment steps, value] pairs")
@@ -29,7 +29,7 @@ def _check_points(value: Any) -> Any:
     if steps[-1] > 2**62:
         raise ValueError("environment steps of a schedule up to 2**62")
     if steps[0] < 0 or any(b <= a for a, b in itertools.pairwise(steps)):
-        raise ValueError("environment steps of a schedule that increase, from 0 on")
+        raise ValueError("environment steps of a schedule that are not negative and increase")
     return [(int(step), number) for step, number in pairs]
 
 
@@ -56,15 +56,16 @@ ScheduleValue = Annotated[
     pydantic.BeforeValidator(_check_points),
     pydantic.AfterValidator(_between_0_and(1e6)),
 ]
-#: A `ScheduleValue` for a learning rate. It is at most 10, because an update of Adam changes a
-#: weight by about the learning rate.
+#: A `ScheduleValue` for a learning rate, from 0 to 10. An update of Adam changes a weight by about
+#: the learning rate, so larger learning rates are not useful.
 LearningRate = Annotated[ScheduleValue, pydantic.AfterValidator(_between_0_and(10.0))]
 
 
 class Schedule:
-    """A value that depends on environment steps: constant, or linear between given points.
+    """A number that depends on the environment steps. The number is a constant, or piecewise linear
+    between given points.
 
-    It is constant before the first point and after the last one.
+    Before the first point and after the last point, the number is constant.
 
     Args:
         value: a number, or `[[environment steps, value], ...]` with increasing steps.

@@ -1,10 +1,11 @@
 """Adam and RMSprop of `torch.optim` over one flat tensor.
 
-Results equal `torch.optim.Adam` and `torch.optim.RMSprop` bit for bit. Constructing these classes
-imports torch's compiler, which takes about 2 s and 800 modules per process. So RMSprop
-calls the function `torch.optim.rmsprop.rmsprop` instead. Adam calls the kernel behind
-`torch.optim.adam.adam(fused=True)`, because that function costs A3C's driver about 40 us more for
-each update (docs/performance.md). The kernel is the only private name of torch in this file.
+The results equal the results of `torch.optim.Adam` and `torch.optim.RMSprop` bit for bit. The
+constructors of these two torch classes import torch's compiler, which takes about 2 s and 800
+modules per process. So `RMSprop` calls the function `torch.optim.rmsprop.rmsprop` instead. `Adam`
+calls the kernel of `torch.optim.adam.adam(fused=True)`, because the function itself would cost the
+driver of A3C about 40 us more for each update (docs/performance.md). The kernel is the only private
+name of torch in this file.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from polopt.policies.learning.policy_config import PolicyConfig
 
 
 class TorchOptimizer(ABC):
-    """One algorithm of `torch.optim`, with its state, over one flat tensor.
+    """One algorithm of `torch.optim` for one flat tensor, with the state of the algorithm.
 
     Args:
-        params: `[P]`. Each step updates them in place.
-        grads: `[P]`. Each step reads them.
-        moments: torch's names of the state tensors `[P]`.
+        params: `[P]`. Each step updates this tensor in place.
+        grads: `[P]`. Each step reads this tensor.
+        moments: names of the state tensors `[P]` in torch.
 
     Attributes:
-        name: value of the config key `torch_optimizer`, and key of the state in checkpoints.
+        name: value of the option `torch_optimizer`, and key of the state in checkpoints.
     """
 
     name: str
@@ -42,17 +43,18 @@ class TorchOptimizer(ABC):
 
     @abstractmethod
     def step(self, lr: float, config: PolicyConfig) -> None:
-        """Makes one update with learning rate `lr`. `config` holds the algorithm's options."""
+        """Makes one update with learning rate `lr`. `config` has the options of the algorithm."""
 
     def get_state(self) -> dict[str, Tensor]:
-        """Copies of the state on the CPU, under torch's names. Empty before the first step."""
+        """Returns copies of the state tensors on the CPU, by their names in torch. The dict is
+        empty before the first step."""
         return {key: t.cpu().clone() for key, t in self._tensors().items() if self.count.item()}
 
     def set_state(self, state: Mapping[str, Tensor]) -> None:
-        """Copies a state from `get_state`.
+        """Restores a state from `get_state`. Tensors that are missing in the state are set to 0.
 
         Raises:
-            ValueError: the state belongs to a different number of parameters.
+            ValueError: the state belongs to another number of parameters.
         """
         for key, tensor in self._tensors().items():
             given = state.get(key)
@@ -77,7 +79,8 @@ class Adam(TorchOptimizer):
 
     def __init__(self, params: Tensor, grads: Tensor) -> None:
         super().__init__(params, grads, "exp_avg", "exp_avg_sq")
-        # `_steps` is the memory of `count`. NumPy adds 1 in a tenth of torch's time.
+        # On the CPU, `_steps` shares the memory of `count`, because NumPy adds 1 ten times faster
+        # than torch.
         self._steps: Any = self.count.numpy() if params.device.type == "cpu" else self.count
 
     def step(self, lr: float, config: PolicyConfig) -> None:

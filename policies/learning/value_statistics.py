@@ -1,4 +1,4 @@
-"""Statistics that compare a critic's values with their targets, for fragments and replayed rows."""
+"""Statistics that compare the values of a critic with their targets."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from polopt.common.sample_batch import SampleBatch
 
 
 def value_statistics(sums: Sequence[float]) -> dict[str, float]:
-    """Compares values with value targets.
+    """Compares values of a fragment with their targets.
 
     Args:
-        sums: sums from `value_sums`, of one learner or added up over several.
+        sums: sums from `value_sums`, from one learner or added up over several learners.
 
     Returns:
-        `vf_explained_var`: `1 - Var(targets - values) / Var(targets)`, or 0 if the targets are
-        constant. `vf_predicted_mean` and `vf_target_mean`: the means of values and targets. Their
-        difference is the bias of the values. Without rows all of them are 0.
+        three statistics. `vf_explained_var` is `1 - Var(targets - values) / Var(targets)`, or 0 if
+        the targets are constant. `vf_predicted_mean` is the mean of the values, and
+        `vf_target_mean` is the mean of the targets. The difference of these means is the bias of
+        the values. Without rows, all three statistics are 0.
     """
     count, target, squares, error, error_squares = sums
     rows = max(count, 1.0)
@@ -35,8 +36,8 @@ def value_statistics(sums: Sequence[float]) -> dict[str, float]:
 
 
 def value_sums(batch: SampleBatch) -> list[float]:
-    """Five sums over the valid rows of a prepared batch: the number of rows, the targets, their
-    squares, the errors (target minus value), and their squares."""
+    """Five sums over the valid rows of a prepared batch. These are the number of rows, the targets,
+    their squares, the errors (target minus value), and the squares of the errors."""
     valid = batch["valid"]
     targets = batch["value_targets"][valid].astype(np.float64)
     errors = targets - batch["values"][valid]
@@ -50,7 +51,8 @@ def value_sums(batch: SampleBatch) -> list[float]:
 
 
 def value_stats(values: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """Compares values `[B]` with their targets `[B]`, in torch. See `value_statistics`."""
+    """Compares values `[B]` of replayed rows with their targets `[B]`, in torch. Returns the
+    statistics of `value_statistics`."""
     variance = targets.var(correction=0)
     explained = 1.0 - (targets - values).var(correction=0) / variance.clamp(min=1e-12)
     return {

@@ -1,4 +1,4 @@
-"""`WeightUpdater`: gradient clipping and the update of the weights."""
+"""`WeightUpdater`: clips gradients and updates the weights."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.learning.schedules import Schedule
 from polopt.policies.learning.torch_optimizers import TORCH_OPTIMIZERS, TorchOptimizer
 
-#: Largest norm of an applied gradient. The square of a larger one overflows float32.
+#: Largest norm of an applied gradient. The squares of a larger gradient may overflow float32.
 _MAX_NORM = 1e18
 
 
 class WeightUpdater:
     """Applies the gradient in `flat.grads` to `flat.params`.
 
-    It clips the gradient by its global norm, and then makes one step of the config's `torch.optim`
-    algorithm. Each trained segment has its own torch optimizer and learning rate.
+    The updater clips the gradient by its global norm. Then it makes one step of the `torch.optim`
+    algorithm that the option `torch_optimizer` names. Each trained segment has its own torch
+    optimizer and learning rate.
 
     Args:
         flat: the parameters and the gradient.
@@ -36,8 +37,8 @@ class WeightUpdater:
         self.configure(config)
 
     def configure(self, config: PolicyConfig) -> None:
-        """Makes the next update use the options of `config`. Only `torch_optimizer` must stay the
-        same."""
+        """Sets the options for the following updates. `config` must have the same
+        `torch_optimizer` as before."""
         self._config = config
         self._lrs = {}
         for name, option in self._flat.lr_options.items():
@@ -47,20 +48,22 @@ class WeightUpdater:
     def apply(
         self, env_steps: int, lr_scale: float, resting: Collection[str] = ()
     ) -> tuple[bool, dict[str, float]]:
-        """Makes one update, unless the gradient is not finite.
+        """Makes one update, or skips the gradient if it is not finite.
 
-        A gradient whose squares would overflow in the optimizer's state is skipped, too. Otherwise
-        the weights or the state would become non-finite, and stay so.
+        The method also skips a gradient whose squares would overflow in the state of the torch
+        optimizer. Such a gradient would make the weights or the state non-finite forever.
 
         Args:
-            env_steps: environment steps, on which the learning-rate schedules depend.
-            lr_scale: factor on the learning rate. (Adam would cancel a factor on the gradient.)
-            resting: segments that are not updated. Their gradient is 0, and their torch optimizer
-                makes no step.
+            env_steps: number of environment steps, for the learning-rate schedules.
+            lr_scale: factor on the learning rate. (A factor on the gradient would have no effect in
+                Adam.)
+            resting: names of segments that are not updated. The gradient of these segments is 0,
+                and their torch optimizers make no step.
 
         Returns:
-            whether the gradient was applied, and statistics: `grad_norm` (before clipping, only if
-            it was applied) and `default_optimizer_learning_rate` (of the first segment).
+            whether the gradient was applied, and statistics. `grad_norm` is the norm before
+            clipping, and is missing if the gradient was skipped. `default_optimizer_learning_rate`
+            is the learning rate of the first segment.
         """
         norm = self._flat.norm()
         lrs = {name: lr(env_steps) * lr_scale for name, lr in self._lrs.items()}
@@ -76,17 +79,17 @@ class WeightUpdater:
         return True, {"grad_norm": norm, **stats}
 
     def get_state(self) -> dict[str, Any]:
-        """The states of the torch optimizers: `{"adam": {"network": {"step": ..., ...}}}`."""
+        """Returns the states of the torch optimizers, such as `{"adam": {"network": {"step": ...,
+        ...}}}`."""
         states = {name: optimizer.get_state() for name, optimizer in self._optimizers.items()}
         return {self._name: states}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Copies a state from `get_state`. Ignores other keys of `state`. A segment that the state
-        lacks begins without moments.
+        """Restores a state from `get_state`. Ignores other keys of `state`. If a segment is missing
+        in the state, its torch optimizer is reset.
 
         Raises:
-            ValueError: the state is from another algorithm, or for a different number of
-                parameters.
+            ValueError: the state belongs to another algorithm or to another number of parameters.
         """
         if self._name not in state:
             found = [other for other in TORCH_OPTIMIZERS if other in state]

@@ -1,1 +1,1 @@
-"""Actor-critic networks."""
+"""Networks: actor-critic networks, Q-networks, and the user's own modules."""

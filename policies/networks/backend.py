@@ -1,8 +1,8 @@
 """`Backend`: computes the outputs and the gradients of a policy's network.
 
-There are two backends, and a policy calls both in the same way. `Backend` computes in torch, and
-supports every network and loss. `fast_cpu.numpy_backend.NumpyBackend` computes in NumPy, and is
-faster for small networks on the CPU.
+There are two backends with the same interface. `Backend` computes in torch, and supports every
+network and loss. `fast_cpu.numpy_backend.NumpyBackend` computes in NumPy, and is faster for small
+networks on the CPU.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torch import Tensor
 
 from polopt.policies.networks.network import Network
 
-#: Columns of a batch or a minibatch by name: arrays, or the values that `Backend.rows` returns.
+#: Columns of a batch or a minibatch, by name. The values are arrays, or values from `Backend.rows`.
 Rows = Mapping[str, Any]
 #: The type of `NetworkPolicy.loss`.
 Loss = Callable[[Mapping[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]
 
 
 class Backend:
-    """Computes outputs and gradients of one network in torch. Supports every network and loss.
+    """Computes outputs and gradients of one network in torch.
 
-        params = backend.action_params(obs)        # to act
+        params = backend.action_params(obs)        # for acting
         rows = backend.rows(columns)               # once for each batch
         stats = backend.backward(rows)             # adds to the `.grad` of all parameters
 
@@ -74,8 +74,11 @@ class Backend:
         )
 
     def rows(self, columns: Rows) -> Rows:
-        """The columns of a batch as `backward` takes them: as tensors on the network's device.
-        Called once for each batch. Minibatches are parts of the returned columns."""
+        """Converts the columns of a batch to tensors on the device of the network, for `backward`.
+
+        The policy calls this method once for each batch, and cuts minibatches out of the returned
+        columns.
+        """
         return {
             name: as_tensor(column, self._device) if isinstance(column, np.ndarray) else column
             for name, column in columns.items()
@@ -90,7 +93,7 @@ class Backend:
             rows: columns `[B, ...]`, as arrays or from `rows`. See `NetworkPolicy.loss`.
 
         Returns:
-            learner statistics of the loss, with `total_loss`.
+            the learner statistics of the loss, and `total_loss`.
         """
         self._model.train()
         try:
@@ -103,16 +106,16 @@ class Backend:
 
 
 def aligned(array: np.ndarray) -> np.ndarray:
-    """The array, or a copy of it that begins at a multiple of 16 bytes.
+    """Returns the array, or a copy if the array does not begin at a multiple of 16 bytes.
 
-    Matrix products on a CPU round differently if an array begins elsewhere, as the rows of one step
-    of a fragment may. Then the outputs of the sampler and of `predict` would differ in the last
-    bit.
+    Matrix products on a CPU round differently if an array is not aligned. The rows of one step of a
+    fragment may not be aligned. Without the copy, the outputs of the sampler and of `predict` would
+    differ in the last bit.
     """
     return array.copy() if array.ctypes.data % 16 else array
 
 
 def as_tensor(array: np.ndarray, device: torch.device | None = None) -> Tensor:
-    """The array as a tensor. They share memory where possible."""
+    """Converts an array to a tensor. The tensor shares the memory of the array if possible."""
     # Arrays from Ray's object store are read-only, which torch does not support.
     return torch.as_tensor(array if array.flags.writeable else array.copy(), device=device)

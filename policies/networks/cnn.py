@@ -16,7 +16,8 @@ from polopt.policies.networks.observations import Part
 NATURE_FILTERS: tuple[ConvFilter, ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 #: Smallest height and width that `NATURE_FILTERS` accept.
 NATURE_MIN_SIZE = 36
-#: For smaller images: the layer of Young and Tian (2019) for MinAtar, before 128 units.
+#: The convolution for smaller images, as Young and Tian (2019) use for MinAtar. They also use a
+#: linear layer of 128 units after the convolution.
 SMALL_FILTERS: tuple[ConvFilter, ...] = ((16, 3, 1),)
 SMALL_MIN_SIZE = 3
 
@@ -25,7 +26,7 @@ class ImageEncoder(NamedTuple):
     """Convolutions and linear layers over one image, with ReLU.
 
     Attributes:
-        part: the image in encoded observations.
+        part: the part of encoded observations that is the image.
         filters: channels, kernel and stride of each convolution. See `ModelConfig`.
         hiddens: widths of the linear layers after the convolutions.
         layer_norm: see `ModelConfig`.
@@ -45,19 +46,20 @@ class ImageEncoder(NamedTuple):
 
     @property
     def channels_last(self) -> bool:
-        """Whether the image is `[H, W, C]`. This is so if its last dimension is the smallest, or if
-        all are equal. Otherwise the image is `[C, H, W]`."""
+        """Whether the image is `[H, W, C]` instead of `[C, H, W]`. An image is `[H, W, C]` if its
+        last dimension is the smallest, or if all dimensions are equal."""
         shape = self.part.space.shape
         assert shape is not None
         return shape[2] < min(shape[:2]) or len({*shape}) == 1
 
     def image(self, obs: Tensor) -> Tensor:
-        """The image of encoded observations: `[B, C, H, W]` float32. Bytes are scaled."""
+        """Takes the image from encoded observations, as `[B, C, H, W]` float32. Scales uint8
+        images."""
         image = self.part.scaled(obs)
         return image.permute(0, 3, 1, 2) if self.channels_last else image
 
     def make(self) -> tuple[nn.Sequential, int]:
-        """Makes new layers. Returns them and their number of output features.
+        """Makes new layers. Returns the layers and the number of their output features.
 
         Raises:
             ConfigError: a kernel is larger than its input.
@@ -80,7 +82,7 @@ class ImageEncoder(NamedTuple):
             conv = nn.Conv2d(channels, channels_out, kernel, stride, padding)
             layers.append(initialised(conv, gain=2.0**0.5))
             if self.layer_norm:
-                layers.append(nn.GroupNorm(1, channels_out))  # one group: over all channels
+                layers.append(nn.GroupNorm(1, channels_out))  # one group with all channels
             layers.append(nn.ReLU())
             height = (height + 2 * padding - kernel) // stride + 1
             width = (width + 2 * padding - kernel) // stride + 1
@@ -94,16 +96,17 @@ class ImageEncoder(NamedTuple):
 class CNNNetwork(ActorCriticNetwork):
     """Convolutions over images, with ReLU.
 
-    Images of bytes are scaled to [0, 1] only here, so they can be stored and sent as bytes.
+    The network itself scales uint8 images to [0, 1]. So batches and messages hold uint8 images,
+    which are smaller.
 
     Args:
         encoder: the image and its layers.
         num_params: P, number of distribution parameters for one observation.
-        gaussian: the second half of the parameters are log standard deviations.
+        gaussian: whether the second half of the parameters are log standard deviations.
         config: see `ModelConfig`.
 
     Raises:
-        ConfigError: if a kernel is larger than its input.
+        ConfigError: a kernel is larger than its input.
     """
 
     policy_trunk: nn.Sequential
@@ -118,5 +121,5 @@ class CNNNetwork(ActorCriticNetwork):
         self.parts = (encoder.part,)
 
     def prepare(self, obs: Tensor) -> Tensor:
-        """`[B, C, H, W]` float32."""
+        """Converts encoded observations to `[B, C, H, W]` float32."""
         return self.encoder.image(obs)

@@ -1,4 +1,4 @@
-"""`CombinedNetwork`: an encoder for each image of an observation, and a trunk over all features."""
+"""`CombinedNetwork`: a network for observations that consist of images and other parts."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from polopt.policies.networks.observations import Part, flattened
 
 
 class CombinedNetwork(ActorCriticNetwork):
-    """Each image of an observation passes through convolutions of its own. An MLP then gets the
-    features of all images, and the other parts of the observation, flattened. (This is like
-    `CombinedExtractor` of Stable-Baselines3.)
+    """Separate convolutions for each image of an observation, and an MLP over all features.
+
+    The MLP gets the features of all images and the other parts of the observation, flattened and
+    concatenated. (`CombinedExtractor` of Stable-Baselines3 does the same.)
 
     Args:
-        images: the parts with convolutions.
+        images: the parts of the observation that have convolutions.
         others: the other parts.
         num_params: P, number of distribution parameters for one observation.
-        gaussian: the second half of the parameters are log standard deviations.
+        gaussian: whether the second half of the parameters are log standard deviations.
         config: see `ModelConfig`.
 
     Raises:
-        ConfigError: if a kernel is larger than its input.
+        ConfigError: a kernel is larger than its input.
     """
 
     def __init__(
@@ -51,8 +52,8 @@ class CombinedNetwork(ActorCriticNetwork):
         self.parts = (*(encoder.part for encoder in images), *others)
 
     def prepare(self, obs: Tensor) -> list[Tensor]:
-        """The images, each `[B, C, H, W]` float32. If there are other parts, they come last, as one
-        tensor `[B, D]` float32."""
+        """Splits encoded observations into the images, each `[B, C, H, W]` float32. If there are
+        other parts, the last element of the list is one tensor `[B, D]` float32 of these parts."""
         others = [flattened(part.scaled(obs)) for part in self.others]
         images = [encoder.image(obs) for encoder in self.images]
         return [*images, torch.cat(others, dim=1)] if others else images

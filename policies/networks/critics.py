@@ -1,4 +1,4 @@
-"""Networks for continuous actions: an actor, and critics that get observation and action."""
+"""Networks for continuous actions: an actor, and critics of observations and actions."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from polopt.policies.networks.observations import flattened
 
 
 class CriticModelConfig(ModelConfig):
-    """Options of the networks of actor and critics: the options of `ModelConfig`, with other
+    """Options of the actor and the critics. These are the options of `ModelConfig` with other
     defaults.
 
-    The actor and each critic are separate networks, and all of them use these options.
+    The actor and each critic are separate networks, and each network uses these options.
     `vf_share_layers`, `free_log_std` and `squash_actions` have no effect.
     """
 
@@ -29,10 +29,10 @@ class CriticModelConfig(ModelConfig):
 
 
 class Critics(nn.Module):
-    """Computes Q-values of observations and actions with K networks.
+    """K networks that compute Q-values of pairs of an observation and an action.
 
-    Each network gets the pair as an observation of a `Tuple` space. Its second output is the
-    Q-value.
+    A network gets such a pair as one observation of a `Tuple` space. The second output of the
+    network is the Q-value.
 
     Args:
         networks: the K networks.
@@ -43,8 +43,8 @@ class Critics(nn.Module):
         self.networks = nn.ModuleList(networks)
 
     def forward(self, obs: Tensor, actions: Tensor, count: int | None = None) -> Tensor:
-        """Q-values `[K, B]` of encoded observations `[B, ...]` and actions `[B, A]`. With `count`,
-        only the first `count` networks compute them."""
+        """Q-values `[K, B]` of encoded observations `[B, ...]` and actions `[B, A]`. If `count` is
+        given, only the first `count` networks are used, and K is `count`."""
         inputs = torch.cat([flattened(obs).float(), actions], dim=1)
         values = [network.value(inputs) for network in self.networks[:count]]  # type: ignore[operator]
         return torch.stack(values)
@@ -57,7 +57,7 @@ def make_actor(
     gaussian: bool,
     config: ModelConfig,
 ) -> Network:
-    """Makes an actor. Its first output is the distribution parameters `[B, P]`.
+    """Makes an actor. The first output of the actor is the distribution parameters `[B, P]`.
 
     Args:
         observation_space: observation space of one environment.
@@ -67,7 +67,7 @@ def make_actor(
         config: see `ModelConfig`.
 
     Raises:
-        ConfigError: the network has memory, or `make_network` refuses it.
+        ConfigError: the network has memory, or `make_network` raises this error.
     """
     network = make_network(
         observation_space, action_space, None, num_params, gaussian, _own(config)
@@ -78,8 +78,8 @@ def make_actor(
 def make_critics(
     observation_space: Space[Any], action_space: spaces.Box, count: int, config: ModelConfig
 ) -> Critics:
-    """Makes `count` critics with separate weights. Other arguments and errors as in
-    `make_actor`."""
+    """Makes `count` critics with separate weights. `make_actor` describes the other arguments and
+    the errors."""
     size = int(np.prod(action_space.shape))
     actions = spaces.Box(-1.0, 1.0, (size,), np.float32)
     space = spaces.Tuple((observation_space, actions))
@@ -100,14 +100,14 @@ def check_bounded(space: Space[Any], policy: str) -> None:
     if not (is_box and np.isfinite(space.low).all() and np.isfinite(space.high).all()):  # type: ignore[attr-defined]
         raise ConfigError(
             f"action space {space} with policy {policy}. Allowed: a Box of floats with finite "
-            "bounds, because critics get the action as numbers from -1 to 1. Policies for other "
-            "spaces: 'dqn' (Discrete), 'ppo' (any)"
+            "bounds, because critics get actions scaled to the range from -1 to 1. Policies for "
+            "other spaces: 'dqn' (Discrete), 'ppo' (any)"
         )
 
 
 def _own(config: ModelConfig) -> ModelConfig:
-    """The options with one shared trunk. Each network uses only one head, so it needs only one
-    trunk."""
+    """The options for an actor or a critic. These networks use only one of their two heads, so one
+    shared trunk is enough."""
     return config.model_copy(update={"vf_share_layers": True, "free_log_std": False})
 
 

@@ -16,14 +16,14 @@ from polopt.common.config import ConfigError, shown
 from polopt.policies.networks.network import Network, States
 from polopt.policies.networks.observations import split
 
-#: Rows of the example batch. More than one, because batch normalisation needs a variance.
+#: Rows of the example batch. A module with batch normalisation needs more than one row.
 _ROWS = 2
 #: Number of stack frames of the user's code that an error quotes.
 _FRAMES = 3
 
 
 class CustomNetwork(Network):
-    """Passes observations to the user's module, in the structure of their space. See `split`.
+    """Wraps a module of the user, and passes observations to it in the structure of their space.
 
         class MyNetwork(nn.Module):
             def __init__(self, observation_space, action_space, num_params, **options): ...
@@ -31,8 +31,9 @@ class CustomNetwork(Network):
             def forward(self, obs):
                 return params, values                  # [B, num_params], [B]
 
-    A module with memory has an attribute `state_size`, S. Its `forward(obs, state)` also gets the
-    memory `[B, S]`, and returns the memory after these observations as the third output.
+    `split` describes the structure of `obs`. A module with memory has an attribute `state_size`,
+    S. The method `forward(obs, state)` of such a module also gets the memory `[B, S]`, and returns
+    the new memory as a third output.
 
     Args:
         module: the module.
@@ -63,8 +64,8 @@ class CustomNetwork(Network):
         return torch.stack(all_params), torch.stack(all_values), states
 
     def __repr__(self) -> str:
-        """Names and shapes of the parameters and buffers. Checkpoints compare them. The rest of the
-        module may change."""
+        """Names and shapes of the parameters and buffers. `Policy.check_network` compares this text
+        with the text in a checkpoint, so other changes of the module are allowed."""
         state = self.module.state_dict().items()
         shapes = [f"{name} {list(t.shape)}" for name, t in state if isinstance(t, Tensor)]
         return f"{type(self).__name__}({', '.join(shapes)})"
@@ -77,18 +78,19 @@ def make_custom(
     action_space: Space[Any],
     num_params: int,
 ) -> CustomNetwork:
-    """Makes the user's module, and checks its tensors and its outputs for an example batch.
+    """Makes the user's module. Checks its parameters and buffers, and its outputs for an example
+    batch.
 
     Args:
         module_class: the user's class. See `CustomNetwork`.
-        options: keyword arguments of its constructor.
+        options: keyword arguments of the constructor of `module_class`.
         observation_space: observation space of one environment, without an action mask.
         action_space: action space of one environment.
         num_params: P, number of distribution parameters for one observation.
 
     Raises:
-        ConfigError: the module raises, or does not fit these spaces. The message says why.
-        NotImplementedError: on torch's device `meta`, if the module needs real numbers.
+        ConfigError: the module raises an error, or does not fit these spaces. The message says why.
+        NotImplementedError: the module cannot be made on torch's meta device.
     """
     name = module_class.__name__
     on_meta = torch.empty(0).device.type == "meta"
@@ -117,7 +119,7 @@ def make_custom(
 
 
 def _example(space: Space[Any]) -> Tensor:
-    """A batch of encoded observations, all zeros."""
+    """An example batch of encoded observations. All numbers are 0."""
     if isinstance(space, spaces.Box):
         return torch.from_numpy(np.zeros((_ROWS, *space.shape), space.dtype))
     return torch.zeros(_ROWS, int(spaces.utils.flatdim(space)))
@@ -139,7 +141,7 @@ def _check_tensors(module: nn.Module, name: str) -> None:
         if other != key and tensor.numel():
             raise ConfigError(
                 f"key 'model.custom': {other!r} and {key!r} of {name} share memory. Allowed: one "
-                "parameter that is used twice, or tensors with memory of their own"
+                "parameter that is used twice, or tensors that do not share memory"
             )
 
 
@@ -148,7 +150,7 @@ def _state_size(module: nn.Module) -> int:
     if type(size) is not int or size < 0:
         raise ConfigError(
             f"key 'model.custom': state_size of {type(module).__name__} is {shown(size)}. Allowed: "
-            "a whole number, the size of the memory of one environment; 0 without memory"
+            "a whole number, the size of the memory of one environment, or 0 without memory"
         )
     return size
 
@@ -180,12 +182,12 @@ def _check_outputs(outputs: Any, name: str, num_params: int, state_size: int) ->
     if not (params.requires_grad or values.requires_grad):
         raise ConfigError(
             f"key 'model.custom': the outputs of {name}.forward do not depend on a parameter of "
-            "it. Allowed: a module that can learn"
+            "the module, so it cannot learn. Allowed: outputs that depend on a parameter"
         )
 
 
 def _described(value: Any) -> str:
-    """How an error shows `value`. A tensor is shown by type and shape, without its numbers."""
+    """How an error message shows `value`. For a tensor, this is its dtype and its shape."""
     if isinstance(value, Tensor):
         return f"{value.dtype} {list(value.shape)}"
     if isinstance(value, tuple | list):

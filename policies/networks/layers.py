@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def initialised(layer: _Layer, gain: float) -> _Layer:
-    """`layer` with orthogonal weights (Saxe et al., 2014) and zero biases."""
+    """Initialises `layer` with orthogonal weights (Saxe et al., 2014) and zero biases."""
     nn.init.orthogonal_(layer.weight, gain)
     assert layer.bias is not None
     nn.init.zeros_(layer.bias)
@@ -36,8 +36,14 @@ def linear(size_in: int, size_out: int, gain: float) -> nn.Linear:
 def mlp(
     widths: Sequence[int], activation: type[nn.Module], layer_norm: bool = False
 ) -> nn.Sequential:
-    """Linear layers between consecutive widths, each followed by the activation. With
-    `layer_norm`, each activation has a layer normalisation before it."""
+    """A multi-layer perceptron. Each linear layer is followed by the activation. With `layer_norm`,
+    there is a layer normalisation before each activation.
+
+    Args:
+        widths: number of inputs, and then the number of outputs of each layer.
+        activation: class of the activation.
+        layer_norm: whether to normalise before each activation.
+    """
     layers: list[nn.Module] = []
     for size_in, size_out in itertools.pairwise(widths):
         layers.append(linear(size_in, size_out, gain=2.0**0.5))

@@ -1,4 +1,4 @@
-"""`LSTM`: long short-term memory (Hochreiter and Schmidhuber, 1997), reset at each new episode."""
+"""`LSTM`: long short-term memory (Hochreiter and Schmidhuber, 1997), reset between episodes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 
 class LSTM(nn.Module):
-    """One layer of LSTM cells. Its state is one vector: hidden values, then cell values.
+    """One layer of LSTM cells. The state is one vector of hidden values followed by cell values.
 
-    Weights are orthogonal and biases 0, as in CleanRL.
+    Initial weights are orthogonal, and initial biases are 0, as in CleanRL.
 
     Args:
         size_in: D, number of input features.
-        cell_size: C, number of cells, which is the number of output features.
+        cell_size: C, number of cells. This is also the number of output features.
 
     Attributes:
         state_size: 2 C, size of the state of one sequence.
@@ -34,23 +34,25 @@ class LSTM(nn.Module):
     def forward(
         self, inputs: Tensor, state: Tensor, starts: Tensor | None = None
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Reads B sequences of T steps.
+        """Processes B sequences of T steps.
 
         Args:
             inputs: `[T, B, D]`.
             state: `[B, 2 C]` before the first step.
-            starts: `[T, B]` bool. True sets the state to 0 before this step. None: no step does.
+            starts: `[T, B]` bool. True sets the state to 0 before this step. `None` means that no
+                step resets the state.
 
         Returns:
-            outputs `[T, B, C]`, and states `[B, 2 C]` by step. There is a state after the last
-            step, and after each step that is followed by a start of any sequence.
+            outputs `[T, B, C]`, and a dict of states `[B, 2 C]` by index of the step. The dict has
+            the state after the last step, and the state after each step that precedes a reset of
+            any sequence.
         """
         size = state.shape[1] // 2
         hidden, cells = state[None, :, :size].contiguous(), state[None, :, size:].contiguous()
         outputs, states = [], {}
         for start, stop in _stretches(starts, len(inputs)):
             if starts is not None:
-                # Not a product: 0 * NaN would stay NaN.
+                # A product with 0 would keep NaN.
                 hidden = hidden.masked_fill(starts[start, :, None], 0.0)
                 cells = cells.masked_fill(starts[start, :, None], 0.0)
             output, (hidden, cells) = self.cells(inputs[start:stop], (hidden, cells))
@@ -60,8 +62,8 @@ class LSTM(nn.Module):
 
 
 def _stretches(starts: Tensor | None, steps: int) -> list[tuple[int, int]]:
-    """The stretches of time without a reset. One call of the LSTM for each stretch costs less than
-    one call for each step."""
+    """Splits the steps into intervals `(start, stop)` without a reset inside. One call of the LSTM
+    for each interval is faster than one call for each step."""
     begins = [] if starts is None else starts.any(dim=1).nonzero()[:, 0].tolist()
     bounds = sorted({0, steps, *begins})
     return list(itertools.pairwise(bounds))

@@ -1,4 +1,4 @@
-"""Selection of the network for an observation space."""
+"""`make_network`: selects and makes the network for an observation space."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def make_network(
         config: see `ModelConfig`.
 
     Raises:
-        ConfigError: convolutions are asked for, but observations are not images, or the images are
-            too small. Or the user's own module does not fit the spaces.
+        ConfigError: `conv_filters` is set, but no observation has three dimensions, or an image is
+            too small for the filters. Also raised if the user's own module does not fit the spaces.
     """
     space = observation_space if mask is None else mask.rest
     if config.custom is None:
@@ -64,7 +64,7 @@ def _built_in(space: Space[Any], num_params: int, gaussian: bool, config: ModelC
     if config.conv_filters and not images:
         raise ConfigError(
             f"key 'conv_filters': got {list(config.conv_filters)} for observations of shape "
-            f"{_shape(space)}. Allowed: none, or observations of three dimensions"
+            f"{_shape(space)}. Allowed: no filters, or observations of three dimensions"
         )
     if images and len(parts) == 1:
         return CNNNetwork(images[0], num_params, gaussian, config)
@@ -76,7 +76,8 @@ def _built_in(space: Space[Any], num_params: int, gaussian: bool, config: ModelC
 
 
 def _image_encoder(part: Part, config: ModelConfig) -> ImageEncoder | None:
-    """The convolutions over a part of an observation. None if the part has no convolutions."""
+    """Returns the convolutions over a part of an observation. Returns None if this part has no
+    convolutions."""
     shape = part.space.shape or ()
     if not isinstance(part.space, spaces.Box) or len(shape) != 3:
         return None

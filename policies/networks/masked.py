@@ -1,4 +1,4 @@
-"""`MaskedNetwork`: gives actions that are not allowed the probability 0."""
+"""`MaskedNetwork`: gives the probability 0 to actions that the action mask does not allow."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from polopt.policies.networks.network import Network, States
 
 
 class MaskedNetwork(Network):
-    """A network whose logits are masked by the action mask in the observation.
+    """Wraps a network, and masks its logits with the action mask in the observation.
 
-    Acting, log-probabilities, entropy, KL and exported models all use this network, so all of them
-    have the same mask. Masked logits have no gradient.
+    Acting, log-probabilities, entropy, KL and exported models all use this network, so the mask
+    applies to all of them. Masked logits have no gradient.
 
     Args:
-        network: the network to mask.
-        mask: where the mask is.
-        seen: whether `network` gets whole observations. False: it gets them without the mask.
+        network: the network to wrap.
+        mask: the position of the mask in observations.
+        seen: True passes the mask to `network` as a part of the observation. False removes the mask
+            from the observation first.
 
     Attributes:
-        network: the network to mask.
-        place: where the mask is in an encoded observation.
-        seen: whether `network` gets whole observations.
+        network: the wrapped network.
+        place: the slice of the mask in an encoded observation.
+        seen: the argument.
     """
 
     def __init__(self, network: Network, mask: ActionMask, seen: bool = False) -> None:

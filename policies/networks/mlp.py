@@ -18,7 +18,8 @@ class MLPNetwork(ActorCriticNetwork):
         num_params: P, number of distribution parameters for one observation.
         gaussian: whether the second half of the parameters are log standard deviations.
         config: see `ModelConfig`.
-        image: how to scale observations that are an image of bytes. None: do not scale them.
+        image: the observation, if it is one uint8 image, which the network must scale. `None` means
+            that the network does not scale observations.
     """
 
     policy_trunk: nn.Sequential
@@ -45,5 +46,5 @@ class MLPNetwork(ActorCriticNetwork):
         self.parts = () if image is None else (image,)
 
     def prepare(self, obs: Tensor) -> Tensor:
-        """`[B, D]` float32."""
+        """Flattens and scales encoded observations to `[B, D]` float32."""
         return flattened(obs if self.image is None else self.image.scaled(obs)).float()

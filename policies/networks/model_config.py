@@ -20,26 +20,28 @@ _ALLOWED_WIDTHS = "a list of the widths of layers, such as [64, 64], at most 100
 _Padding = Annotated[int, pydantic.Field(ge=0, le=16_384)]
 #: Names of `polopt.policies.networks.layers.ACTIVATIONS`.
 Activation = Literal["tanh", "relu", "elu", "gelu", "leaky_relu", "silu"]
-#: Channels, kernel size and stride of one convolution, and the padding unless it is 0.
+#: Channels, kernel size, stride and optional padding of one convolution.
 ConvFilter = tuple[_Width, _Width, _Width] | tuple[_Width, _Width, _Width, _Padding]
 
 
 def _network_class(value: Any) -> type[nn.Module] | None:
-    """The class that the value of `custom` names. A class itself is also allowed, and does not get
-    registered: a notebook may define several classes of the same name, and a checkpoint must not
-    find the wrong one."""
+    """Converts the value of the option `custom` to a class.
+
+    The value may be a name or a class. This function does not register a class, because a notebook
+    may define several classes with the same name. A checkpoint could then find the wrong class.
+    """
     names = NETWORKS.names()
     allowed = "a subclass of torch.nn.Module, 'module:Class' of one, or a name given to "
     allowed += "polopt.register_network" + (f": {', '.join(names)}" if names else "")
     found = value
     if isinstance(value, str):
         try:
-            # A name may also be known to the driver of this trial alone.
+            # `NETWORKS.get` also finds a name that only the driver of this trial has registered.
             found = load_path(value) if ":" in value else NETWORKS.get(value)
         except (ImportError, AttributeError) as error:
             raise ValueError(f"{allowed} ({error})") from None
         except ConfigError:
-            if value in names:  # it cannot be imported
+            if value in names:  # the name is registered, but its class cannot be imported
                 raise
     if found is None or (isinstance(found, type) and issubclass(found, nn.Module)):
         return found
@@ -61,30 +63,32 @@ class ModelConfig(Config):
         fcnet_hiddens: widths of the hidden layers.
         fcnet_activation: activation of the hidden layers. See `ACTIVATIONS`.
         conv_filters: `(channels, kernel, stride)` or `(channels, kernel, stride, padding)` of each
-            convolution, with ReLU, over an image `[C, H, W]` or `[H, W, C]`. Each image of a Dict
-            or Tuple has convolutions of its own. None, for images of uint8 and bool: the
-            convolutions of Mnih et al. (2015) if the image has at least 36 x 36 pixels, and 16
-            filters of 3 x 3 if it is smaller. None, for other observations: no convolutions.
-            Empty: no convolutions.
-        post_fcnet_hiddens: widths of the layers after the convolutions, with ReLU. None: 512, and
-            128 for images below 36 x 36 without `conv_filters`.
-        layer_norm: layer normalisation (Ba et al., 2016) before each activation. After a
-            convolution it is over channels and positions.
-        use_lstm: give policy and value a memory: an LSTM between hidden layers and heads. In one
-            update it reads one fragment, which is `rollout_fragment_length` steps.
+            convolution over an image `[C, H, W]` or `[H, W, C]`. A ReLU follows each convolution.
+            Each image of a Dict or Tuple has its own convolutions. An empty list disables
+            convolutions. With `None`, only images of uint8 or bool have convolutions. Images of at
+            least 36 x 36 pixels then get the convolutions of Mnih et al. (2015), and smaller images
+            get 16 filters of 3 x 3.
+        post_fcnet_hiddens: widths of the layers after the convolutions. A ReLU follows each layer.
+            `None` means one layer of 512 units. If `conv_filters` is also `None`, an image smaller
+            than 36 x 36 pixels gets one layer of 128 units.
+        layer_norm: layer normalisation (Ba et al., 2016) before each activation. The normalisation
+            after a convolution is over channels and positions.
+        use_lstm: add an LSTM between the hidden layers and the heads, as memory for policy and
+            value. In one update, the LSTM reads one fragment of `rollout_fragment_length` steps.
         lstm_cell_size: number of cells of the LSTM.
-        vf_share_layers: policy and value share the hidden layers. None: True with convolutions,
-            which take most of the time, and False otherwise.
-        free_log_std: for Box actions, the log standard deviation is a parameter of its own. It does
-            not depend on the observation.
-        initial_log_std: initial log standard deviation of the policy's action, before the action is
-            mapped to the bounds. If it depends on the observation, this is the initial bias.
-        squash_actions: squash Box actions into the box with tanh. This replaces the mapping from
-            [-1, 1] to the bounds and the clipping (`normalize_actions`, `clip_actions` of
-            `PolicyConfig`).
-        custom: a `torch.nn.Module` class that replaces the network, its registered name, or
-            `module:Class`. See `CustomNetwork`. Of the options above, only `squash_actions` has an
-            effect on it.
+        vf_share_layers: policy and value share the hidden layers. `None` means True for networks
+            with convolutions, because convolutions take most of the time, and False for other
+            networks.
+        free_log_std: for Box actions, the log standard deviation is a separate parameter that does
+            not depend on the observation. False computes it from the observation.
+        initial_log_std: initial log standard deviation of the action before the action is mapped to
+            the bounds. If `free_log_std` is False, this is the initial bias of the layer that
+            computes the log standard deviation.
+        squash_actions: squash Box actions into the box with tanh. Then `normalize_actions` and
+            `clip_actions` of `PolicyConfig` have no effect.
+        custom: a `torch.nn.Module` class that replaces the network. Pass the class, its registered
+            name, or `module:Class`. See `CustomNetwork`. Of the options above, only
+            `squash_actions` has an effect together with `custom`.
         custom_options: keyword arguments of the constructor of `custom`.
     """
 
@@ -113,7 +117,7 @@ class ModelConfig(Config):
     }
 
     def named(self) -> dict[str, Any]:
-        """The options by key, for JSON. A custom network is given by its name."""
+        """The options by key, for JSON. The value of `custom` is a name instead of a class."""
         options = self.to_dict()
         if self.custom is not None:
             options["custom"] = NETWORKS.name_of(self.custom) or self.custom.__name__
@@ -130,7 +134,7 @@ class ModelConfig(Config):
     @pydantic.model_validator(mode="after")
     def _check_options_have_a_module(self) -> ModelConfig:
         if self.custom_options and self.custom is None:
-            raise ValueError("'custom_options' beside 'custom', which is not given")
+            raise ValueError("'custom_options' only together with 'custom', which is not given")
         if self.use_lstm and self.custom is not None:
             raise ValueError("'use_lstm' without 'custom'")
         return self

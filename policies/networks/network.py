@@ -1,4 +1,4 @@
-"""`Network`: the interface of networks. `ActorCriticNetwork`: trunks, memory and heads."""
+"""`Network`: the interface of networks. `ActorCriticNetwork`: base class of built-in networks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from polopt.policies.networks.lstm import LSTM
 from polopt.policies.networks.model_config import ModelConfig
 from polopt.policies.networks.observations import Part
 
-#: The memory `[B, S]` after a step, by step. Has at least the last step, and each step after which
-#: a sequence starts anew.
+#: The memory `[B, S]` after each of some steps, by index of the step. This includes the last step,
+#: and each step after which the memory of a sequence is reset.
 States = dict[int, Tensor]
 
 
@@ -26,8 +26,8 @@ class Network(nn.Module, ABC):
         params, values, states = network.unroll(obs, state)      # with memory
 
     Attributes:
-        state_size: S, size of the memory of one environment. 0 without memory. With memory, only
-            `unroll` computes outputs.
+        state_size: S, size of the memory of one environment. 0 for a network without memory. A
+            network with memory computes outputs only in `unroll`.
     """
 
     state_size: int = 0
@@ -37,43 +37,45 @@ class Network(nn.Module, ABC):
         """Distribution parameters `[B, P]` and values `[B]` of observations `[B, ...]`."""
 
     def action_params(self, obs: Tensor) -> Tensor:
-        """Only the distribution parameters `[B, P]`, for acting."""
+        """Distribution parameters `[B, P]` only. This is faster than `forward` for acting."""
         params: Tensor = self(obs)[0]
         return params
 
     def value(self, obs: Tensor) -> Tensor:
-        """Only the values `[B]`."""
+        """Values `[B]` only."""
         values: Tensor = self(obs)[1]
         return values
 
     def unroll(
         self, obs: Tensor, state: Tensor, starts: Tensor | None = None
     ) -> tuple[Tensor, Tensor, States]:
-        """The outputs of a network with memory, for B sequences of T steps.
+        """Computes the outputs of a network with memory, for B sequences of T steps.
 
         Args:
             obs: `[T, B, ...]`.
             state: memory `[B, S]` before the first step.
-            starts: `[T, B]` bool. True sets the memory to 0 before this step. None: no step does.
+            starts: `[T, B]` bool. True sets the memory to 0 before this step. `None` means that no
+                step resets the memory.
 
         Returns:
-            distribution parameters `[T, B, P]`, values `[T, B]`, and the memory after steps.
+            distribution parameters `[T, B, P]`, values `[T, B]`, and memory. See `States`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no memory")
 
 
 class ActorCriticNetwork(Network):
-    """Trunks, memory and linear heads for policy and value, orthogonally initialised.
+    """Trunks (hidden layers), an optional LSTM, and linear heads for policy and value.
 
-    The gains of the initialisation follow Engstrom et al. (2020): sqrt(2) for hidden layers, 0.01
-    for the policy head, and 1 for the value head. A subclass provides the trunk and `prepare`.
+    All layers are orthogonally initialised. The gains follow Engstrom et al. (2020): sqrt(2) for
+    hidden layers, 0.01 for the policy head, and 1 for the value head. A subclass provides
+    `make_trunk` and `prepare`.
 
     Args:
-        make_trunk: returns a new trunk and its number of output features.
+        make_trunk: returns a new trunk and the number of its output features.
         num_params: P, number of distribution parameters for one observation.
         gaussian: whether the second half of the parameters are log standard deviations.
         shared: whether policy and value share one trunk.
-        config: options of memory and heads. See `ModelConfig`.
+        config: options of the LSTM and the heads. See `ModelConfig`.
 
     Attributes:
         parts: the parts of the observation that `prepare` scales.
@@ -112,7 +114,7 @@ class ActorCriticNetwork(Network):
 
     @abstractmethod
     def prepare(self, obs: Tensor) -> Any:
-        """Makes the input of the trunks from encoded observations `[B, ...]`."""
+        """Converts encoded observations `[B, ...]` to the input of the trunks."""
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         inputs = self.prepare(obs)

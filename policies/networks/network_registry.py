@@ -1,4 +1,4 @@
-"""Networks of the user's by name."""
+"""`register_network`: makes a user's network selectable by name."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def register_network(name: str, cls: type, override: bool = False) -> None:
     `Registry.register`.
 
     Raises:
-        ConfigError: as `Registry.register`, or the name holds a colon: `module:Class` names a class
-            that is to be imported.
+        ConfigError: the errors of `Registry.register`, or the name contains a colon. A colon is
+            reserved for `module:Class`, a class to import.
     """
     if ":" in name:
         raise ConfigError(
-            f"register network {name!r}: 'module:Class' names a class that is to be imported. "
-            "Allowed: a name without a colon"
+            f"register network {name!r}: a name with a colon means a class to import, "
+            "'module:Class'. Allowed: a name without a colon"
         )
     NETWORKS.register(name, cls, override)

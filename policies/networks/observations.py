@@ -1,4 +1,4 @@
-"""Parts of encoded observations as tensors. The inverse of `ObservationEncoder`, in torch."""
+"""Splits encoded observations into tensors. The inverse of `ObservationEncoder`, in torch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Part:
 
     Args:
         space: the space of this part.
-        place: where the part is in an encoded observation `[D]`. None: the part is the whole
-            observation space, a Box that is not flattened.
+        place: the slice of the part in an encoded observation `[D]`. `None` means that the whole
+            observation is one Box, which is not flattened.
 
     Attributes:
         space, place: the arguments.
-        scale: factor with which networks multiply this part. It is one number, or for a Box one
-            number for each element, `[*shape]` float32. 1 except for images of bytes. See
-            `scale_bytes`.
+        scale: the factor by which networks multiply this part. This is one number, or a tensor
+            `[*shape]` float32 with one number for each element of an image. The factor is 1 for
+            all parts except uint8 images. See `scale_bytes`.
     """
 
     scale: float | Tensor
@@ -35,11 +35,12 @@ class Part:
         self.scale_bytes(by_high=True)
 
     def scale_bytes(self, by_high: bool) -> None:
-        """Chooses the divisor of an image of bytes.
+        """Sets the divisor of a uint8 image. Does nothing for other parts.
 
         Args:
-            by_high: divide by the bounds `high` of the image's space, so that they become 1. (An
-                element with the bound 0 stays 0.) False: divide by 255, like older versions.
+            by_high: True divides each element by its bound `high` in the space, so that the bound
+                becomes 1. An element whose bound is 0 is divided by 1. False divides by 255, as
+                older versions of polopt did.
         """
         self.scale = 1.0
         if not self.is_bytes:
@@ -53,23 +54,24 @@ class Part:
 
     @property
     def is_image(self) -> bool:
-        """A Box of three dimensions, of bytes or booleans."""
+        """Whether the part is an image, which is a Box of three dimensions with dtype uint8 or
+        bool."""
         shape, dtype = self.space.shape or (), self.space.dtype
         return isinstance(self.space, spaces.Box) and len(shape) == 3 and dtype in _KEPT
 
     @property
     def size(self) -> int:
-        """Number of elements once it is encoded."""
+        """Number of elements of the encoded part."""
         return int(spaces.utils.flatdim(self.space))
 
     @property
     def is_bytes(self) -> bool:
-        """An image of bytes, which networks scale."""
+        """Whether the part is a uint8 image. Networks scale these images."""
         return self.is_image and self.space.dtype == np.uint8
 
     def scaled(self, obs: Tensor) -> Tensor:
-        """This part of encoded observations `[B, ...]`, scaled. A Box has the shape `[B, *shape]`,
-        other spaces have `[B, d]`. Float32."""
+        """Takes this part from encoded observations `[B, ...]`, and scales it. Returns float32,
+        `[B, *shape]` for a Box and `[B, d]` for other spaces."""
         part = obs if self.place is None else obs[:, self.place]
         if isinstance(self.space, spaces.Box):
             part = part.reshape(part.shape[0], *self.space.shape)
@@ -79,7 +81,7 @@ class Part:
 
 
 def parts_of(space: Space[Any]) -> list[Part]:
-    """The parts of an observation space, in the order in which they are encoded."""
+    """The parts of an observation space, in their order in encoded observations."""
     if isinstance(space, spaces.Box):
         return [Part(space, None)]
     found, start = [], 0
@@ -91,13 +93,11 @@ def parts_of(space: Space[Any]) -> list[Part]:
 
 
 def split(space: Space[Any], obs: Tensor) -> Any:
-    """Encoded observations `[B, ...]` in the structure of their space. A Dict becomes a dict, and a
-    Tuple becomes a tuple.
+    """Splits encoded observations `[B, ...]` into the structure of their space.
 
-    Returns:
-        tensors: `[B, *shape]` for a Box and a MultiBinary, one-hot vectors `[B, n]` for a Discrete,
-        and concatenated one-hot vectors for a MultiDiscrete. All are float32, except that Boxes of
-        uint8 and bool keep their dtype.
+    A Dict becomes a dict, and a Tuple becomes a tuple. A Box or a MultiBinary becomes a tensor `[B,
+    *shape]`. A Discrete becomes one-hot vectors `[B, n]`, and a MultiDiscrete becomes concatenated
+    one-hot vectors. A Box of uint8 or bool keeps its dtype. All other tensors are float32.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         named = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
@@ -113,8 +113,9 @@ def split(space: Space[Any], obs: Tensor) -> Any:
 
 
 def flattened(obs: Tensor) -> Tensor:
-    """The observations `[B, ...]`, flattened to `[B, D]`."""
-    # `reshape` with -1 fails for zero rows. `len(obs)` would be a constant in an exported graph.
+    """Flattens observations `[B, ...]` to `[B, D]`."""
+    # `reshape` with -1 fails for zero rows. `len(obs)` would become a constant in an exported
+    # graph, but `obs.shape[0]` stays variable.
     return obs.reshape(obs.shape[0], math.prod(obs.shape[1:]))
 
 

@@ -1,4 +1,4 @@
-"""`QNetwork`: computes the Q-values of all actions, with a network that has two heads."""
+"""`QNetwork`: computes the Q-values of all actions, with or without a dueling architecture."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from polopt.policies.networks.network import Network
 
 
 class QModelConfig(ModelConfig):
-    """Options of a Q-network: the options of `ModelConfig` with other defaults.
+    """Options of a Q-network. These are the options of `ModelConfig` with other defaults.
 
-    The state value and the advantages of a dueling network share the hidden layers, unless
+    In a dueling network, the state value and the advantages share the hidden layers unless
     `vf_share_layers` is False.
     """
 
@@ -27,14 +27,14 @@ class QModelConfig(ModelConfig):
 
 
 class QNetwork(Network):
-    """Q-values `[B, n]` of n actions.
+    """Computes Q-values `[B, n]` of n actions from the outputs of another network.
 
-    A dueling network (Wang et al., 2016) computes advantages A `[B, n]` as its first output, and
-    the state value V `[B]` as its second: `Q(s, a) = V(s) + A(s, a) - mean_a A(s, a)`. Without
-    dueling, the first output is Q, and the second one is not used.
+    With dueling (Wang et al., 2016), the other network computes advantages A `[B, n]` and the state
+    value V `[B]`. Then `Q(s, a) = V(s) + A(s, a) - mean_a A(s, a)`. Without dueling, the first
+    output is Q, and the second output is ignored.
 
     Args:
-        network: the network, with outputs `[B, n]` and `[B]`.
+        network: the other network, with outputs `[B, n]` and `[B]`.
         dueling: whether the outputs are A and V.
     """
 
@@ -44,7 +44,7 @@ class QNetwork(Network):
         self.dueling = dueling
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Q-values `[B, n]`, and the second output of the network `[B]`."""
+        """Q-values `[B, n]`, and the second output of the other network `[B]`."""
         q, values = self.network(obs)
         if self.dueling:
             q = q + (values - q.mean(-1))[:, None]
@@ -64,7 +64,7 @@ def make_q_network(
     dueling: bool,
     config: ModelConfig,
 ) -> QNetwork | MaskedNetwork:
-    """Makes a Q-network for encoded observations. An action that the mask does not allow has the
+    """Makes a Q-network for encoded observations. An action that the mask does not allow gets the
     value `MASKED_LOGIT`, which is below the value of any allowed action.
 
     Args:
@@ -76,7 +76,7 @@ def make_q_network(
         config: see `ModelConfig`.
 
     Raises:
-        ConfigError: the network has memory, or `make_network` refuses it.
+        ConfigError: the network has memory, or `make_network` raises this error.
     """
     space = observation_space if mask is None else mask.rest
     network = make_network(space, action_space, None, num_actions, False, config)

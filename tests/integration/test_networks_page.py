@@ -1,4 +1,4 @@
-"""The network of docs/networks.md trains as printed, also by its name and with ranks."""
+"""The network that docs/networks.md prints trains unchanged, also by name and over ranks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ for _ in range(50):
     assert observation["action_mask"][action]
     action, _ = policy.predict(observation, deterministic=False)
 """
-#: Trains the network by its name in a trial of Tune. Trains batch normalisation with ranks and
-#: compares their checksums.
+#: Registers the network, selects it by name in a trial of Tune, and trains over ranks with batch
+#: normalisation. The ranks compare their checksums.
 BY_NAME = """
 from grid import Grid, GridNetwork
 from torch import nn

@@ -1,4 +1,4 @@
-"""CartPole is learned from synchronous and from asynchronous samples by policies made for lag."""
+"""Policies for stale samples learn CartPole from synchronous and from asynchronous samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX models of policies act as `predict`, for batches of every size."""
+"""ONNX models of policies choose the same actions as `predict`, for batches of every size."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def check_model(policy: Policy, path: Path) -> None:
     for rows in (1, 2, 7):
         batch = batch_of(space, rows)
         if policy.mask is not None:
-            batch["action_mask"][:, rows % 3] = 1  # one action at least is allowed
+            batch["action_mask"][:, rows % 3] = 1  # at least one action is allowed
         states = np.random.default_rng(rows).normal(size=(rows, policy.state_size))
         memory = [states.astype(np.float32)] if policy.state_size else []
         feed = dict(zip(inputs, [*leaves(batch), *memory], strict=True))
@@ -169,7 +169,7 @@ def test_export_command_writes_what_load_returns(tmp_path: Path) -> None:
     assert "cannot be written: No such file" in unwritable.stderr
 
 
-def test_export_names_what_is_not_installed(
+def test_export_error_names_missing_packages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

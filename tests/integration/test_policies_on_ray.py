@@ -1,5 +1,5 @@
-"""Every optimizer trains a policy with memory that normalises. The learner computes with the
-states and moments with which its workers acted."""
+"""Every optimizer trains a policy with memory that normalises. The learner uses the states and
+moments with which the workers acted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 
 class ActsAsLearned(PPOPolicy):
-    """Fails unless the learner computes the same parameters as the worker that acted."""
+    """Raises an error unless the learner computes the same parameters as the worker that acted."""
 
     def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
         assert batch.per_env["obs_mean"].shape == batch.all_obs.shape[1:]
@@ -66,6 +66,6 @@ def test_learner_has_the_states_and_moments_of_workers(
     assert weights.moments.rows == sampled >= 80
     assert weights.version > 0
     assert np.isfinite(weights.flat).all()
-    # Cosine, sine and angular velocity of a pendulum.
+    # The observation of a pendulum is the cosine and sine of the angle, and the angular velocity.
     assert np.all(np.abs(weights.moments.mean[:2]) <= 1.0)
     assert weights.moments.variance[2] > weights.moments.variance[0]

@@ -1,4 +1,4 @@
-"""A run with a saved replay buffer that is killed and restored equals one that was not, bit for
+"""A run with a saved replay buffer that is killed and restored equals an uninterrupted run, bit for
 bit."""
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-#: Trains an iteration for each line that it reads. `save` and a path on a line: saves there. `load`
-#: and a path: restores. Answers with a line of what it has then.
+#: A program that reads commands from its standard input, one per line. `train` trains for one
+#: iteration. `save PATH` saves a checkpoint, and `load PATH` restores one. After each command, the
+#: program writes one line with its state.
 _RUN = """
 import json, sys
 import numpy as np
@@ -70,7 +71,7 @@ for line in sys.stdin:
 
 
 class Run:
-    """A trainer in a process of its own."""
+    """A trainer in a separate process."""
 
     def __init__(self, preset: str) -> None:
         actions = "Discrete(3)" if preset == "DQN" else "Box(-1.0, 2.0, (2,), np.float32)"
@@ -80,7 +81,7 @@ class Run:
         )
 
     def say(self, line: str) -> Any:
-        """Has it do what a line says. Returns what it has then."""
+        """Sends a command to the process. Returns the state of the process after the command."""
         self.send(line)
         assert self.process.stdout is not None
         answer = self.process.stdout.readline()
@@ -99,16 +100,16 @@ class Run:
 @pytest.mark.parametrize("preset", ["DQN", "SAC", "TD3"])
 def test_killed_run_continues_bit_for_bit(preset: str, tmp_path: Path) -> None:
     run = Run(preset)
-    for _ in range(4):  # the ring of 300 rows begins again
+    for _ in range(4):  # the ring of 300 rows wraps
         run.say("train")
     saved = run.say(f"save {tmp_path / 'checkpoint_000000'}")
     expected = [run.say("train") for _ in range(3)]
     run.send("train")
     time.sleep(0.05)
-    run.kill()  # within an iteration
+    run.kill()  # during an iteration
 
     restored = Run(preset)
-    restored.say("train")  # elsewhere already
+    restored.say("train")  # the state before `load` must not matter
     state = restored.say(f"load {tmp_path / 'checkpoint_000000'}")
     assert state == saved
     assert saved["learned"] > 200

@@ -65,7 +65,8 @@ def test_policy_with_memory_learns_to_recall() -> None:
     }
     trainer = polopt.PolicyOptimizerTrainer({**RUN, **SEQUENCES, **options})
     result = trainer.train()
-    assert trainer.evaluate(40, seed=0).episode_return_mean > 0.9  # without memory: 0.5
+    # A policy without memory reaches 0.5.
+    assert trainer.evaluate(40, seed=0).episode_return_mean > 0.9
     delivered = result["optimizer"]["training_intensity"]
     assert delivered == pytest.approx(16.0, abs=128 / 400)
     trainer.stop()
@@ -91,7 +92,7 @@ def test_intensity_is_exact_although_sequences_have_rows_that_reset(
     assert optimizer.metrics.num_env_steps_trained == sum(rows.num_rows for rows in drawn) > 0
 
 
-def test_restored_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_restored_run_continues_bit_for_bit(tmp_path: Path) -> None:
     whole, killed, restored = (make(save_replay_buffer=True) for _ in range(3))
     for _ in range(12):
         whole.step()
@@ -132,7 +133,7 @@ def test_restored_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
         ({"optimizer": "async_replay", "num_workers": 1}, "an option of optimizer 'sync_replay'"),
     ],
 )
-def test_misfits_are_refused(changes: dict[str, Any], said: str) -> None:
+def test_options_that_do_not_fit_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         polopt.PolicyOptimizerTrainer({**RUN, **SEQUENCES, **changes})
     assert said in str(caught.value)
@@ -146,7 +147,8 @@ def test_names_of_rllib_are_accepted() -> None:
 
 
 def test_learning_waits_for_windows_that_are_complete() -> None:
-    """A window may be longer than `learning_starts`: rows until then give no credit."""
+    """A window may be longer than `learning_starts`. Rows that arrive before the first window is
+    complete do not add credit."""
     config = worker_config(
         DQNPolicy,
         env=lambda config: Clock(200),
@@ -156,12 +158,13 @@ def test_learning_waits_for_windows_that_are_complete() -> None:
     workers = FakeWorkerSet(config, FakeTransport())
     options: dict[str, Any] = {"learning_starts": 0, "training_intensity": 8.0}
     optimizer = make_optimizer(SyncReplay, workers, train_batch_size=8, **options)
-    # The first row is complete after 20 steps. A fragment of 8 rows pays for 8 updates.
+    # The first window is complete after 20 steps. A fragment of 8 rows adds credit for 8 updates.
     assert [optimizer.step().updates for _ in range(8)] == [0, 0, 0, 0, 0, 7, 8, 8]
 
 
 def test_rows_earn_no_credit_before_one_can_be_drawn() -> None:
-    """An n-step window that is longer than `learning_starts`: the first draw waits for it."""
+    """If an n-step window is longer than `learning_starts`, the first draw waits until the window
+    is complete."""
     trainer = polopt.PolicyOptimizerTrainer(
         env="CartPole-v1",
         optimizer={"name": "sync_replay", "learning_starts": 1, "train_batch_size": 4},

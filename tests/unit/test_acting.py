@@ -1,4 +1,4 @@
-"""How a policy scales observations and actions travels with its weights, and with checkpoints."""
+"""Weights and checkpoints carry the options for the scaling of observations and actions."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ BOARD = spaces.Box(0, 1, (5, 5, 2), np.uint8)
 
 
 class Dose(gymnasium.Env[np.ndarray, np.ndarray]):
-    """One step. The reward is 1 minus the distance of the first action to 450, divided by 200."""
+    """Episodes of one step. The reward is `1 - distance / 200`, with the distance between the first
+    action and 450."""
 
     observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
     action_space = FAR_BOX
-    given: list[np.ndarray] = []  # noqa: RUF012 - of all instances
+    given: list[np.ndarray] = []  # noqa: RUF012 - shared by all instances
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
@@ -46,7 +47,8 @@ class Dose(gymnasium.Env[np.ndarray, np.ndarray]):
 
 
 class Board(gymnasium.Env[np.ndarray, int]):
-    """Boards of 0 and 1 in bytes. The reward is 1 if the action says where the 1 is."""
+    """The observation is a uint8 board with a single 1. The reward is 1 if the action is the
+    position of the 1."""
 
     observation_space = BOARD
     action_space = spaces.Discrete(4)
@@ -79,7 +81,7 @@ def trainer(env: Any, **options: Any) -> PolicyOptimizerTrainer:
 
 
 def shifted(policy: Policy) -> Policy:
-    """The policy with means of 0.5 and 0.25."""
+    """Moves the means of the policy to 0.5 and 0.25."""
     with torch.no_grad():
         policy.flat.params.zero_()
         policy.model.policy_head.bias[:2] = torch.tensor([0.5, 0.25])
@@ -100,7 +102,7 @@ def test_predict_training_and_samples_have_the_same_actions() -> None:
     stored = batch.flat("actions")
     np.testing.assert_array_equal(np.stack(Dose.given), policy.dist.to_env(stored))
     assert np.abs(stored - [0.5, 0.25]).max() < 6.0, "as sampled, near the means"
-    # The log-probabilities that the loss reads are of the stored actions.
+    # The loss reads log-probabilities of the stored actions.
     np.testing.assert_allclose(
         batch.flat("action_logp"),
         -0.5 * ((stored - [0.5, 0.25]) ** 2).sum(-1) - np.log(2.0 * np.pi),
@@ -110,7 +112,8 @@ def test_predict_training_and_samples_have_the_same_actions() -> None:
 
 
 def test_a_box_away_from_0_is_learned() -> None:
-    """Without the mapping, the mean stays near 0, and each action is the lower bound."""
+    """Without the mapping, the mean would stay near 0, and each action would be clipped to the
+    lower bound."""
     options = {"lr": 3e-3, "entropy_coeff": 0.0, "num_envs_per_worker": 8}
     options |= {"min_sample_timesteps_per_iteration": 8000}
     found = {}
@@ -147,8 +150,8 @@ def test_categories_are_not_mapped(space: Any) -> None:
 
 @pytest.mark.parametrize("name", ["ppo", "appo"])
 @pytest.mark.parametrize("model", [{}, {"conv_filters": []}])
-def test_a_policy_acts_as_the_weights_that_it_gets_say(name: str, model: dict[str, Any]) -> None:
-    """And again as before, with the weights from before."""
+def test_weights_set_the_acting_options_of_a_policy(name: str, model: dict[str, Any]) -> None:
+    """A policy gets weights with other options, and then the old weights again."""
     former, present = (make_policy(name, FakeEnv(BOARD, FAR_BOX), model=model) for _ in range(2))
     former.act_as(FORMER_ACTING)
     obs = np.random.default_rng(0).integers(0, 2, (9, *BOARD.shape)).astype(np.uint8)
@@ -171,14 +174,14 @@ def test_a_policy_acts_as_the_weights_that_it_gets_say(name: str, model: dict[st
 
 
 def made_older(tensors: dict[str, Any], tree: dict[str, Any]) -> None:
-    """Makes a checkpoint one from before the options of acting."""
+    """Changes a checkpoint to the format of versions before the options of acting."""
     del tree["optimizer"]["policy"]["acting"]
     for key in ("normalize_actions", "clip_actions"):
         del tree["config"]["policy"][key]
 
 
 def former_params(policy: Policy, obs: np.ndarray) -> np.ndarray:
-    """Distribution parameters as older versions computed them: bytes divided by 255."""
+    """Distribution parameters as in older versions, which divide uint8 images by 255."""
     scaled = obs.astype(np.float32) * np.float32(1.0 / 255.0) if obs.dtype == np.uint8 else obs
     hidden = scaled.reshape(len(obs), -1)
     for layer in [*policy.model.policy_trunk][::2]:
@@ -196,8 +199,9 @@ def trained(env: Any, directory: Path, **options: Any) -> Path:
 
 
 def restored(checkpoint: Path, env: Any, saved_again: Path) -> list[Policy]:
-    """The policy of a checkpoint: loaded. Restored in a trainer whose options are the present
-    defaults. And loaded from the checkpoint that this trainer saves."""
+    """Returns the policy of a checkpoint in three ways. The first is loaded from the checkpoint.
+    The second is restored in a trainer with the current default options. The third is loaded from a
+    checkpoint of this trainer."""
     made = trainer(env, model={"conv_filters": []})
     made.restore(str(checkpoint))
     policy = made.get_policy()
@@ -243,7 +247,7 @@ def test_older_checkpoints_scale_bytes_as_they_were_trained(
         assert np.abs(expected - present[0].action_params(obs)).max() > 1e-3
 
 
-def test_checkpoints_act_as_they_say(tmp_path: Path) -> None:
+def test_checkpoints_restore_their_acting_options(tmp_path: Path) -> None:
     for number, options in enumerate(({}, {"normalize_actions": False, "clip_actions": True})):
         checkpoint = trained(Dose, tmp_path / f"c{number}", **options)
         policies = restored(checkpoint, Dose, tmp_path / f"again{number}")

@@ -150,15 +150,17 @@ def test_in_keys_are_parts_of_a_dict() -> None:
 
     next(local_collector(Masked, KeyedModule(act, ["z", "a"], ["action"])))
     assert set(seen) == {((2, 2), (2, 2))}
-    with pytest.raises(ConfigError, match=r"in_keys \['b'\].*Allowed: of \['a', 'action_mask'"):
+    with pytest.raises(
+        ConfigError, match=r"in_keys \['b'\].*Allowed: in_keys from \['a', 'action_mask'"
+    ):
         local_collector(Masked, KeyedModule(act, ["b"], ["action"]))
 
 
 @pytest.mark.parametrize(
     ("in_keys", "out_keys", "said"),
     [
-        (["observation"], ["loc"], r"out_keys \['loc'\]. Allowed: with 'action'"),
-        (["a", "b"], ["action"], r"in_keys \['a', 'b'\].*Allowed: one key"),
+        (["observation"], ["loc"], r"out_keys \['loc'\]. Allowed: out_keys with 'action'"),
+        (["a", "b"], ["action"], r"in_keys \['a', 'b'\].*Allowed: one in_key"),
     ],
 )
 def test_keys_of_a_module_that_do_not_fit_are_refused(

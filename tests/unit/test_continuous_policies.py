@@ -1,4 +1,4 @@
-"""SAC and TD3 in closed form: densities, targets, losses, gradients, delays and temperature."""
+"""SAC and TD3 equal closed forms: densities, targets, losses, gradients, delays, temperature."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ Heads = tuple[np.ndarray, np.ndarray]
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Closed forms learn where BLAS has one thread, as in a trainer and in workers."""
+    """Limits BLAS to one thread, as in a trainer and in workers. Policies learn with closed forms
+    only then."""
     with threadpoolctl.threadpool_limits(1, user_api="blas"):
         yield
 
 
 def outputs(network: Any, inputs: np.ndarray) -> Heads:
-    """First `[B, P]` and second output `[B]` of an MLP with one hidden layer, in NumPy."""
+    """The first output `[B, P]` and the second output `[B]` of an MLP with one hidden layer, in
+    NumPy."""
     parts = {name: p.detach().double().numpy() for name, p in network.named_parameters()}
     hidden = inputs @ parts["policy_trunk.0.weight"].T + parts["policy_trunk.0.bias"]
     hidden = np.maximum(hidden, 0.0)
@@ -40,7 +42,7 @@ def outputs(network: Any, inputs: np.ndarray) -> Heads:
 
 
 def critic_values(policy: Any, segment: str, obs: np.ndarray, actions: np.ndarray) -> np.ndarray:
-    """`[K, B]`."""
+    """Q-values `[K, B]`."""
     inputs = np.concatenate([obs, actions], axis=1)
     networks = policy.segments[segment].module.networks
     return np.stack([outputs(network, inputs)[1] for network in networks])
@@ -57,7 +59,7 @@ def soft_sample(policy: Any, obs: np.ndarray, noise: np.ndarray) -> Heads:
 
 
 def noise_of(policy: Any, *shape: int) -> np.ndarray:
-    """The noise that the policy draws next. It draws the same afterwards."""
+    """The noise that the policy will draw next. This function does not change the generator."""
     state = policy.shuffle.bit_generator.state
     noise = policy.shuffle.standard_normal(shape, dtype=np.float32)
     policy.shuffle.bit_generator.state = state
@@ -97,8 +99,9 @@ def test_targets_and_critic_loss_in_closed_form(name: str, fast: bool) -> None:
     targets = expected_target(policy, rows, noise)
     values = critic_values(policy, "critics", rows.obs, stored_actions(policy, rows))
     both = critic_values(policy, "target_critics", rows.obs, stored_actions(policy, rows))
+    # Each critic has the minimum in some rows.
     assert (both[0] > both[1]).any()
-    assert (both[0] < both[1]).any()  # the minimum is of both critics
+    assert (both[0] < both[1]).any()
     errors = values - targets
     state = policy.shuffle.bit_generator.state
     np.testing.assert_allclose(
@@ -139,11 +142,12 @@ def total_loss(policy: Any, rows: Any, targets: np.ndarray, noise: np.ndarray) -
 
 @every_name
 @every_backend
-def test_gradients_are_those_of_the_losses(name: str, fast: bool) -> None:
-    """By finite differences of the losses in NumPy. The gradient of each segment belongs to its own
-    loss: the critics have none of the actor's, and the temperature none of either."""
+def test_gradients_equal_finite_differences_of_the_losses(name: str, fast: bool) -> None:
+    """The gradients equal finite differences of the losses in NumPy. The gradient of each segment
+    comes only from its own loss. The critics get no gradient from the loss of the actor, and the
+    temperature gets no gradient from the losses of the actor and the critics."""
     policy = shaken(replay_policy(name, fast_cpu=fast, **OPTIONS[name]))
-    policy.version = 1  # the next update of TD3 is one of its actor
+    policy.version = 1  # the next update of TD3 also updates the actor
     rows = transitions(policy, 32)
     state = policy.shuffle.bit_generator.state
     targets = expected_target(policy, rows, policy.shuffle.standard_normal((32, 2), np.float32))
@@ -182,8 +186,9 @@ def test_targets_move_slowly(name: str) -> None:
 
 
 @pytest.mark.parametrize("high", [1.0, 50.0])
-def test_density_is_that_of_actions_in_the_unit_box(high: float) -> None:
-    """Whatever the bounds are: the target entropy means the same for every Box."""
+def test_density_refers_to_actions_in_the_unit_box(high: float) -> None:
+    """The density does not depend on the bounds, so the target entropy means the same for every
+    Box."""
     policy = shaken(replay_policy("sac", action_space=spaces.Box(-high, high, (2,))))
     obs = transitions(policy, 32).obs
     actions, log_prob = soft_sample(policy, obs, noise_of(policy, 32, 2))
@@ -209,7 +214,7 @@ def test_temperature_is_tuned_to_the_target_entropy(target: float, rises: bool) 
         policy.learn_on_transitions(rows)
     assert (policy.log_alpha.item() > 0.3) == rises
     assert (policy.log_alpha.item() < -0.3) != rises
-    part = policy.flat.segments["network"]  # its learning rate is 0
+    part = policy.flat.segments["network"]  # the learning rate of the actor is 0
     np.testing.assert_array_equal(policy.flat.get_params()[part], others[part])
 
 
@@ -237,7 +242,7 @@ def test_segments_have_learning_rates_of_their_own() -> None:
 
 
 def forwards(policy: Any) -> list[Any]:
-    """What the networks return to torch from now on."""
+    """Returns a list to which each network adds its outputs in torch."""
     calls: list[Any] = []
     for module in policy.critics.modules():
         module.register_forward_hook(lambda _module, _args, out: calls.append(out))
@@ -245,8 +250,8 @@ def forwards(policy: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("target", ["auto", None])
-def test_updates_in_numpy_are_those_of_torch(target: Any) -> None:
-    """Of networks with two layers, with log standard deviations beyond both bounds."""
+def test_updates_in_numpy_equal_updates_in_torch(target: Any) -> None:
+    """The networks have two layers, and log standard deviations beyond both bounds."""
     options = {"model": {"fcnet_hiddens": [9, 7]}, "target_entropy": target, "initial_alpha": 0.3}
     fast, slow = (shaken(replay_policy("sac", fast_cpu=fast, **options)) for fast in (True, False))
     bias = np.float32([0.0, 0.0, 2.0, -20.0])
@@ -272,14 +277,14 @@ def test_updates_in_numpy_are_those_of_torch(target: Any) -> None:
 
 
 class Cautious(SACPolicy):
-    """Another loss of the actor: the closed form does not belong to it."""
+    """Overrides the loss of the actor, so that the inherited closed form does not apply."""
 
     def actor_loss(self, rows: Any) -> Any:
         loss, log_prob = super().actor_loss(rows)
         return 0.5 * loss, log_prob
 
 
-def test_overridden_loss_is_the_one_that_is_learned() -> None:
+def test_overridden_loss_is_learned() -> None:
     plain = replay_policy("sac")
     policy = Cautious(BOX, plain.action_space, plain.config)
     calls, rows = forwards(policy), transitions(plain)
@@ -388,7 +393,8 @@ def test_actions_are_uniform_at_the_beginning(name: str) -> None:
 
 
 class Pair(nn.Module):
-    """Reads whatever parts an observation has: of an actor a dict, of a critic also the action."""
+    """Reads all parts of an observation. The observation of an actor is a dict. A critic also gets
+    the action."""
 
     def __init__(self, observation_space: Any, action_space: Any, num_params: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Networks of the user's: what they get, their buffers, checkpoints and errors."""
+"""Custom networks of users: inputs, buffers, checkpoints and errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BOX, THREE = spaces.Box(-9.0, 9.0, (4,)), spaces.Discrete(3)
 
 
 class Base(nn.Module):
-    """Heads over what `body` returns."""
+    """Linear heads over the outputs of `body`."""
 
     def __init__(self, observations: Any, actions: Any, num_params: int, width: int = 8) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Base(nn.Module):
 
 
 class Normalised(Base):
-    """With the running statistics of batch normalisation."""
+    """Has the running statistics of batch normalisation."""
 
     def make_body(self, width: int) -> nn.Module:
         return nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Tanh())
@@ -76,7 +76,7 @@ class Counting(Base):
         return {"comment": "neither sent nor saved"}
 
     def set_extra_state(self, state: Any) -> None:
-        raise AssertionError("nobody calls it")
+        raise AssertionError("polopt must not call this method")
 
 
 def policy_with(
@@ -144,7 +144,7 @@ def test_observations_are_split_as_their_space() -> None:
     ],
     ids=str,
 )
-def test_dtype_of_a_tensor_is_that_of_the_table(space: Space[Any], dtype: torch.dtype) -> None:
+def test_dtype_of_a_tensor_follows_the_space(space: Space[Any], dtype: torch.dtype) -> None:
     class Checked(Base):
         def forward(self, obs: Tensor) -> Any:
             assert obs.dtype == dtype
@@ -157,7 +157,7 @@ def test_dtype_of_a_tensor_is_that_of_the_table(space: Space[Any], dtype: torch.
     assert policy.predict(space.sample())[0] in (0, 1, 2)
 
 
-def test_mask_is_not_in_what_a_network_gets() -> None:
+def test_network_input_has_no_mask() -> None:
     class OfParts(Base):
         def forward(self, obs: Any) -> Any:
             assert list(obs) == ["observations"]
@@ -172,7 +172,7 @@ def test_mask_is_not_in_what_a_network_gets() -> None:
 
 
 class AsBuiltIn(nn.Module):
-    """The layers of `MLPNetwork`, in its order."""
+    """Has the layers of `MLPNetwork`, in the same order."""
 
     def __init__(self, observations: Any, actions: Any, num_params: int) -> None:
         super().__init__()
@@ -314,7 +314,7 @@ def test_target_network_gets_the_buffers() -> None:
     state = copy.deepcopy(policy.get_state())
     state["segments"] = {k: v for k, v in state["segments"].items() if "target" not in k}
     fresh = policy_with(Normalised, "appo")
-    fresh.set_state(state)  # of a policy without target
+    fresh.set_state(state)  # the state of a policy without a target network
     assert torch.equal(
         fresh.segments["target"].module.module.body[1].running_var, statistics(policy)[1]
     )
@@ -322,7 +322,7 @@ def test_target_network_gets_the_buffers() -> None:
 
 @pytest.mark.parametrize("shares", [(1.0, 1.0), (0.9, 0.3), (1.0, 0.0)], ids=str)
 def test_buffers_of_several_learners_are_their_mean(shares: tuple[float, ...]) -> None:
-    """Weighted by rows. All learners have the same bytes."""
+    """The mean is weighted by rows. All learners have bitwise equal buffers."""
     options = {"num_sgd_iter": 1, "sgd_minibatch_size": 0}
     single = policy_with(Normalised, **options)
     batches = uneven_batches(single, shares)
@@ -471,7 +471,7 @@ def test_wrong_network_is_one_error(network: Any, said: str) -> None:
     [
         ({"custom": Base, "custom_options": {"wdth": 3}}, "unexpected keyword argument 'wdth'"),
         ({"custom": Base, "custom_options": {"width": nn.ReLU}}, "allowed: values of JSON"),
-        ({"custom_options": {"width": 3}}, "'custom_options' beside 'custom', which is not given"),
+        ({"custom_options": {"width": 3}}, "'custom_options' only together with 'custom'"),
         ({"custom": Base, "use_lstm": True}, "'use_lstm' without 'custom'"),
         ({"custom": Base, "custom_model": Unused}, "are two names of 'custom'"),
     ],
@@ -547,7 +547,7 @@ class Mine(Base):
 
 
 class Renamed(Mine):
-    """The same tensors."""
+    """Has the same tensors as `Mine`."""
 
 
 def test_network_that_is_not_known_is_named(tmp_path: Path) -> None:
@@ -591,7 +591,7 @@ def test_checkpoint_compares_names_and_shapes(tmp_path: Path) -> None:
     made.stop()
 
 
-def test_network_for_a_checkpoint_without_one_is_refused(tmp_path: Path) -> None:
+def test_custom_network_for_a_checkpoint_of_a_built_in_network_is_refused(tmp_path: Path) -> None:
     made = PolicyOptimizerTrainer(SMALL)
     made.save(str(tmp_path))
     made.stop()

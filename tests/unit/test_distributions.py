@@ -1,4 +1,4 @@
-"""Action distributions against `torch.distributions`, and environment actions."""
+"""Action distributions equal `torch.distributions`, and environments get valid actions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def params_for(dist: ActionDistribution, seed: int, scale: float = 0.8) -> np.nd
 
 
 def reference(key: str, params: Tensor) -> td.Distribution:
-    """Distribution of stored actions, which for a squashed Gaussian are before squashing."""
+    """The distribution of stored actions in torch. For a squashed Gaussian, these are the actions
+    before squashing."""
     space, _ = SPACES[key]
     if isinstance(space, spaces.Discrete):
         return td.Categorical(logits=params)
@@ -103,7 +104,7 @@ def test_squashed_density_equals_transformed_density() -> None:
     log_prob = dist.log_prob(new, torch.from_numpy(actions))
     torch.testing.assert_close(log_prob.double(), squashed.log_prob(in_box), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(dist.to_env(actions), in_box.numpy(), rtol=1e-4, atol=1e-5)
-    # A bijection does not change KL.
+    # Squashing does not change a KL divergence.
     kl = td.kl_divergence(reference("squashed", old), reference("squashed", new))
     torch.testing.assert_close(dist.kl(old, new), kl, rtol=1e-4, atol=1e-5)
 
@@ -192,7 +193,8 @@ def test_clipped_or_squashed_to_the_box() -> None:
 @pytest.mark.parametrize("squash", [False, True])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_bounds_hold_in_the_precision_of_the_space(squash: bool, dtype: type) -> None:
-    # 0.1 rounds up in float32: an action clipped to that is outside a box of float64.
+    # 0.1 rounds up in float32, so an action that is clipped to this bound is outside of a float64
+    # box.
     space = spaces.Box(-0.1, 0.1, (2,), dtype)
     given = make_distribution(space, squash).to_env(np.array([[50.0, -50.0]], np.float32))
     assert space.contains(given[0])
@@ -204,10 +206,11 @@ def test_half_open_box_is_clipped_on_one_side() -> None:
     assert dist.to_env(np.array([[-3.0], [3e8]], np.float32)).tolist() == [[0.0], [3e8]]
 
 
-def test_density_of_a_mapped_action_is_that_of_the_policys_action() -> None:
-    """The environment's action is `middle + half width * a` of the policy's action `a`, so that its
-    density is the density of `a`, divided by the half widths. They do not depend on the parameters:
-    ratios, KL and gradients are the same for both."""
+def test_density_of_a_mapped_action_equals_scaled_density_of_the_policy() -> None:
+    """For an action `a` of the policy, the environment gets `middle + half width * a`. So the
+    density of the environment's action is the density of `a`, divided by the half widths. The half
+    widths do not depend on the parameters, so ratios, KL and gradients are the same for both
+    actions."""
     low, high = np.array([-2.0, 0.0, 300.0]), np.array([2.0, 0.5, 500.0])
     dist = make_distribution(spaces.Box(low, high, dtype=np.float64), normalize_actions=True)
     old, new = (torch.from_numpy(params_for(dist, seed)).double() for seed in (0, 1))
@@ -248,7 +251,7 @@ def test_actions_are_mapped_where_both_bounds_are_finite(dtype: Any) -> None:
         params = torch.from_numpy(np.concatenate([actions, actions])[None])
         np.testing.assert_allclose(dist.mode_for_env(params)[0].numpy(), given, rtol=1e-6)
     free = make_distribution(space, normalize_actions=True, clip_actions=False)
-    expected = [500.0, -50.0, -50.0, 50.0, 0.01, 5.0, 1.0]  # only mapped ones are clipped
+    expected = [500.0, -50.0, -50.0, 50.0, 0.01, 5.0, 1.0]  # only mapped dimensions are clipped
     ends = np.array([50.0, -50.0, -50.0, 50.0, 50.0, 50.0, 50.0], np.float32)
     np.testing.assert_allclose(free.to_env(ends[None])[0], np.array(expected, dtype))
     plain = make_distribution(space, clip_actions=False)

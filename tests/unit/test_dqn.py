@@ -1,4 +1,4 @@
-"""DQN in closed form: targets, loss, gradients, target network, exploration and masks."""
+"""DQN equals closed forms: targets, loss, gradients, target network, exploration and masks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ MASKED = spaces.Dict({"action_mask": spaces.MultiBinary(3), "x": BOX})
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Closed forms learn where BLAS has one thread, as in a trainer and in workers."""
+    """Limits BLAS to one thread, as in a trainer and in workers. Policies learn with closed forms
+    only then."""
     with threadpoolctl.threadpool_limits(1, user_api="blas"):
         yield
 
@@ -87,8 +88,9 @@ def test_next_observation_of_a_terminated_row_is_not_read(fast: bool) -> None:
 
 @pytest.mark.parametrize("dueling", [True, False])
 @every_backend
-def test_gradient_is_that_of_the_weighted_mean(dueling: bool, fast: bool) -> None:
-    """By finite differences of the loss in closed form. Targets have no gradient."""
+def test_gradient_equals_finite_differences_of_the_weighted_mean(dueling: bool, fast: bool) -> None:
+    """The gradient equals finite differences of the loss in closed form. Targets have no
+    gradient."""
     options = {"dueling": dueling, "td_error_loss_fn": "mse", "fast_cpu": fast}
     policy = shaken(replay_policy("dqn", **options))
     rows = transitions(policy)
@@ -121,7 +123,7 @@ def test_gradient_can_be_applied_elsewhere() -> None:
 
 
 def forwards(policy: Any) -> list[Any]:
-    """What the networks return to torch from now on."""
+    """Returns a list to which each network adds its outputs in torch."""
     calls: list[Any] = []
     for segment in policy.segments.values():
         segment.module.network.register_forward_hook(lambda _module, _args, out: calls.append(out))
@@ -130,7 +132,7 @@ def forwards(policy: Any) -> list[Any]:
 
 @pytest.mark.parametrize("loss", ["huber", "mse"])
 @pytest.mark.parametrize("dueling", [True, False])
-def test_updates_in_numpy_are_those_of_torch(dueling: bool, loss: str) -> None:
+def test_updates_in_numpy_equal_updates_in_torch(dueling: bool, loss: str) -> None:
     options = {"dueling": dueling, "td_error_loss_fn": loss, "target_network_update_freq": 2}
     fast, slow = (shaken(replay_policy("dqn", fast_cpu=fast, **options)) for fast in (True, False))
     calls = forwards(fast)
@@ -150,14 +152,14 @@ def test_updates_in_numpy_are_those_of_torch(dueling: bool, loss: str) -> None:
 
 
 class Pessimist(DQNPolicy):
-    """Another target: the closed form of the loss does not belong to it."""
+    """Overrides the targets, so that the inherited closed form does not apply."""
 
     def targets(self, rows: Any) -> torch.Tensor:
         return super().targets(rows) - 1.0
 
 
 class HalfLoss(DQNPolicy):
-    """Another loss."""
+    """Overrides the loss, so that the inherited closed form does not apply."""
 
     def loss(self, rows: Any) -> Any:
         loss, errors, stats = super().loss(rows)
@@ -165,7 +167,7 @@ class HalfLoss(DQNPolicy):
 
 
 @pytest.mark.parametrize("cls", [Pessimist, HalfLoss])
-def test_overridden_loss_is_the_one_that_is_learned(cls: type[DQNPolicy]) -> None:
+def test_overridden_loss_is_learned(cls: type[DQNPolicy]) -> None:
     config = DQNConfig.parse({"model": {"fcnet_hiddens": [8]}})
     policy, plain = (made(BOX, spaces.Discrete(3), config) for made in (cls, DQNPolicy))
     rows, calls = transitions(policy), forwards(policy)
@@ -281,7 +283,7 @@ def test_masked_actions_are_neither_chosen_nor_bootstrapped_from() -> None:
 
 @pytest.mark.parametrize("double_q", [True, False])
 @pytest.mark.parametrize("dueling", [True, False])
-def test_updates_in_numpy_are_those_of_torch_with_a_mask(dueling: bool, double_q: bool) -> None:
+def test_updates_in_numpy_equal_updates_in_torch_with_a_mask(dueling: bool, double_q: bool) -> None:
     options = {"dueling": dueling, "double_q": double_q, "target_network_update_freq": 2}
     fast, slow = (
         shaken(replay_policy("dqn", MASKED, fast_cpu=fast, **options)) for fast in (True, False)
@@ -290,7 +292,7 @@ def test_updates_in_numpy_are_those_of_torch_with_a_mask(dueling: bool, double_q
     rng = np.random.default_rng(1)
     for number in range(3):
         masks, following = rng.integers(0, 2, (2, 40, 3))
-        following[0] = 0  # allows nothing: the value 0
+        following[0] = 0  # allows no action, so the value is 0
         rows = masked_rows(fast, masks, following)
         masks[np.arange(40), rows.actions] = 1
         rows = masked_rows(fast, masks, following)

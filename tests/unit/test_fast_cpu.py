@@ -61,12 +61,14 @@ def both(key: str, name: str, **options: Any) -> tuple[Policy, Policy]:
 
 def assert_close(one: np.ndarray | Tensor, other: np.ndarray | Tensor) -> None:
     one, other = np.asarray(one), np.asarray(other)
-    # Sums in another order: elements that are small compared with their terms differ more.
+    # NumPy and torch add in different orders. Elements that are small compared with their terms
+    # differ more.
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * float(np.abs(other).max()))
 
 
 def assert_same_gradient(fast: Policy, slow: Policy) -> None:
-    """Gradients and statistics are equal, for weights that differ from the weights that acted."""
+    """Checks that gradients and statistics are equal, for weights that differ from the weights that
+    acted."""
     rows = slow.training_rows(slow.prepare_batch(make_batch(slow, steps=16)))
     moved(fast)
     moved(slow)
@@ -104,7 +106,7 @@ def test_updates_are_equal(key: str, losses: str) -> None:
     largest = np.abs(change).max()
     assert largest > 0.01
     # Adam divides by the root mean square, which enlarges differences of small elements. A larger
-    # epsilon bounds that.
+    # epsilon limits this effect.
     np.testing.assert_allclose(fast.get_weights().flat - before, change, atol=2e-3 * largest)
     assert fast.get_weights()[1:] == slow.get_weights()[1:]
 
@@ -154,7 +156,7 @@ def test_acting_does_not_use_torch(key: str) -> None:
 
 
 class HalfLossPPO(PPOPolicy):
-    """Overrides only `loss`, so that the inherited closed form does not belong to it."""
+    """Overrides only `loss`, so that the inherited closed form does not apply."""
 
     def loss(self, rows: Any) -> Any:
         loss, stats = super().loss(rows)
@@ -177,7 +179,7 @@ class MoreEntropyPPO(PPOPolicy):
 
 
 class ShiftedPPO(PPOPolicy):
-    """Overrides only the outputs that the loss is computed from."""
+    """Overrides only the outputs from which the loss is computed."""
 
     def outputs(self, rows: Any) -> tuple[Tensor, Tensor]:
         params, values = super().outputs(rows)
@@ -185,14 +187,14 @@ class ShiftedPPO(PPOPolicy):
 
 
 class QuietPPO(PPOPolicy):
-    """Overrides something else than the loss."""
+    """Overrides a method that the loss does not use."""
 
     def on_epoch(self, stats: Any) -> bool:
         return False
 
 
 class HalfStepPPO(HalfLossPPO):
-    """Has a closed form of its own loss."""
+    """Registers a closed form of its own loss."""
 
 
 @closed_form_of(HalfStepPPO)
@@ -203,7 +205,7 @@ def half_step(policy: Any, terms: Any, values: Any, rows: Any) -> Any:
 
 
 class BackToWholePPO(HalfStepPPO):
-    """Overrides a loss whose closed form is registered."""
+    """Overrides a loss that has a registered closed form."""
 
     loss = PPOPolicy.loss
 
@@ -217,14 +219,15 @@ OVERRIDING = [HalfLossPPO, UnclippedPPO, MoreEntropyPPO, ShiftedPPO, BackToWhole
 
 
 @pytest.mark.parametrize("cls", [*OVERRIDING, QuietPPO, HalfStepPPO])
-def test_overridden_loss_is_the_one_that_is_learned(cls: type[PPOPolicy]) -> None:
+def test_overridden_loss_is_learned(cls: type[PPOPolicy]) -> None:
     fast = ppo_of(cls)
     assert uses_torch(fast) == (cls in OVERRIDING)
     assert_same_gradient(fast, ppo_of(cls, fast_cpu=False))
 
 
 def test_registered_closed_form_travels_with_its_class() -> None:
-    """A class that a worker gets by value has it there, without a registration in that process."""
+    """A worker that gets a class by value also gets its closed form, without a registration in the
+    process of the worker."""
 
     class Local(PPOPolicy):
         def loss(self, rows: Any) -> Any:
@@ -248,7 +251,8 @@ print(find_closed_form(cloudpickle.load(sys.stdin.buffer)).__name__)
 
 
 def test_closed_forms_of_polopt_are_of_classes_that_exist() -> None:
-    """They are registered by name: a wrong one would make every policy of it learn in torch."""
+    """Closed forms are registered by the names of classes. With a wrong name, all policies of the
+    class would learn in torch."""
     for path, registered in _BUILT_IN.items():
         policy_class = load_path(path)
         assert find_closed_form(policy_class) is registered.compute
@@ -291,7 +295,7 @@ def test_wrong_loss_gradients_are_detected(term: str) -> None:
 
 @every_mlp
 def test_backward_has_a_gradient_for_each_weight(key: str) -> None:
-    """Of a loss with its own coefficient for each output."""
+    """The loss has a different coefficient for each output."""
     policy = moved(policy_of(key))
     obs = observations_for(policy, 32) / np.float32(16.0)
     rng = np.random.default_rng(0)
@@ -299,7 +303,7 @@ def test_backward_has_a_gradient_for_each_weight(key: str) -> None:
     by_values = rng.normal(size=32).astype(np.float32)
     network = NumpyMLP(policy.model)
     policy.flat.zero_grads()
-    for _ in range(2):  # gradients are added
+    for _ in range(2):  # `backward` adds to the gradients
         network.backward(network.forward(obs)[2], by_params, by_values)
     fast = policy.flat.get_grads()
     policy.flat.zero_grads()
@@ -326,8 +330,9 @@ def test_several_blas_threads_learn_through_torch() -> None:
 
 
 def test_threads_of_another_library_do_not_count() -> None:
-    """SciPy's BLAS has no limit where an environment imports SciPy after the limit was set: the
-    driver makes its policy after it has looked at the spaces of an environment."""
+    """If an environment imports SciPy after polopt has limited the threads, SciPy's BLAS has no
+    limit. This happens in the driver, which makes an environment to read its spaces before it makes
+    the policy."""
     pytest.importorskip("scipy.linalg")
 
     of_scipy = threadpoolctl.ThreadpoolController().select(user_api="blas")

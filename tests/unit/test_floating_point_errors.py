@@ -1,5 +1,5 @@
-"""`np.seterr` of a user's program is for the user's code: numbers that underflow in polopt end no
-run, and are no fault of an environment."""
+"""`np.seterr` of a user's program affects only the user's code. An underflow in polopt does not end
+a run, and does not count as a fault of the environment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from polopt.rollouts.sampling.discounted_returns import DiscountedReturns
 
 
 class Tiny(gymnasium.Env[np.ndarray, Any]):
-    """Observations in float64 and rewards underflow as float32."""
+    """Returns float64 observations and rewards that underflow in float32."""
 
     def __init__(self, config: Any) -> None:
         self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -78,7 +78,7 @@ def test_underflow_ends_no_run(options: dict[str, Any]) -> None:
         assert np.isfinite(made.get_policy().predict(np.full(3, 1e-310))[0]).all()
         assert np.geterr()["under"] == "raise"
     assert result["fault_tolerance"]["num_env_faults"] == 0
-    if not options:  # environments have the user's setting
+    if not options:  # environments run with the user's setting
         assert set(made.workers.local.sampler.env.envs[0].unwrapped.errors) == {"raise"}
     made.stop()
 
@@ -97,7 +97,7 @@ def test_underflow_of_an_environment_is_its_fault() -> None:
     assert result["fault_tolerance"]["num_env_faults"] > 0
 
 
-def test_underflow_of_what_is_sent_and_counted() -> None:
+def test_underflow_in_messages_and_counts() -> None:
     tiny = np.array([3e-30, 1e-38, 3.0], dtype=np.float32)
     other = np.array([-1e-38 - 1e-42, 1e-38, 0.0], dtype=np.float32)
     parts = [Gradients(tiny, 0, rows, {}) for rows in (1, 9_999)]

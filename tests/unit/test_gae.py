@@ -1,4 +1,4 @@
-"""Advantages against a slow reference, and batches cut, padded and put side by side."""
+"""Advantages equal a slow reference, also in batches that are cut, padded and concatenated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fast(batch: SampleBatch, gamma: float, lambda_: float) -> np.ndarray:
 
 
 def slow(batch: SampleBatch, gamma: float, lambda_: float) -> np.ndarray:
-    """The sum of the definition, term by term, separately for each row."""
+    """Computes the sum in the definition of GAE term by term, separately for each row."""
     steps, envs = batch.shape
     apart = dict(zip(batch.successor_index.tolist(), batch.successor_obs, strict=True))
     result = np.zeros((steps, envs))
@@ -167,7 +167,7 @@ def test_steps_of_a_batch_form_a_batch(
         np.testing.assert_array_equal(part[name], batch[name][start:stop])
     np.testing.assert_array_equal(part.bootstrap_obs, batch.all_obs[stop])
     np.testing.assert_allclose(fast(part, 0.9, 0.8), slow(part, 0.9, 0.8), rtol=1e-4, atol=1e-4)
-    # One-step differences use no later observation than the next: slicing does not change them.
+    # One-step differences use only the next observation, so slicing does not change them.
     np.testing.assert_allclose(fast(part, 0.9, 0.0), fast(batch, 0.9, 0.0)[start:stop], rtol=1e-6)
 
 

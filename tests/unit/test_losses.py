@@ -1,4 +1,4 @@
-"""Losses and their gradients against plain torch formulas."""
+"""Losses and their gradients equal plain formulas in torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from polopt.policies.policy import Policy
 
 
 def plain(policy: Policy, batch: SampleBatch) -> dict[str, Any]:
-    """Terms of the losses, computed with `torch.distributions` from the prepared batch."""
+    """Computes the terms of the losses from the prepared batch, with `torch.distributions`."""
     batch = policy.prepare_batch(batch)
     obs = torch.from_numpy(batch.flat("obs"))
     params, values = policy.model(obs)
@@ -53,7 +53,8 @@ def gradient_of(loss: Tensor, policy: Policy) -> np.ndarray:
 
 
 def assert_same_gradient(policy: Policy, batch: SampleBatch, loss: Tensor) -> dict[str, float]:
-    """Returns the statistics that came with the gradient."""
+    """Checks that the gradient of the policy equals the gradient of `loss`. Returns the statistics
+    of the policy's gradient."""
     gradients = policy.compute_gradients(batch)
     assert gradients.rows == batch.env_steps
     np.testing.assert_allclose(gradients.flat, gradient_of(loss, policy), rtol=1e-3, atol=1e-6)
@@ -88,7 +89,7 @@ def ppo_loss(
     terms = []
     for log_prob, old, advantage in zip(x["log_prob"], x["old_log_prob"], advantages, strict=True):
         ratio = (log_prob - old).exp()
-        # No gain beyond the clipped ratio in the direction of the advantage.
+        # The objective does not grow beyond the clipped ratio in the direction of the advantage.
         too_far = ratio > 1.0 + clip if advantage > 0 else ratio < 1.0 - clip
         bound = 1.0 + clip if advantage > 0 else 1.0 - clip
         terms.append(-advantage * bound if too_far else -advantage * ratio)
@@ -99,7 +100,7 @@ def ppo_loss(
         )
         errors = torch.maximum(errors, (near - x["targets"]) ** 2)
     if vf_clip is not None:
-        errors = torch.clamp(errors, 0.0, vf_clip)  # as RLlib's learner
+        errors = torch.clamp(errors, 0.0, vf_clip)  # as in RLlib's learner
     loss = torch.stack(terms).mean() + 0.25 * errors.mean()
     return loss - 0.01 * x["entropy"] + kl_coeff * x["kl"]
 
@@ -142,9 +143,9 @@ def test_value_clipping_changes_the_loss() -> None:
 
 @pytest.mark.parametrize("fast_cpu", [False, True])
 @pytest.mark.parametrize("vf_range", [None, 0.05])
-def test_value_errors_of_ppo_are_those_of_rllib(vf_range: float | None, fast_cpu: bool) -> None:
-    """`vf_loss_coeff` times the mean of the squared errors, each at most `vf_clip_param`: the
-    options of a config of RLlib's PPO mean the same here."""
+def test_value_loss_of_ppo_equals_rllib(vf_range: float | None, fast_cpu: bool) -> None:
+    """The options of a config of RLlib's PPO mean the same in polopt. The loss is `vf_loss_coeff`
+    times the mean of the squared errors, each clipped to `vf_clip_param`."""
     options = {"vf_clip_range": vf_range, "clip_param": 0.1, "fast_cpu": fast_cpu}
     policy = small_policy("ppo", vf_clip_param=1.0, **options)
     batch = make_batch(policy, steps=10)
@@ -161,7 +162,8 @@ def test_value_errors_of_ppo_are_those_of_rllib(vf_range: float | None, fast_cpu
 
 
 def test_options_of_older_checkpoints_have_the_loss_that_they_had() -> None:
-    """`vf_loss_coeff` was of half the mean squared error, `vf_clip_param` a bound of the change."""
+    """In older versions, `vf_loss_coeff` was the weight of half the mean squared error, and
+    `vf_clip_param` was the bound of the change of a value."""
     saved = {"vf_loss_coeff": 0.6, "vf_clip_param": 0.05, "clip_param": 0.1}
     for name, coeff in (("ppo", 0.3), ("decoupled_ppo", 0.3), ("appo", 0.6), ("a2c", 0.6)):
         config = small_policy(name).config_class

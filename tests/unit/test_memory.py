@@ -1,5 +1,5 @@
-"""Policies with memory: what they act on, learn from and keep equals a plain LSTM, which reads each
-episode from its first observation on."""
+"""Policies with memory act, learn and store states like a plain LSTM that reads each episode from
+its first observation."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def with_memory(env: Any, name: str = "a2c", shared: bool = False, **options: An
 
 
 class PlainLSTM:
-    """The outputs of a policy's network after one observation after the other of one environment,
-    from the formulas of an LSTM."""
+    """Computes the outputs of a policy's network with the formulas of an LSTM. `read` takes one
+    observation of one environment at a time."""
 
     def __init__(self, policy: Any) -> None:
         self.network = policy.model
@@ -59,7 +59,7 @@ class PlainLSTM:
         self.state = [torch.zeros(2, CELLS), torch.zeros(2, CELLS)]
 
     def read(self, obs: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Distribution parameters `[P]` and value `[]`."""
+        """Reads an observation. Returns distribution parameters `[P]` and the value `[]`."""
         net = self.network
         x = torch.as_tensor(obs).float().reshape(1, -1)
         outputs = []
@@ -81,7 +81,7 @@ class PlainLSTM:
         return net.policy_head(outputs[0]), net.value_head(outputs[1])[0]
 
     def peek(self, obs: np.ndarray) -> Tensor:
-        """The value `[]` of an observation that is not kept."""
+        """The value `[]` of an observation. This method does not change the memory."""
         kept = list(self.state)
         value = self.read(obs)[1]
         self.state = kept
@@ -97,12 +97,12 @@ def sampled(policy: Policy, env: Any, length: int, count: int) -> list[SampleBat
 
 
 def begins(obs: np.ndarray) -> bool:
-    """Whether a clock shows the time 0, which it does at the start of an episode only."""
+    """Whether a clock shows the time 0. This happens only at the start of an episode."""
     return bool(obs[0] == 1.0)
 
 
 def expected(policy: Policy, batches: list[SampleBatch], env: int) -> dict[str, list[Any]]:
-    """What one environment's rows should hold: `params`, `values` and `following` of each."""
+    """The expected `params`, `values` and `following` of each row of one environment."""
     plain = PlainLSTM(policy)
     result: dict[str, list[Any]] = {"params": [], "values": [], "following": []}
     with torch.no_grad():
@@ -165,7 +165,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_memory_is_noticed(wrong: str) -> None:
+def test_wrong_memory_is_detected(wrong: str) -> None:
     env = clocks("same_step")
     policy = with_memory(env)
     batches = [WRONG[wrong](batch) for batch in sampled(policy, env, 5, 4)]
@@ -174,7 +174,7 @@ def test_wrong_memory_is_noticed(wrong: str) -> None:
 
 
 @every_mode
-def test_memory_that_is_not_reset_is_noticed(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_reset_of_memory_is_detected(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(VectorSampler, "_begins", lambda *_: np.zeros(3, dtype=bool))
     env = clocks(mode)
     policy = with_memory(env)
@@ -219,7 +219,7 @@ def test_saved_sampler_keeps_memory() -> None:
     assert first.per_env["state"].any()
     np.testing.assert_array_equal(first.per_env["state"], second.per_env["state"])
     np.testing.assert_array_equal(first["action_dist_inputs"], second["action_dist_inputs"])
-    del saved["memory"]  # as earlier versions saved it
+    del saved["memory"]  # as in states of earlier versions
     other.set_state(saved)
     assert not other.sample().per_env["state"].any()
 
@@ -263,7 +263,7 @@ def test_trajectories_begin_with_their_memory(mode: str) -> None:
         np.testing.assert_allclose(params, acted, rtol=1e-5, atol=1e-6)
 
 
-def test_later_steps_have_no_memory_to_begin_with() -> None:
+def test_later_steps_have_no_stored_memory() -> None:
     env = clocks("next_step")
     (batch,) = sampled(with_memory(env), env, 6, 1)
     assert "state" in batch.steps(0, 3).per_env
@@ -326,7 +326,7 @@ def test_minibatches_of_sequences_hold_each_row_once(name: str) -> None:
     assert len(parts) == 4
     total = sum(part.rows for part in parts)
     assert total == batch.env_steps
-    if name == "ppo":  # its advantages are standardised over the whole batch
+    if name == "ppo":  # PPO standardises advantages over the whole batch
         mean = sum(part.flat * (part.rows / total) for part in parts)
         whole = policy.compute_gradients(batch).flat
         np.testing.assert_allclose(mean, whole, rtol=1e-3, atol=1e-6)
@@ -357,7 +357,7 @@ def test_batch_without_environments_is_no_update() -> None:
 
 
 class Cells(nn.Module):
-    """The network of `MODEL` with the LSTM as a user would write it: one step at a time."""
+    """The network of `MODEL`, with an LSTM as a user would write it, for one step at a time."""
 
     def __init__(self, observations: Any, actions: Any, num_params: int) -> None:
         super().__init__()
@@ -376,7 +376,7 @@ class Cells(nn.Module):
 
 
 def custom_memory(name: str, like: Any, **options: Any) -> Any:
-    """A policy with `Cells` that has the weights of a policy with `MODEL`."""
+    """A policy with `Cells`, and with the weights of `like`, which is a policy with `MODEL`."""
     policy: Any = small_policy(name, model={"custom": Cells}, **options)
     there, here = like.model, policy.model.module
     with torch.no_grad():
@@ -410,7 +410,7 @@ def test_custom_memory_learns_as_the_built_in_one(name: str) -> None:
     np.testing.assert_allclose(after, built_in.dist_inputs(batch), rtol=1e-2, atol=1e-4)
 
 
-def test_custom_memory_is_that_of_the_sampler() -> None:
+def test_custom_memory_equals_the_memory_of_the_sampler() -> None:
     env = clocks("next_step")
     policy = make_policy("a2c", env, model={"custom": Cells})
     for batch in sampled(policy, env, 5, 4):
@@ -502,6 +502,6 @@ def test_memory_of_images() -> None:
     assert state.shape == (3, 2 * CELLS)
 
 
-def test_length_of_sequences_is_that_of_fragments() -> None:
+def test_sequences_are_as_long_as_fragments() -> None:
     with pytest.raises(ConfigError, match="rollout_fragment_length"):
         PPOConfig.parse({"model": {"use_lstm": True, "max_seq_len": 20}})

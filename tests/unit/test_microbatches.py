@@ -1,4 +1,4 @@
-"""The gradient of a minibatch is the mean over its microbatches, whatever their size."""
+"""The gradient of a minibatch is the mean over its microbatches, whatever the size of those."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_uint8_images_use_nature_cnn() -> None:
     linear = next(m for m in model.policy_trunk if isinstance(m, nn.Linear))
     assert (linear.in_features, linear.out_features) == (64 * 7 * 7, 512)
     assert model.value_trunk is model.policy_trunk, "shared, as in the paper"
-    # The published number of parameters up to the 512 features.
+    # The published number of parameters of all layers up to the 512 features.
     assert sum(p.numel() for p in model.policy_trunk.parameters()) == 1_684_128
 
 
@@ -78,7 +78,7 @@ def test_smallest_image_is_accepted() -> None:
 
 
 def test_convolutions_equal_definition() -> None:
-    """One layer, computed for each window. Uint8 is divided by 255."""
+    """The test computes one layer window by window. The network divides uint8 by 255."""
     model = network_for((2, 5, 6), conv_filters=[[3, 3, 2]], post_fcnet_hiddens=[])
     obs = np.random.default_rng(0).integers(0, 256, (4, 2, 5, 6), dtype=np.uint8)
     conv = model.policy_trunk[0]
@@ -167,7 +167,7 @@ def test_padding_keeps_the_size_of_an_image() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"conv_filters": []}])
 def test_bytes_of_images_are_scaled(options: dict[str, Any]) -> None:
-    """Alone or in a Dict, with convolutions or without."""
+    """An image is scaled alone and in a Dict, with and without convolutions."""
     image = spaces.Box(0, 255, (4, 5, 3), np.uint8)
     pair = spaces.Dict(image=image, speed=spaces.Box(-1.0, 1.0, (2,)))
     alone, both = network_of(image, **options), network_of(pair, **options)
@@ -183,7 +183,8 @@ def test_bytes_of_images_are_scaled(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"conv_filters": []}])
 def test_bytes_are_divided_by_the_upper_bound(options: dict[str, Any]) -> None:
-    """One for all elements, or each element by its own. Where that is 0, so is the element."""
+    """The bound may be the same for all elements, or different for each element. An element with
+    the bound 0 is always 0."""
     shape = (4, 5, 3)
     board = torch.randint(0, 2, (2, *shape), dtype=torch.uint8)
     bounds = np.random.default_rng(0).integers(0, 9, shape).astype(np.uint8)
@@ -209,7 +210,7 @@ def test_bytes_are_divided_by_the_upper_bound(options: dict[str, Any]) -> None:
 
 
 def test_each_image_of_a_dict_has_its_own_convolutions() -> None:
-    """The features equal the features of the images' networks alone, and of the vectors."""
+    """The features are the features of a separate network for each image, and the vectors."""
     space = spaces.Dict(
         [
             ("large", spaces.Box(0, 255, (3, 40, 36), np.uint8)),

@@ -1,4 +1,4 @@
-"""Normalisation of observations and rewards: moments, what they are of, what learns from them."""
+"""Normalisation of observations and rewards: moments, their rows, and learning with them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def assert_equal_moments(got: Moments | None, expected: Moments) -> None:
 
 
 def with_moments(policy: Policy, seed: int = 0, size: int = 3) -> Policy:
-    """The policy, with moments of random rows."""
+    """Gives the policy moments of random rows."""
     rng = np.random.default_rng(seed)
     rows = rng.normal(rng.uniform(-3.0, 3.0, size), rng.uniform(0.5, 4.0, size), (50, size))
     policy.add_moments(Moments.of(rows))
@@ -51,14 +51,14 @@ def with_moments(policy: Policy, seed: int = 0, size: int = 3) -> Policy:
 
 
 def batch_of(policy: Any, steps: int = 6, envs: int = 4, seed: int = 0) -> SampleBatch:
-    """A batch that the policy has acted in, with the moments that it has."""
+    """A batch in which the policy has acted with its current moments."""
     return random_batch(policy, steps, envs, np.random.default_rng(seed))
 
 
 # ---- moments ----------------------------------------------------------------------------------
 
 
-def test_merged_moments_equal_those_of_all_rows() -> None:
+def test_merged_moments_equal_moments_of_all_rows() -> None:
     rng = np.random.default_rng(0)
     rows = rng.normal([0.0, 1e3, -3.0], [1.0, 1.0, 1e3], (500, 3)).astype(np.float32)
     parts = np.split(rows, [0, 1, 7, 7, 300, 499])
@@ -83,11 +83,11 @@ def test_sums_over_learners_equal_merged_moments() -> None:
         assert pickle.dumps(one) == pickle.dumps(sums[0]), "bit for bit"
 
 
-# ---- what enters ------------------------------------------------------------------------------
+# ---- rows of the moments ----------------------------------------------------------------------
 
 
 class Ramp(gymnasium.Env[np.ndarray, int]):
-    """The observation is `[time, number of the environment]`, the reward `1 + time`."""
+    """The observation is `[time, number of the environment]`, and the reward is `1 + time`."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = spaces.Discrete(2)
@@ -112,7 +112,8 @@ class Ramp(gymnasium.Env[np.ndarray, int]):
 
 
 def rows_of_ramp(number: int, length: int, steps: int, pause: int) -> Iterator[list[float]]:
-    """Observation and discounted return of each transition, by the definition."""
+    """Yields the observation and the discounted return of each transition, computed by the
+    definition."""
     for step in range(steps):
         time = step % (length + pause)
         if time < length:
@@ -171,7 +172,7 @@ def test_discarded_episodes_do_not_discount_into_the_next() -> None:
     np.testing.assert_array_equal(returns.add(columns, 0.5), expected)
 
 
-# ---- what is normalised -----------------------------------------------------------------------
+# ---- normalised values ------------------------------------------------------------------------
 
 
 def normalizer_of(space: Any, clip: float | None = 10.0, **options: Any) -> Normalizer:
@@ -240,9 +241,7 @@ def test_observations_without_numbers_are_a_config_error(space: Any) -> None:
         ({"normalize_rewards": "yes please"}, "'normalize_rewards': got 'yes please'"),
     ],
 )
-def test_wrong_options_name_key_value_and_what_is_allowed(
-    options: dict[str, Any], message: str
-) -> None:
+def test_error_names_key_value_and_allowed_values(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         PPOConfig.parse(options)
 
@@ -266,7 +265,8 @@ def test_changed_discount_factor_is_used_for_returns() -> None:
 
 @every_policy
 def test_learner_sees_what_the_worker_saw(name: str) -> None:
-    """Moments change between acting and learning, and the batch is compressed and joined."""
+    """The moments change between acting and learning. In between, the batch is also compressed and
+    concatenated."""
     policy: Any = with_moments(moved(small_policy(name, **BOTH)))
     policy.flat.refresh_copies()
     first = batch_of(policy, seed=1)
@@ -308,7 +308,7 @@ def test_batch_that_is_normalised_is_not_normalised_again(name: str) -> None:
     np.testing.assert_array_equal(prepared.reshape(once.obs.shape), once.obs)
 
 
-def test_advantages_and_targets_are_those_of_normalised_rewards() -> None:
+def test_advantages_and_targets_use_normalised_rewards() -> None:
     policy: Any = with_moments(small_policy("a2c", gamma=0.9, clip_rewards=0.2, **BOTH))
     batch = batch_of(policy)
     raw = batch["rewards"].copy()
@@ -331,7 +331,7 @@ def test_advantages_and_targets_are_those_of_normalised_rewards() -> None:
 
 @pytest.mark.parametrize("name", ["impala", "appo"])
 def test_vtrace_of_columns_of_different_versions(name: str) -> None:
-    """The shorter fragments are padded: their last observation is a separate successor."""
+    """Shorter fragments are padded, so their last observation becomes a separate successor."""
     policy: Any = with_moments(small_policy(name, **BOTH))
     batches = []
     for seed, steps in ((1, 6), (2, 4), (3, 5)):
@@ -348,7 +348,7 @@ def test_vtrace_of_columns_of_different_versions(name: str) -> None:
 
 @every_policy
 def test_later_minibatches_keep_the_moments_that_acted(name: str) -> None:
-    """As of a rollout of A3C, between whose minibatches new weights arrive."""
+    """In A3C, a worker gets new weights between the minibatches of one rollout."""
     options = {"num_sgd_iter": 2, "sgd_minibatch_size": 12, **BOTH}
     one, other = (with_moments(small_policy(name, **options)) for _ in range(2))
     both = [MinibatchGradients(policy, batch_of(policy)) for policy in (one, other)]
@@ -414,12 +414,12 @@ def test_state_of_another_normalisation_is_refused() -> None:
     plain, both = small_policy("ppo"), small_policy("ppo", **BOTH)
     some = small_policy("ppo", normalize_rewards=True)
     old = {key: value for key, value in plain.get_state().items() if key != "moments"}
-    plain.set_state(old)  # of version 0.2
+    plain.set_state(old)  # a state of version 0.2
     with pytest.raises(ValueError, match=r"normalises observations and rewards; got .* nothing"):
         both.set_state(old)
     with pytest.raises(ValueError, match=r"normalises nothing; got .* rewards"):
         plain.set_state(some.get_state())
-    with pytest.raises(ValueError, match="got one that normalises rewards"):
+    with pytest.raises(ValueError, match="got the state of a policy that normalises rewards"):
         both.set_state(some.get_state())
     changed = both.get_state()
     changed["moments"]["m2"] -= 1.0
@@ -431,7 +431,7 @@ def test_state_of_another_normalisation_is_refused() -> None:
 
 
 class Chain(gymnasium.Env[int, int]):
-    """Five states in a row, with reward 1000 for each step."""
+    """A chain of five states, with a reward of 1000 for each step."""
 
     observation_space = spaces.Discrete(5)
     action_space = spaces.Discrete(2)
@@ -448,7 +448,8 @@ class Chain(gymnasium.Env[int, int]):
 
 
 def error_of_chain(**options: Any) -> float:
-    """Largest difference of a learned value from the closed form, in units of the rewards."""
+    """The largest difference between a learned value and the closed form, in units of the
+    rewards."""
     env = SyncVectorEnv([Chain] * 4, autoreset_mode=AutoresetMode.SAME_STEP)
     policy: Any = make_policy("ppo", env, gamma=GAMMA, lr=3e-3, **options)
     sampler = make_sampler(env, policy, 40)

@@ -26,19 +26,19 @@ every_off_policy = pytest.mark.parametrize("name", OFF_POLICY)
 
 
 def stale_batch(policy: Policy, seed: int = 0) -> SampleBatch:
-    """A batch of other weights than the weights that learn from it."""
+    """A batch whose actions were chosen with other weights than the current ones."""
     batch = make_batch(policy, steps=10, envs=4, seed=seed)
     moved(policy)
     return batch
 
 
 def log_prob(params: np.ndarray, batch: SampleBatch) -> Tensor:
-    """`[T, N]` of parameters `[T, N, P]`, by `torch.distributions`."""
+    """Log-probabilities `[T, N]` under parameters `[T, N, P]`, from `torch.distributions`."""
     return Categorical(logits=torch.as_tensor(params)).log_prob(torch.as_tensor(batch["actions"]))
 
 
 def expected_vtrace(policy: Any, batch: SampleBatch, log_ratios: Tensor) -> tuple[Any, Any]:
-    """Targets and advantages `[T * N]` with the values of the policy's network."""
+    """Targets and advantages `[T * N]`, computed with the values of the policy's network."""
     with torch.no_grad():
         values = policy.model(torch.as_tensor(batch.all_obs.reshape(-1, 2)))[1]
     values = values.reshape(batch.shape[0] + 1, batch.shape[1]).numpy()
@@ -74,7 +74,7 @@ def clipped(ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
 
 @pytest.mark.parametrize("kl_coeff", [0.0, 0.4])
 def test_appo_loss_equals_formula(kl_coeff: float) -> None:
-    """The paper's form of the ratio: `min(mu / target, 2) pi / mu`."""
+    """The ratio is written as in the paper: `min(mu / target, 2) pi / mu`."""
     policy: Any = small_policy("appo", clip_param=0.1, kl_coeff=kl_coeff)
     target = small_policy("ppo")  # the same initial weights
     batch = make_batch(policy, steps=10, envs=4)
@@ -106,7 +106,8 @@ def test_appo_loss_equals_formula(kl_coeff: float) -> None:
 
 @pytest.mark.parametrize("standardize", [False, True])
 def test_decoupled_loss_equals_formula(standardize: bool) -> None:
-    """`pi_proximal / mu min(r A, clip(r) A)` with `r = pi / pi_proximal` (Hilton et al.)."""
+    """The objective is `pi_proximal / mu min(r A, clip(r) A)` with `r = pi / pi_proximal` (Hilton
+    et al.)."""
     options = {"clip_param": 0.1, "kl_coeff": 0.4, "standardize_advantages": standardize}
     policy: Any = small_policy("decoupled_ppo", **options)
     batch = stale_batch(policy)
@@ -178,7 +179,7 @@ def test_appo_without_lag_is_ppo_with_returns() -> None:
 
 
 @every_off_policy
-def test_acted_log_probabilities_are_not_those_of_later_weights(name: str) -> None:
+def test_log_probabilities_use_the_weights_that_acted(name: str) -> None:
     policy = small_policy(name)
     batch = make_batch(policy)
     acted = log_prob(batch["action_dist_inputs"], batch).numpy()
@@ -187,14 +188,14 @@ def test_acted_log_probabilities_are_not_those_of_later_weights(name: str) -> No
     moved(policy)
     later = policy.compute_gradients(batch).flat
     np.testing.assert_array_equal(batch["action_logp"], before)
-    # The wrong variant: probabilities under the weights that learn, so that every ratio is 1.
+    # In the wrong variant, the probabilities are under the weights that learn, so every ratio is 1.
     params = policy.action_params(batch.flat("obs")).reshape(*batch.shape, -1)
     batch["action_logp"] = log_prob(params, batch).numpy()
     assert not np.allclose(policy.compute_gradients(batch).flat, later, rtol=1e-2)
 
 
 @every_off_policy
-def test_learning_leaves_the_batch_as_it_is(name: str) -> None:
+def test_learning_does_not_change_the_batch(name: str) -> None:
     policy = small_policy(name, num_sgd_iter=2, sgd_minibatch_size=9)
     batch = stale_batch(policy)
     before = {key: column.copy() for key, column in batch.columns.items()}
@@ -237,7 +238,7 @@ def test_vtrace_uses_the_current_weights_for_each_minibatch() -> None:
 
 
 def own(cls: type[Policy], **options: Any) -> Any:
-    """A policy of a class of the test, else as `small_policy`."""
+    """Like `small_policy`, but with a policy class of this test."""
     env = TwoNumbers()
     config = cls.config_class.parse({"model": {"fcnet_hiddens": [8]}, **options})
     return cls(env.observation_space, env.action_space, config)
@@ -303,7 +304,8 @@ def test_appo_restores_other_policies_and_they_restore_it(name: str) -> None:
 
 
 def test_wrong_variants_of_the_appo_ratio_differ() -> None:
-    """Without the bound of the acting policy, and with the acting policy instead of the target."""
+    """One variant lacks the bound of the ratio. The other variant uses the policy that acted
+    instead of the target policy."""
 
     class Unbounded(AppoPolicy):
         def prepare_batch(self, batch: SampleBatch) -> SampleBatch:

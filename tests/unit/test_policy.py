@@ -80,7 +80,7 @@ def test_set_weights_copies_the_policy(name: str) -> None:
     np.testing.assert_array_equal(one.value(obs), other.value(obs))
     assert (other.version, other.env_steps) == (one.version, 77)
     assert other.coefficients == one.coefficients
-    # Weights are copies: later updates do not change them.
+    # Weights are copies, so later updates do not change them.
     moved(one)
     moved(other)
     np.testing.assert_array_equal(weights.flat, learned_weights(name).flat)
@@ -116,7 +116,7 @@ def test_creating_a_policy_does_not_seed_cuda(monkeypatch: pytest.MonkeyPatch) -
     seeds: list[int] = []
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
     torch.manual_seed(1)
-    assert seeds == [1]  # where torch seeds CUDA
+    assert seeds == [1]  # torch calls this function to seed CUDA
     small_policy("ppo", seed=7)
     assert seeds == [1]
 
@@ -162,7 +162,8 @@ def test_explore_samples_and_mode_is_deterministic() -> None:
 
 
 def states(policy: Policy) -> Iterator[Any]:
-    """A state as a checkpoint stores it: tensors unchanged, the rest as JSON."""
+    """A state as a checkpoint stores it. Tensors are unchanged, and all other values go through
+    JSON."""
     state = policy.get_state()
     tensors = {name: state.pop(name) for name in ("params", policy.config.torch_optimizer)}
     yield {**json.loads(json.dumps(state)), **copy.deepcopy(tensors)}
@@ -183,7 +184,7 @@ def test_state_resumes_exactly(name: str, rounds_before: int) -> None:
         learn(policy, batch)
     (state,) = states(policy)
     resumed = small_policy(name, seed=2, **options)
-    learn(resumed, batches[4])  # its state before must not matter
+    learn(resumed, batches[4])  # the old state of `resumed` must not matter
     resumed.set_state(state)
     kept = copy.deepcopy(state)
     for batch in batches[rounds_before:]:
@@ -191,7 +192,7 @@ def test_state_resumes_exactly(name: str, rounds_before: int) -> None:
         learn(resumed, batch)
         np.testing.assert_array_equal(policy.get_weights().flat, resumed.get_weights().flat)
     assert policy.get_weights()[1:] == resumed.get_weights()[1:]
-    # Learning does not change the given state.
+    # Learning does not change the state that was passed to `set_state`.
     assert torch.equal(state["params"], kept["params"])
     moments, before = (each[policy.config.torch_optimizer]["network"] for each in (state, kept))
     assert all(torch.equal(moments[moment], before[moment]) for moment in before)
@@ -239,7 +240,7 @@ def test_changed_kl_coeff_overrides_the_adapted_one(option: float, expected: flo
     assert policy.coefficients["kl_coeff"] == pytest.approx(0.3)
     (state,) = states(policy)
     restored = small_policy("ppo", kl_coeff=option)
-    restored.on_learned({"mean_kl_loss": 1.0})  # its adapted value before must not matter
+    restored.on_learned({"mean_kl_loss": 1.0})  # the old coefficient must not matter
     restored.set_state(state)
     assert restored.coefficients["kl_coeff"] == pytest.approx(expected)
 

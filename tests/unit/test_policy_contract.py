@@ -1,4 +1,4 @@
-"""The contract of a policy: a policy outside of the actor-critic family, and named segments."""
+"""The contract of a policy holds for policies outside of the actor-critic family, too."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 
 class Reinforce(Policy):
-    """Rewards of single steps times log-probabilities, with a linear network."""
+    """Learns a linear network from log-probabilities times rewards of single steps."""
 
     def make_segments(self) -> dict[str, Segment]:
         size = int(np.prod(self.encoder.shape))
@@ -101,8 +101,8 @@ def test_policy_without_minibatches_gives_one_gradient() -> None:
 
 
 class Regression(Policy):
-    """Learns from what a replay buffer returns, and has no gradient for other processes: rewards
-    from observations, by its own learning step."""
+    """Learns to predict rewards from observations. It learns from batches of a replay buffer with
+    its own `learn_on_batch`, and does not define `compute_gradients`."""
 
     learns_from = Transitions
 
@@ -135,12 +135,12 @@ def test_policy_may_learn_from_other_batches_and_give_no_gradients() -> None:
     assert losses[-1] < 1e-3 < losses[0]
     assert (policy.version, policy.progress.rows_applied) == (300, 300 * 32)
     for ask in (policy.compute_gradients, lambda rows: next(policy.minibatch_gradients(rows))):
-        with pytest.raises(NotImplementedError, match="Regression gives no gradients"):
+        with pytest.raises(NotImplementedError, match="Regression cannot compute gradients"):
             ask(rows)
 
 
 class LearnsAlone(Reinforce):
-    """Has its own learning step, and no gradient for other processes."""
+    """Defines `learn_on_batch`, but not `compute_gradients`."""
 
     compute_gradients = Policy.compute_gradients
 
@@ -150,7 +150,7 @@ class LearnsAlone(Reinforce):
 
 
 class AppliesGradients(PolicyOptimizer):
-    """A strategy of a user's, whose workers compute gradients."""
+    """A strategy of a user. Its workers compute gradients."""
 
     needs_gradients = True
 
@@ -181,12 +181,12 @@ def test_policy_without_gradients_fits_where_none_are_sent(optimizer: str) -> No
 
 
 def halves_of(batch: SampleBatch) -> list[SampleBatch]:
-    """The first environment of three, and the other two."""
+    """Splits a batch of three environments into the first environment and the other two."""
     return [batch.select(np.array([0])), batch.select(np.array([1, 2]))]
 
 
 def test_policy_with_gradients_learns_alone_and_together() -> None:
-    """Several learners make the same update as one that has the rows of all."""
+    """Several learners make the same update as one learner with the rows of all of them."""
     alone, learners = make_reinforce(), [make_reinforce(), make_reinforce()]
     batch = random_batch(alone, 8, 3, np.random.default_rng(1))
     stats = alone.learn_on_batch(batch)
@@ -207,7 +207,7 @@ def test_policy_with_gradients_learns_alone_and_together() -> None:
 
 
 class Halves(Reinforce):
-    """Two gradients of a batch: of its first and of its second half, twice."""
+    """Yields the gradients of the first and the second half of a batch, and then both again."""
 
     def minibatch_gradients(self, batch: SampleBatch) -> Iterator[Gradients]:
         halves = np.array_split(np.arange(batch.shape[1]), 2)
@@ -217,7 +217,7 @@ class Halves(Reinforce):
             yield gradients._replace(new_rows=new_rows, ends_rollout=(time, half) == (1, 1))
 
 
-def test_policy_says_what_the_gradients_of_a_batch_are() -> None:
+def test_policy_may_yield_several_gradients_per_batch() -> None:
     env = FakeEnv(spaces.Box(-9.0, 9.0, (2,)), spaces.Discrete(3))
     policy = Halves(env.observation_space, env.action_space, PolicyConfig())
     batch = make_batch(policy)
@@ -225,27 +225,27 @@ def test_policy_says_what_the_gradients_of_a_batch_are() -> None:
     rollout, found = MinibatchGradients(policy, batch), []
     while not rollout.done:
         found.append(rollout.next_gradients())
-        policy.apply_gradients(found[-1])  # the next one is of the weights after it
+        policy.apply_gradients(found[-1])  # the next gradient uses the new weights
     assert [gradients.version for gradients in found] == [0, 1, 2, 3]
     assert [gradients.new_rows for gradients in found] == [12, 12, 0, 0]
     assert [gradients.ends_rollout for gradients in found] == [False, False, False, True]
     assert {gradients.acted for gradients in found} == {3}
 
 
-#: What samplers, workers and a Collector need of a policy.
+#: The members of a policy that samplers, workers and a Collector need.
 ACTS = {
     "make_distribution", "make_normalizer", "action_params", "act", "compute_actions", "predict",
     "act_in_torch", "postprocess", "get_weights", "set_weights", "get_state", "set_state",
     "state_size", "samples_uniformly",
 }  # fmt: skip
-#: What strategies need besides.
+#: The other members that strategies need.
 LEARNS = {
     "config_class", "learns_from", "count_parameters", "make_segments", "act_as", "export_onnx",
     "add_moments", "resting", "compute_gradients", "gives_gradients", "minibatch_gradients",
     "check_gradients",
     "learn_on_batch", "apply_gradients", "apply_flat", "on_update", "set_option", "check_network",
 }  # fmt: skip
-#: Further members of a policy that acts with a network of polopt. None of them is about values.
+#: Further members of a policy that acts with a network of polopt. They do not depend on values.
 NETWORK = {
     "loss", "make_network", "masked", "make_backend", "normalized", "dist_inputs", "log_prob",
 }  # fmt: skip
@@ -256,8 +256,8 @@ def public_names(cls: type) -> set[str]:
 
 
 def test_contract_has_nothing_of_a_family() -> None:
-    """Advantages, value targets, epochs and KL are of the actor-critic family. A name that is added
-    here is one that every family must have."""
+    """Advantages, value targets, epochs and KL belong to the actor-critic family. If you add a name
+    to the lists above, every family of policies must have it."""
     assert public_names(ActingPolicy) == ACTS
     own = public_names(Policy) - ACTS
     assert own == LEARNS
@@ -267,7 +267,7 @@ def test_contract_has_nothing_of_a_family() -> None:
     assert public_names(NetworkPolicy) - ACTS - LEARNS == NETWORK
 
 
-def test_options_that_are_fixed_are_those_of_the_family() -> None:
+def test_families_have_their_own_fixed_options() -> None:
     policy = make_reinforce()
     policy.set_option("lr", 0.5)
     assert policy.config.lr == 0.5
@@ -340,7 +340,7 @@ def test_state_without_a_copy_restores_it_from_its_segment() -> None:
     np.testing.assert_array_equal(restored[12:], saved.get_params()[:8])
     with torch.no_grad():
         flat.params[12:] = 7.0
-    # And the other way, a copy that is not needed is left out.
+    # If only the state has a copy, the copy is ignored.
     np.testing.assert_array_equal(saved.params_of(flat.get_state()), flat.get_params()[:12])
 
 

@@ -1,4 +1,4 @@
-"""PQN: targets of Q(lambda) in closed form at episode ends, its loss, and layer normalisation."""
+"""PQN: targets of Q(lambda) at episode ends equal closed forms. Loss and layer normalisation."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def make_pqn(observation_space: Any = SPACE, **options: Any) -> PQNPolicy:
 
 
 def sampled(policy: PQNPolicy, steps: int = 7, envs: int = 3) -> SampleBatch:
-    """A fragment with all kinds of ends: terminated, truncated before a row that only resets, and
-    truncated with a successor of its own. The policy's weights are moved."""
+    """A fragment with three kinds of episode ends: terminated, truncated before a row that only
+    resets, and truncated with a separate successor. This function first moves the weights of the
+    policy."""
     rng = np.random.default_rng(1)
     flat = policy.flat.get_params()
     policy.flat.set_params(flat + rng.normal(0.0, 0.3, flat.shape).astype(np.float32))
@@ -42,7 +43,7 @@ def sampled(policy: PQNPolicy, steps: int = 7, envs: int = 3) -> SampleBatch:
 
 
 def q_lambda(policy: PQNPolicy, batch: SampleBatch, lambda_: float) -> np.ndarray:
-    """Targets by the recursion of the paper, row by row."""
+    """Computes the targets row by row, with the recursion of the paper."""
     gamma, (steps, envs) = policy.config.gamma, batch.shape
     successors = dict(zip(batch.successor_index.tolist(), batch.successor_obs, strict=True))
     targets = np.zeros((steps, envs))
@@ -105,7 +106,7 @@ def test_network_has_layer_normalisation(space: Any, kinds: set[type]) -> None:
     assert kinds <= found
     plain = make_pqn(space, model={"layer_norm": False})
     assert not kinds & {type(module) for module in plain.model.modules()}
-    # The scale of what a layer reads does not matter.
+    # The outputs do not depend on the scale of the inputs of a layer.
     layers = next(m for m in policy.model.modules() if isinstance(m, nn.Sequential))
     inputs = torch.rand(4, 4, 10, 10) if len(space.shape) == 3 else torch.rand(4, 2)
     np.testing.assert_allclose(

@@ -1,4 +1,4 @@
-"""Training intensity is exact at every step, across restores, and for whoever waits."""
+"""Training intensity is exact at every step and across restores. Blocked times are measured."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ intensities = st.one_of(st.integers(1, 20), st.sampled_from([0.1, 0.25, 1 / 3, 0
 
 
 def restored(limiter: RateLimiter, rows: int | None = None) -> RateLimiter:
-    """A limiter that goes on from the state of another, written as JSON."""
+    """A new limiter that continues from the state of another limiter. The state goes through
+    JSON."""
     state = json.loads(json.dumps(limiter.get_state()))
     again = RateLimiter(limiter.intensity, limiter.min_size, limiter.error_buffer)
     again.set_state(state, rows)
@@ -60,14 +61,15 @@ def test_error_is_at_most_one_batch(
 
 @pytest.mark.parametrize("intensity", [1, 8, 0.25])
 def test_no_burst_after_a_restore_without_rows(intensity: float) -> None:
-    """sheeprl learned in one go for all the rows that filled its buffer again."""
+    """sheeprl had this fault. After a restore, it learned at once for all rows that filled its
+    buffer again."""
     limiter = RateLimiter(intensity, min_size=1000)
     for _ in range(300):
         step(limiter, 10)
     usual = 10 * intensity + BATCH
     limiter = restored(limiter, rows=0)
     learned = [step(limiter, 10) for _ in range(300)]
-    assert learned[:99] == [0] * 99  # until 1,000 rows are there again
+    assert learned[:99] == [0] * 99  # until the buffer has 1,000 rows again
     assert max(learned) <= usual
     assert sum(learned[100:]) == pytest.approx(2000 * intensity, abs=BATCH)
 
@@ -76,7 +78,7 @@ def test_rows_that_cannot_be_drawn_give_no_credit() -> None:
     limiter = RateLimiter(2.0, min_size=0)
     limiter.inserted(5, can_draw=False)
     assert not limiter.can_learn(1)
-    limiter.inserted(4)  # one of them is the first that counts as drawable
+    limiter.inserted(4)  # the first of these rows still fills the buffer
     assert (limiter.credit, limiter.num_counted) == (6, 3)
     limiter.inserted(2)
     assert limiter.credit == 10
@@ -126,12 +128,12 @@ def test_error_buffer_that_would_block_both_is_refused() -> None:
 
 
 @pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), "fast"])
-def test_wrong_intensity(wrong: Any) -> None:
+def test_wrong_intensity_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigError, match=r"'training_intensity': got .*allowed: a number above 0"):
         RateLimiter(wrong, 0)
 
 
-def test_no_limit() -> None:
+def test_intensity_of_none_has_no_limit() -> None:
     limiter = RateLimiter(None, min_size=10)
     assert not limiter.can_learn(BATCH)
     limiter.inserted(10)
@@ -151,12 +153,12 @@ def test_rows_that_got_lost_are_given_back() -> None:
     assert limiter.can_learn(BATCH)
 
 
-def test_who_was_blocked_and_for_how_long() -> None:
+def test_blocked_times_are_reported() -> None:
     clock = VirtualClock()
     limiter = RateLimiter(1, min_size=0, error_buffer=64, clock=clock)
     assert not limiter.can_learn(BATCH)
     clock.advance(3.0)
-    assert not limiter.can_learn(BATCH)  # still the same wait
+    assert not limiter.can_learn(BATCH)  # the learner is still blocked
     clock.advance(2.0)
     limiter.inserted(64)
     assert not limiter.can_insert(1)
@@ -165,7 +167,7 @@ def test_who_was_blocked_and_for_how_long() -> None:
     clock.advance(1.0)
     report = limiter.report()
     assert report["learner_blocked_s"] == 5.5
-    assert report["samplers_blocked_s"] == 1.5  # and still blocked
+    assert report["samplers_blocked_s"] == 1.5  # up to now, because samplers are still blocked
     clock.advance(4.0)
     limiter.learned(BATCH)
     assert limiter.can_insert(1)

@@ -1,5 +1,5 @@
-"""Rows of a replay buffer in closed form: episode ends in every autoreset mode, borders of
-fragments, interrupted streams, the place where the ring wraps, priorities and sequences."""
+"""Rows of a replay buffer equal closed forms: episode ends in every autoreset mode, borders of
+fragments, interrupted streams, a ring that wraps, priorities and sequences."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ every_alpha = pytest.mark.parametrize("alpha", [None, 0.6])
 def fragment(
     first: int, steps: int = 4, envs: int = 2, follows: bool = True, **changes: Any
 ) -> SampleBatch:
-    """Steps `first` to `first + steps` of a stream without ends: the observation of a step is its
-    number, plus 1,000 for each environment, and so is its reward."""
+    """Steps `first` to `first + steps` of a stream without episode ends. The observation and the
+    reward of a step are the number of the step, plus 1,000 for each environment."""
     numbers = np.arange(first, first + steps + 1)[:, None] + 1000 * np.arange(envs)
     shape = steps, envs
     columns = {
@@ -56,7 +56,7 @@ def fragment(
 
 
 def drawn(buffer: ReplayBuffer, count: int = 3000) -> Transitions:
-    """So many rows that all rows of a small buffer are among them."""
+    """Draws enough rows to see every row of a small buffer."""
     return buffer.sample(count)
 
 
@@ -73,9 +73,11 @@ def places(rows: Transitions) -> set[int]:
 @every_mode
 @pytest.mark.parametrize("ends", ["terminated", "truncated"])
 @pytest.mark.parametrize("length", [1, 5, 6, 16])
-def test_closed_form(mode: str, ends: str, n: int, length: int, alpha: float | None) -> None:
-    """Episodes of 5 and 7 steps of reward 1 whose observation is the time, in a ring that wraps at
-    different steps of them."""
+def test_rows_equal_closed_form(
+    mode: str, ends: str, n: int, length: int, alpha: float | None
+) -> None:
+    """The episodes have 5 and 7 steps with a reward of 1, and the observation is the time. The ring
+    wraps at different steps of the episodes."""
     env = sync_clocks(LENGTHS, ends, mode)
     sampler = make_sampler(env, make_policy("a2c", env), length)
     buffer = ReplayBuffer(61, GAMMA, n, alpha=alpha)
@@ -84,8 +86,8 @@ def test_closed_form(mode: str, ends: str, n: int, length: int, alpha: float | N
     rows = drawn(buffer)
     now, after = rows.obs.argmax(-1), rows.next_obs.argmax(-1)
     steps = after - now
-    # An environment cannot be told by its observation: 7-step episodes have times that 5-step
-    # episodes do not have, and windows that end early show the length of their episode.
+    # An observation does not identify its environment. But only 7-step episodes have times of 5 and
+    # 6, and a window that ends early shows the length of its episode.
     assert set(np.unique(now)) == set(range(7))
     cut = rows.discounts == 0 if ends == "terminated" else steps < n
     if ends == "truncated":
@@ -99,32 +101,34 @@ def test_closed_form(mode: str, ends: str, n: int, length: int, alpha: float | N
         np.testing.assert_array_equal(steps[~cut], n)
         full = (1 - GAMMA**n) / (1 - GAMMA)
         np.testing.assert_allclose(rows.rewards[~cut], full, rtol=1e-6)
-        left = [length - now[cut] for length in LENGTHS]  # one of them, from 1 to n
+        # One of these two numbers is the length of the window, from 1 to n.
+        left = [length - now[cut] for length in LENGTHS]
         sums = [(1 - GAMMA**steps) / (1 - GAMMA) for steps in left]
         fits = [
             np.isclose(rows.rewards[cut], total, rtol=1e-6) & (steps >= 1) & (steps <= n)
             for steps, total in zip(left, sums, strict=True)
         ]
         assert (fits[0] | fits[1]).all()
-    # A window of n steps that just reaches the truncation is not shorter than n.
+    # A window of n steps that ends exactly at the truncation is not shortened.
     shortened = n if ends == "terminated" else n - 1
     expected = {t for total in LENGTHS for t in range(total - shortened, total)}
     assert set(now[cut].tolist()) == expected
 
 
-# ---- any stream, against a list of what happened ------------------------------------------------
+# ---- any stream equals a slow reference ---------------------------------------------------------
 
 
 class Reference:
-    """Keeps all steps in lists, and walks through them for each row.
+    """A slow replay buffer, which keeps all steps in lists and walks through them for each row.
 
-    A step is a dict with `obs`, `reward`, `terminated`, `truncated`, `valid`, and the successor
-    `own` or None. A stream is a list of steps for each environment, and the observation after it.
+    A step is a dict with `obs`, `reward`, `terminated`, `truncated`, `valid`, and `own`, which is
+    the successor or None. A stream has a list of steps for each environment, and the observation
+    after the last step.
     """
 
     def __init__(self, capacity: int, n: int) -> None:
         self.capacity, self.n = capacity, n
-        self.ring: list[float | None] = []  # observations of steps. None: a successor
+        self.ring: list[float | None] = []  # the observation of each step, or None for a successor
         self.streams: list[dict[str, Any]] = []
         self.open: dict[int, dict[str, Any]] = {}
 
@@ -155,7 +159,8 @@ class Reference:
                 self.ring.append(None)
 
     def rows(self) -> dict[float, tuple[float, float, float | None]]:
-        """By observation, the return, discount and next observation of each row to be drawn."""
+        """The return, discount and next observation of each row that can be drawn, by the
+        observation of the row."""
         kept = {obs for obs in self.ring[-self.capacity :] if obs is not None}
         found = {}
         for stream in self.streams:
@@ -186,8 +191,8 @@ class Reference:
 
 
 class Streams:
-    """Fragments with random ends, of several workers in random order. Every observation occurs
-    once, so that it names its row."""
+    """Fragments with random episode ends, from several workers in random order. Every observation
+    is unique, so that it identifies its row."""
 
     def __init__(self, mode: str, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -200,7 +205,7 @@ class Streams:
         return float(self.number)
 
     def fragment(self, worker: int, steps: int, envs: int, gap: bool) -> tuple[SampleBatch, bool]:
-        """The next fragment of a worker, and whether it continues the one before."""
+        """The next fragment of a worker, and whether this fragment continues the previous one."""
         state, rng = self.workers.get(worker), self.rng
         follows = state is not None and not gap and len(state["obs"]) == envs
         if state is None or not follows:
@@ -265,7 +270,7 @@ additions = st.lists(
     additions,
     st.integers(0, 10**6),
 )
-def test_equals_a_list_of_what_happened(
+def test_random_streams_equal_slow_reference(
     mode: str, n: int, capacity: int, alpha: float | None, added: list[Any], seed: int
 ) -> None:
     streams, reference = Streams(mode, seed), Reference(capacity, n)
@@ -331,11 +336,12 @@ def test_no_window_reaches_into_a_fragment_that_does_not_follow(change: dict[str
 def test_equal_observations_do_not_make_a_fragment_follow() -> None:
     buffer = ReplayBuffer(100, GAMMA, 1)
     buffer.add(fragment(0))
-    buffer.add(fragment(4, place=(9, 0)))  # starts at the stored last observation, by accident
+    # The first observation of this fragment equals the last observation of the first fragment.
+    buffer.add(fragment(4, place=(9, 0)))
     assert buffer.stats()["num_gaps"] == 1
 
 
-def test_owner_says_whether_a_fragment_follows() -> None:
+def test_argument_follows_overrides_places() -> None:
     buffer = ReplayBuffer(100, GAMMA, 3)
     buffer.add(fragment(0, place=None))
     buffer.add(fragment(4, place=None), follows=True)
@@ -376,7 +382,7 @@ def test_other_rows_in_the_places_of_a_waiting_stream_stay_as_they_are() -> None
         np.testing.assert_allclose(rows.rewards, returns, rtol=1e-5)
 
 
-def test_sampler_names_its_fragments() -> None:
+def test_sampler_sets_places_of_fragments() -> None:
     env = sync_clocks([50, 60], "truncated", "same_step")
     sampler = make_sampler(env, make_policy("a2c", env), 4)
     first, second = sampler.sample(), sampler.sample(steps=3)
@@ -406,11 +412,11 @@ def test_bytes_stay_bytes_and_are_stored_once() -> None:
     buffer = ReplayBuffer(1000, GAMMA)
     buffer.add(batch)
     assert buffer.sample(4).next_obs.dtype == np.uint8
-    # The image, an action of 8 bytes, a reward, the place of the next row, and flags.
+    # The bytes of the image, the action, the reward, the place of the next row, and the flags.
     assert buffer.nbytes == 1000 * (192 + 8 + 4 + 4 + 1)
 
 
-def test_size_is_known_before_it_is_filled() -> None:
+def test_size_is_known_before_the_buffer_is_filled() -> None:
     buffer = ReplayBuffer(1_000_000, GAMMA)
     spec = ColumnSpec((17,), np.dtype(np.float32)), ColumnSpec((6,), np.dtype(np.float32))
     assert buffer.nbytes == 0
@@ -436,7 +442,7 @@ def test_mapped_from_a_directory(tmp_path: Path) -> None:
     for first in range(0, 40, 4):
         for buffer in (in_memory, mapped):
             buffer.add(fragment(first))
-    assert list(tmp_path.iterdir()) == []  # the file has no name
+    assert list(tmp_path.iterdir()) == []  # the files have no names
     for one, other in zip(in_memory.sample(50), mapped.sample(50), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -466,7 +472,7 @@ def test_draws_are_uniform() -> None:
     for first in range(0, 100, 4):
         buffer.add(fragment(first))
     _, counts = np.unique(buffer.sample(62_000).indices, return_counts=True)
-    assert len(counts) == 62  # the last step of both environments waits
+    assert len(counts) == 62  # the last step of both environments is not complete
     assert np.abs(counts - 1000).max() < 5 * np.sqrt(1000)
 
 
@@ -487,7 +493,7 @@ def test_probabilities_and_weights() -> None:
     chances = np.sqrt(np.arange(1.0, 9.0))
     chances /= chances.sum()
     np.testing.assert_allclose(np.bincount(place) / 100_000, chances, atol=1e-4)
-    weights = (8 * chances) ** -0.7  # half of the rows until beta is 1
+    weights = (8 * chances) ** -0.7  # half of the 16 `beta_rows` have been added
     np.testing.assert_allclose(rows.weights, (weights / weights.max())[place], rtol=1e-5)
     assert buffer.beta_now == pytest.approx(0.7)
     buffer.add(fragment(4, place=None))
@@ -502,7 +508,7 @@ def test_new_rows_have_the_largest_priority() -> None:
     buffer.update_priorities(rows.indices, np.full(50, 0.5))
     assert buffer.stats()["max_priority"] == 1.0
     buffer.update_priorities(rows.indices[:1], np.array([9.0]))
-    buffer.add(fragment(4))  # makes the last 2 rows drawable, and 6 of its own
+    buffer.add(fragment(4))  # makes the last 2 rows drawable, and 6 new rows
     total = 5 * 0.5 + 9 * 9.0
     rows = buffer.sample(40_000)
     shares = np.array([np.mean(rows.obs[:, 0] == place) for place in (3, 1003, 5, 1006)])
@@ -519,8 +525,8 @@ def test_given_priorities_wait_with_their_rows() -> None:
     )
 
 
-def test_completed_rows_keep_what_was_learned() -> None:
-    """A fragment that arrives does not set the priorities of rows of the one before again."""
+def test_completed_rows_keep_their_learned_priorities() -> None:
+    """A new fragment does not reset the priorities of rows of the previous fragment."""
     buffer = prioritized(alpha=1.0)
     buffer.add(fragment(0, envs=1))
     rows = buffer.sample(30)
@@ -543,7 +549,7 @@ def test_priorities_of_overwritten_rows_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1.0, np.nan, np.inf])
-def test_wrong_priorities(wrong: float) -> None:
+def test_wrong_priorities_are_refused(wrong: float) -> None:
     buffer = prioritized()
     buffer.add(fragment(0))
     with pytest.raises(ValueError, match="priorities must be finite and 0 or larger; got"):
@@ -583,12 +589,12 @@ def test_sequences_begin_with_the_stored_state(length: int, alpha: float | None)
     np.testing.assert_array_equal(np.diff(batch.all_obs, axis=0), 1.0)
     np.testing.assert_array_equal(batch["rewards"], batch.obs[..., 0])
     np.testing.assert_array_equal(batch["actions"], batch.obs[..., 0] % 3)
-    assert (batch.obs[0, :, 0] % 4 == 0).all()  # where fragments begin
+    assert (batch.obs[0, :, 0] % 4 == 0).all()  # sequences begin where fragments begin
     np.testing.assert_array_equal(batch.per_env["state"][:, 2], batch.obs[0, :, 0])
     assert batch["valid"].all()
     assert found.num_rows == (length - 2) * 500
     firsts = set(batch.obs[0, :, 0].astype(int) % 1000)
-    kept = range(140, 240 - length, 4)  # 200 rows are 100 steps. The last step waits
+    kept = range(140, 240 - length, 4)  # 200 rows are 100 steps, and the last step is not complete
     assert firsts == set(kept)
 
 
@@ -662,7 +668,7 @@ def test_fragment_longer_than_a_sequence_is_refused() -> None:
         (lambda: sequences(4, burn_in=4), "'burn_in': got 4; allowed: 0 to 3"),
     ],
 )
-def test_wrong_arguments(make: Callable[[], Any], said: str) -> None:
+def test_wrong_arguments_are_refused(make: Callable[[], Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         make()
 

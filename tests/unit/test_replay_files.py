@@ -1,5 +1,5 @@
-"""A replay buffer that is saved and loaded goes on bit for bit. Only what has changed is written,
-and files that were changed are refused."""
+"""A replay buffer that is saved and loaded continues bit for bit. `save` writes only files whose
+rows have changed, and `load` refuses damaged files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 @pytest.fixture(autouse=True)
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of about 20 rows."""
+    """Makes `save` write files of about 20 rows."""
     monkeypatch.setattr(row_store, "_FILE_BYTES", 420)
 
 
@@ -39,7 +39,7 @@ def made(kind: str, capacity: int = 200, seed: int = 0) -> ReplayBuffer:
 
 
 def use(buffer: ReplayBuffer, streams: Streams, steps: int) -> list[Any]:
-    """Adds fragments, draws, and sets priorities. Returns all that was drawn."""
+    """Adds fragments, draws rows, and sets priorities. Returns all drawn rows."""
     drawn: list[Any] = []
     for _ in range(steps):
         rng = streams.rng
@@ -68,12 +68,12 @@ def through_checkpoint(state: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 @every_kind
 @pytest.mark.parametrize("before", [0, 5, 60])
-def test_goes_on_bit_for_bit(tmp_path: Path, kind: str, before: int) -> None:
+def test_loaded_buffer_continues_bit_for_bit(tmp_path: Path, kind: str, before: int) -> None:
     buffer, streams = made(kind), Streams("same_step", 1)
     use(buffer, streams, before)
     state = through_checkpoint(buffer.save(tmp_path / "rows"), tmp_path / "checkpoint")
     again, same_streams = made(kind, seed=9), copy.deepcopy(streams)
-    use(again, Streams("next_step", 2), 3)  # what it held is forgotten
+    use(again, Streams("next_step", 2), 3)  # `load` replaces these rows
     again.load(tmp_path / "rows", state)
     assert (again.num_rows, again.num_drawable) == (buffer.num_rows, buffer.num_drawable)
     expected, found = use(buffer, streams, 60), use(again, same_streams, 60)
@@ -85,7 +85,7 @@ def test_goes_on_bit_for_bit(tmp_path: Path, kind: str, before: int) -> None:
 
 
 @every_kind
-def test_earlier_save_stays_as_it_is(tmp_path: Path, kind: str) -> None:
+def test_later_save_does_not_change_an_earlier_save(tmp_path: Path, kind: str) -> None:
     buffer, streams = made(kind), Streams("same_step", 1)
     use(buffer, streams, 40)
     state = through_checkpoint(buffer.save(tmp_path / "first"), tmp_path / "state")
@@ -101,7 +101,7 @@ def test_earlier_save_stays_as_it_is(tmp_path: Path, kind: str) -> None:
 
 
 def written_between(one: Path, other: Path) -> int:
-    """Files of `other` that `one` does not share."""
+    """The number of files in `other` that are not hard links to files in `one`."""
     known = {path.stat().st_ino for path in one.glob("rows-*")}
     return sum(path.stat().st_ino not in known for path in other.glob("rows-*"))
 
@@ -112,10 +112,10 @@ def test_only_changed_files_are_written(tmp_path: Path) -> None:
         buffer.add(fragment(first))
     buffer.save(tmp_path / "a")
     assert len(list((tmp_path / "a").iterdir())) == 100
-    buffer.add(fragment(1200))  # 8 rows, and the link of the 2 before
+    buffer.add(fragment(1200))  # writes 8 rows, and links the 2 rows before them to the new rows
     buffer.save(tmp_path / "b")
     assert written_between(tmp_path / "a", tmp_path / "b") in (1, 2)
-    buffer.save(tmp_path / "b")  # once more into the same folder: nothing is written
+    buffer.save(tmp_path / "b")  # a second save into the same folder writes nothing
     buffer.save(tmp_path / "c")
     assert written_between(tmp_path / "b", tmp_path / "c") == 0
     again = ReplayBuffer(2000, GAMMA)
@@ -135,7 +135,7 @@ def test_files_that_are_gone_are_written_again(tmp_path: Path) -> None:
     assert again.num_rows == 160
 
 
-def test_memory_is_not_needed_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_does_not_copy_the_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_store, "_FILE_BYTES", 1 << 20)
     buffer = ReplayBuffer(100_000, GAMMA)
     batch = fragment(0, steps=25_000, envs=4)
@@ -155,8 +155,8 @@ def test_memory_is_not_needed_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert again.num_rows == 100_000
 
 
-def test_without_rows(tmp_path: Path) -> None:
-    """Counts and random numbers go on, and the buffer is empty."""
+def test_state_without_rows_is_restored(tmp_path: Path) -> None:
+    """The buffer continues with its counts and its random generator, but it is empty."""
     buffer = ReplayBuffer(100, GAMMA, alpha=0.6, beta_rows=100)
     buffer.add(fragment(0))
     buffer.update_priorities(buffer.sample(4).indices, np.full(4, 3.0))
@@ -221,7 +221,7 @@ def test_state_that_does_not_fit_is_refused(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"capacity": 100}, "'replay_capacity': got 100; allowed: 200, as the saved"),
+        ({"capacity": 100}, "'replay_capacity': got 100; allowed: 200, the value of the saved"),
         ({"n_step": 2}, "'n_step': got 2; allowed: 1"),
         ({"alpha": 0.6}, "'prioritized': got True; allowed: False"),
         ({"unit": "sequence", "sequence_length": 40}, "'replay_unit': got 'sequence'"),

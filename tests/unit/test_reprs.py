@@ -1,4 +1,4 @@
-"""What a notebook shows of a trainer, a policy, a batch and a Collector: one short line."""
+"""A notebook shows a trainer, a policy, a batch and a Collector as one short line each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-def test_trainer_and_policy_say_what_they_are_and_how_far() -> None:
+def test_reprs_of_trainer_and_policy_show_kind_and_progress() -> None:
     trainer = polopt.SyncPPO(SMALL)
     what = "CartPole-v1, sync_samples, ppo, 0 workers"
     assert repr(trainer) == f"SyncPPO({what}, iteration 0, 0 env steps)"

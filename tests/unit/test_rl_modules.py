@@ -1,4 +1,4 @@
-"""Weights of RLlib's modules and of polopt's policies, both ways. Needs `polopt[rllib]`."""
+"""Weights convert from RLlib's modules to polopt's policies, and back. Requires `polopt[rllib]`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def make_module(network: str, actions: str = "discrete", **options: Any) -> Any:
 
 
 def outputs_of(module: Any, steps: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """RLlib's parameters and values of one sequence of observations `[T, 4]`."""
+    """The parameters and values that RLlib's module computes for one sequence of observations `[T,
+    4]`."""
     batch: dict[str, Any] = {"obs": steps}
     if module.is_stateful():
         state = module.get_initial_state()
@@ -58,7 +59,7 @@ def outputs_of(module: Any, steps: torch.Tensor) -> tuple[np.ndarray, np.ndarray
 
 
 def _of_one(state: Any) -> Any:
-    """The state of a batch of one sequence. Two encoders have one each."""
+    """The state for a batch of one sequence. With two encoders, each encoder has its own state."""
     if isinstance(state, dict):
         return {key: _of_one(value) for key, value in state.items()}
     return torch.as_tensor(state)[None]
@@ -78,7 +79,7 @@ def assert_equal_outputs(module: Any, policy: Any) -> None:
     steps = torch.rand(7, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1
     for theirs, ours in zip(outputs_of(module, steps), own_outputs(policy, steps), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
-    if not policy.state_size:  # what acts
+    if not policy.state_size:  # the parameters for acting
         params = policy.action_params(steps.numpy())
         np.testing.assert_allclose(params, outputs_of(module, steps)[0], rtol=0, atol=1e-6)
 
@@ -129,7 +130,8 @@ def test_policy_that_rllib_cannot_have_is_refused(given: dict[str, Any]) -> None
 # ---- convolutions -----------------------------------------------------------------------------
 
 IMAGES = Box(-1.0, 1.0, (21, 21, 3), np.float32)
-FILTERS = [[4, [4, 4], 2], [6, 3, 2, "valid"], [5, 2, 1]]  # paddings 1 and 2, none, 0 and 1
+#: The paddings of these filters are 1 and 2, none, and 0 and 1.
+FILTERS = [[4, [4, 4], 2], [6, 3, 2, "valid"], [5, 2, 1]]
 
 
 def image_module(actions: str = "discrete", shape: Any = IMAGES, **options: Any) -> Any:
@@ -248,7 +250,7 @@ def test_defaults_of_rllib_are_not_taken_over(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == ""
 
 
-def test_algorithm_that_polopt_has_not_is_refused() -> None:
+def test_algorithm_that_polopt_lacks_is_refused() -> None:
     from ray.rllib.algorithms.bc import BCConfig
 
     with pytest.raises(ConfigError, match="from_rllib: got BCConfig"):

@@ -26,7 +26,7 @@ from polopt.policies.policy import Policy
 
 
 class Rank:
-    """A reducer of one of several threads."""
+    """The reducer of one learner, which runs in a thread."""
 
     def __init__(self, index: int, slots: list[Tensor], barrier: threading.Barrier) -> None:
         self.world_size = len(slots)
@@ -45,14 +45,15 @@ class Rank:
 def learn_together(
     learners: list[Policy], batches: list[SampleBatch]
 ) -> tuple[list[np.ndarray], list[dict[str, float]]]:
-    """Weights and statistics of the learners after each learned from its batch in a thread."""
+    """Each learner learns from its batch in a thread. Returns the weights and statistics of all
+    learners."""
     pairs = zip(learners, batches, strict=True)
     stats = on_threads([functools.partial(one.learn_on_batch, batch) for one, batch in pairs])
     return [learner.get_weights().flat for learner in learners], stats
 
 
 def on_threads(functions: Sequence[Callable[[Rank], Any]]) -> list[Any]:
-    """What functions of a reducer return, each in a thread."""
+    """Calls each function with its own reducer, in its own thread. Returns the results."""
     barrier = threading.Barrier(len(functions), timeout=120.0)
     slots = [torch.zeros(0)] * len(functions)
     results: list[Any] = [None] * len(functions)
@@ -84,7 +85,7 @@ def uneven_batches(policy: Policy, shares: tuple[float, ...]) -> list[SampleBatc
         if "advantages" in batch:
             batch["advantages"] = (batch["advantages"] + 2.0 * i) * (1.0 + i)
             batch["value_targets"] = batch["value_targets"] + 3.0 * i
-        else:  # the learner computes them
+        else:  # the learner computes advantages and value targets
             batch["rewards"] = (batch["rewards"] + 2.0 * i) * (1.0 + i)
         batches.append(batch)
     return batches
@@ -104,7 +105,7 @@ def assert_together_equals_alone(name: str, shares: tuple[float, ...], **options
     for each, learner in zip(weights, learners, strict=True):
         np.testing.assert_array_equal(each, weights[0])
         assert learner.version == single.version == 4
-        # Each learner counts the rows of all: a gradient is the mean over them.
+        # Each learner counts the rows of all learners, because a gradient is a mean over these.
         rows = 4 * sum(batch.env_steps for batch in batches)
         assert learner.progress.rows_applied == single.progress.rows_applied == rows
     moved = np.abs(expected - initial).max()
@@ -134,14 +135,14 @@ def test_several_learners_share_kl_coefficient_and_stop() -> None:
 def plain_average(
     policy: Policy, count: int, stats: dict[str, float], reducer: Any
 ) -> dict[str, float]:
-    """The unweighted mean of the learners' gradients."""
+    """A wrong variant that takes the unweighted mean of the gradients of all learners."""
     reducer.sum_(policy.flat.buffer)
     policy.flat.buffer.div_(reducer.world_size)
     return stats
 
 
 def own_standardisation(wrapped: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-    """Each learner standardises its own advantages."""
+    """A wrong variant in which each learner standardises its own advantages."""
     return lambda advantages, reducer: wrapped(advantages, LocalReducer())
 
 
@@ -174,7 +175,7 @@ def test_standardising_separately_is_wrong(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("shares", [(1.0, 0.4), (1.0, 0.0), (0.1, 1.0)], ids=str)
 def test_minibatches_of_several_learners_equal_one(shares: tuple[float, ...]) -> None:
-    """Minibatch `i` of all learners together equals a minibatch of one learner."""
+    """Minibatch `i` of all learners together equals one minibatch of a single learner."""
     options = {"num_sgd_iter": 3, "sgd_minibatch_size": 4}
     single = small_policy("ppo", **options, standardize_advantages=False)
     batches = uneven_batches(single, shares)
@@ -211,7 +212,7 @@ def test_minibatches_of_several_learners_equal_one(shares: tuple[float, ...]) ->
 def test_learners_with_different_numbers_of_columns_stay_equal(
     name: str, standardize: bool, fast_cpu: bool
 ) -> None:
-    """Of two minibatches, the second learner has a column for one."""
+    """The second learner has only one column for two minibatches."""
     options = {"num_sgd_iter": 2, "sgd_minibatch_size": 8, "standardize_advantages": standardize}
     learners = [small_policy(name, fast_cpu=fast_cpu, **options) for _ in range(2)]
     rng = np.random.default_rng(0)

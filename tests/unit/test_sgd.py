@@ -54,7 +54,8 @@ def test_rows_of_a_minibatch_belong_together() -> None:
 
 
 class ColumnsA2C(A2CPolicy):
-    """Learns from whole columns. Records them, and the weights that they were prepared with."""
+    """Learns from whole columns. Records the columns and the versions of the weights with which the
+    columns were prepared."""
 
     whole_columns = True
 

@@ -1,4 +1,4 @@
-"""Encoded observations equal what Gymnasium flattens."""
+"""Encoded observations equal the results of `gymnasium.spaces.utils.flatten`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FLATTENED = {
 
 
 def observations(space: Space[Any]) -> tuple[list[Any], Any]:
-    """Single observations, and their batch as in a vector environment."""
+    """Single observations, and a batch of them as a vector environment returns it."""
     space.seed(0)
     singles = [space.sample() for _ in range(ROWS)]
     return singles, concatenate(space, singles, create_empty_array(space, n=ROWS))
@@ -84,7 +84,7 @@ def test_box_observation_gets_the_dtype_of_the_space() -> None:
     encoder = ObservationEncoder(spaces.Box(0, 255, (3, 4, 4), np.float32))
     image = np.full((3, 4, 4), 200, np.uint8)
     one, batch = encoder.encode_one(image), encoder.encode(image[None])
-    assert one.dtype == batch.dtype == np.float32  # networks scale uint8
+    assert one.dtype == batch.dtype == np.float32  # a uint8 observation would be scaled by networks
     np.testing.assert_array_equal(one, batch[0])
 
 

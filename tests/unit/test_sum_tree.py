@@ -1,4 +1,4 @@
-"""The sum tree draws what a cumulative sum over its leaves draws."""
+"""The sum tree draws the same places as a cumulative sum over its leaves."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from polopt.replay.sum_tree import SumTree
 
-#: One level, and two and three levels with groups that are not full.
+#: These sizes give one, two and three levels, also with groups that are not full.
 SIZES = [1, 5, 16, 17, 4096, 4097, 70_001]
 
 
 def filled(size: int, seed: int = 0) -> tuple[SumTree, np.ndarray]:
-    """A tree, a third of whose leaves are 0, and its leaves."""
+    """A tree and its leaves. A third of the leaves are 0."""
     rng = np.random.default_rng(seed)
     leaves = rng.random(size) ** 4 * (rng.random(size) < 0.67)
     leaves[size // 2] = 1.0
@@ -30,7 +30,7 @@ def test_equals_cumulative_sum(size: int) -> None:
     assert tree.total == pytest.approx(sums[-1], rel=1e-12)
     mass = np.random.default_rng(1).random(2000) * sums[-1] * (1 - 1e-9)
     expected = np.searchsorted(sums, mass, side="right")
-    # Sums in another order round differently: a mass at an edge may fall on either side.
+    # Sums in another order round differently, so a mass at an edge may fall on either side.
     clear = np.abs(sums[expected] - mass) > 1e-9 * sums[-1]
     clear &= np.abs(sums[expected] - leaves[expected] - mass) > 1e-9 * sums[-1]
     found = tree.descend(mass.copy())
@@ -48,7 +48,8 @@ def test_edges_lead_to_leaves_above_zero(size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_bits_depend_on_leaves_alone(size: int) -> None:
-    """Updates of any number of leaves in any order give the bits of one update of all."""
+    """Updates of any number of leaves in any order give the same bits as one update of all
+    leaves."""
     rng = np.random.default_rng(2)
     tree, _ = filled(size)
     for count in (1, 2, 3, 40, 300):
@@ -81,7 +82,7 @@ def test_draws_are_stratified_and_proportional() -> None:
     assert np.bincount(found, minlength=4).tolist() == [1, 0, 2, 5]
 
 
-def test_nothing_to_draw() -> None:
+def test_tree_of_zeros_cannot_be_drawn_from() -> None:
     with pytest.raises(ValueError, match="all priorities are 0"):
         SumTree(10).find(np.zeros(2))
 
@@ -99,8 +100,8 @@ def test_nbytes(size: int) -> None:
     st.integers(1, 5000),
     st.floats(0, 1, exclude_max=True),
 )
-def test_any_leaves(values: list[float], size: int, uniform: float) -> None:
-    """Also with leaves that differ by 300 orders of magnitude, no leaf of 0 is drawn."""
+def test_leaf_of_zero_is_never_drawn(values: list[float], size: int, uniform: float) -> None:
+    """No leaf of 0 is drawn, even if the leaves differ by 300 orders of magnitude."""
     leaves = np.resize(np.array(values), size)
     leaves[:-1:3] = 0.0
     tree = SumTree(size)

@@ -57,8 +57,8 @@ def test_state_of_other_parameters_is_refused(name: str) -> None:
 
 
 def test_rmsprop_equals_closed_form() -> None:
-    """`v = alpha v + (1 - alpha) g^2`, `w -= lr g / (sqrt(v) + epsilon)`. Epsilon is added to the
-    root, where Mnih et al. (2016) add it to `v`."""
+    """The closed form is `v = alpha v + (1 - alpha) g^2`, `w -= lr g / (sqrt(v) + epsilon)`. Here
+    epsilon is added to the root. Mnih et al. (2016) add epsilon to `v` instead."""
     options = {"rmsprop_alpha": 0.9, "rmsprop_epsilon": 0.1, "lr": 0.01, "grad_clip": None}
     policy = small_policy("a2c", torch_optimizer="rmsprop", **options)
     weights = policy.get_weights().flat.astype(np.float64)
@@ -85,7 +85,8 @@ def test_rmsprop_state_resumes_exactly() -> None:
 
 
 def test_updates_import_no_compiler() -> None:
-    """torch.optim's classes import it when constructed, which takes seconds in each process."""
+    """The constructors of the classes of torch.optim import the compiler, which takes seconds in
+    each process."""
     script = """
 import sys
 import torch

@@ -1,4 +1,4 @@
-"""V-trace against a direct double loop and closed forms."""
+"""V-trace equals a direct double loop, and closed forms."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def config_of(
 
 
 def ratios_of(batch: SampleBatch, seed: int) -> np.ndarray:
-    """`[T, N]` log-ratios around 0, NaN in rows without a transition."""
+    """Log ratios `[T, N]` around 0. They are NaN in rows without a transition."""
     logs = np.random.default_rng(seed).normal(scale=0.7, size=batch.shape).astype(np.float32)
     logs[~batch["valid"]] = np.nan
     return logs
 
 
 def with_lost_rows(batch: SampleBatch, seed: int) -> SampleBatch:
-    """Some rows become those of environments that raised: no transition, and the last of their
-    episodes."""
+    """Changes some rows to rows in which the environment raised an error. Such a row has no
+    transition, and is the last row of its episode."""
     lost = np.random.default_rng(seed).random(batch.shape) < 0.15
     batch["valid"][lost], batch["truncated"][lost] = False, True
     batch["terminated"][lost] = False
@@ -56,13 +56,14 @@ def fast(
 def slow(
     batch: SampleBatch, logs: np.ndarray, config: VTraceConfig, wrong: str = ""
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sums and products of the paper's definition, term by term, separately for each row.
+    """Computes the sums and products in the paper's definition term by term, separately for each
+    row.
 
     Args:
         batch: `[T, N]`.
-        logs: log-ratios.
+        logs: log ratios `[T, N]`.
         config: discount factor, lambda and bounds.
-        wrong: the mistake to make. None if it is empty.
+        wrong: the mistake that the function makes, or an empty text for no mistake.
     """
     steps, envs = batch.shape
     apart = dict(zip(batch.successor_index.tolist(), batch.successor_obs, strict=True))
@@ -170,7 +171,8 @@ def test_wrong_variant_of_vtrace_differs(wrong: str, mode: str) -> None:
 
 
 def returns_of(batch: SampleBatch, gamma: float) -> np.ndarray:
-    """Discounted rewards to the end of the episode or fragment, and the value after it."""
+    """Discounted rewards up to the end of the episode or fragment, plus the discounted value after
+    the end."""
     _, following = gae.state_values(batch, value_of)
     continues = gae.continuing(batch)
     result = np.zeros(batch.shape)
@@ -182,7 +184,7 @@ def returns_of(batch: SampleBatch, gamma: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.7, 1.0])
-def test_targets_on_policy_are_those_of_gae(lambda_: float) -> None:
+def test_targets_on_policy_equal_targets_of_gae(lambda_: float) -> None:
     batch, config = made_batch(12, 4, "same_step", 1), config_of(lambda_=lambda_)
     values, following = gae.state_values(batch, value_of)
     values, following = values.astype(np.float32), following.astype(np.float32)
@@ -196,7 +198,7 @@ def test_targets_on_policy_are_those_of_gae(lambda_: float) -> None:
 
 
 def one_episode(rewards: list[float], **ends: bool) -> SampleBatch:
-    """An episode `[T, 1]` with value 0 in every observation but the last, whose value is 7."""
+    """An episode `[T, 1]`. The value of the last observation is 7, and all other values are 0."""
     steps = len(rewards)
     obs = np.zeros((steps + 1, 1, 2), np.float32)
     obs[:, 0, 0] = [-0.5] * steps + [3.0]
@@ -213,7 +215,7 @@ def one_episode(rewards: list[float], **ends: bool) -> SampleBatch:
 
 @pytest.mark.parametrize("end", ["terminated", "truncated", "neither"])
 def test_small_ratios_shrink_corrections(end: str) -> None:
-    """Ratio 1/2 in every row: rho = c = 1/2."""
+    """The ratio is 1/2 in every row, so rho and c are 1/2."""
     last = 0.0 if end == "terminated" else 7.0
     batch = one_episode([1.0, 2.0, 3.0], **{end: True})
     targets, advantages = fast(batch, np.full((3, 1), np.log(0.5), np.float32), config_of(0.9))
@@ -227,7 +229,7 @@ def test_small_ratios_shrink_corrections(end: str) -> None:
 
 @pytest.mark.parametrize(("rho", "pg_rho"), [(1.0, 1.0), (2.5, 1.0), (1.0, 2.5)])
 def test_large_ratios_are_bounded(rho: float, pg_rho: float) -> None:
-    """A ratio of e^200, which overflows float32: c = 1, and the others are their bounds."""
+    """A ratio of e^200 overflows float32. Then c is 1, and the other ratios equal their bounds."""
     batch = one_episode([1.0, 2.0], truncated=True)
     config = config_of(0.9, rho=rho, pg_rho=pg_rho)
     targets, advantages = fast(batch, np.full((2, 1), 200.0, np.float32), config)

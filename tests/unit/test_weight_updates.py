@@ -75,7 +75,7 @@ def test_non_finite_gradient_is_counted_and_skipped(bad: float) -> None:
     assert "grad_norm" not in stats
     assert policy.progress.skipped_updates == 1
     assert policy.version == 1
-    # Adam's moments are unchanged too: the next update is the same as without it.
+    # Adam's moments are unchanged, too, so the next update is the same as without the skipped one.
     for each in (policy, untouched):
         each.apply_gradients(fixed_gradient(each, 2))
     np.testing.assert_array_equal(policy.get_weights().flat, untouched.get_weights().flat)
@@ -97,7 +97,7 @@ def test_lr_schedule_reaches_the_optimizer() -> None:
     policy = small_policy("a2c", lr=[[0, 0.01], [100, 0.0]])
     for env_steps, lr in ((0, 0.01), (50, 0.005), (100, 0.0), (200, 0.0)):
         before = policy.get_weights()
-        policy.set_weights(before._replace(env_steps=env_steps))  # as in a worker
+        policy.set_weights(before._replace(env_steps=env_steps))  # as a worker does
         stats = policy.apply_gradients(fixed_gradient(policy))
         assert stats["default_optimizer_learning_rate"] == pytest.approx(lr)
         step = np.abs(policy.get_weights().flat - before.flat).max()
