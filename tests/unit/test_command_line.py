@@ -313,9 +313,9 @@ def test_evaluate_prints_each_episode(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(play_episodes, "time", seconds)
     lines = played_endless(tmp_path, "max_frames_per_traj=25")
     assert lines[:6] == [
-        "episode 1   has not ended after 10 steps (10 s); max_frames_per_traj=STEPS bounds the "
+        "episode 1   has not ended after 10 steps (10 s). max_frames_per_traj=STEPS limits the "
         "length of episodes",
-        "episode 1   has not ended after 20 steps (20 s); max_frames_per_traj=STEPS bounds the "
+        "episode 1   has not ended after 20 steps (20 s). max_frames_per_traj=STEPS limits the "
         "length of episodes",
         "episode 1   return 25.00  length 25",
         *(line.replace("episode 1", "episode 2") for line in lines[:3]),
@@ -334,7 +334,7 @@ def test_evaluate_bounds_episodes_as_training_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--env", "Acrobot-v1"], "does not fit observation space"),
+        (["--env", "Acrobot-v1"], "The environment has observation space"),
         (["--env", "CartPol-v1"], "did you mean 'CartPole-v1'?"),
         (["--env", "no_such_module:make"], "No module named 'no_such_module'"),
     ],

@@ -555,7 +555,7 @@ def test_evaluation_is_checked_before_workers_start(monkeypatch: pytest.MonkeyPa
     assert "evaluation_config.env_config" in said
     said = refused(env=lambda config: gymnasium.make("Acrobot-v1"))
     assert "has the observation space" in said
-    assert "Allowed: the one of training" in said
+    assert "Allowed: the same space as in training" in said
     assert "cannot be made" in refused(env_config={"data": {"split": "nowhere"}})
     assert "did you mean 'CartPole-v1'" in refused(env="Cartpole-v1")
 

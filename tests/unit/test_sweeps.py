@@ -84,7 +84,7 @@ def test_seeds_begin_with_the_seed() -> None:
     assert with_seeds({"lr": 1}, None) == {"lr": 1}
     assert with_seeds({}, 3)["seed"] == tune.grid_search([0, 1, 2])
     assert with_seeds({"seed": 7}, 2)["seed"] == tune.grid_search([7, 8])
-    with pytest.raises(ConfigError, match="Allowed: one of them"):
+    with pytest.raises(ConfigError, match="Give only one of them"):
         with_seeds({"seed": tune.choice([1])}, 2)
 
 
@@ -177,7 +177,7 @@ def test_options_of_one_preset_precede_the_others() -> None:
         ({"preset": {"lr": 1}}, {}, "key 'preset': got {'lr': 1}. A preset is given by"),
         ({"preset": "polopt:A3D"}, {}, "has no attribute 'A3D'"),
         ({"preset": int}, {}, "A preset is given by its name"),
-        ({"preset": "A3C"}, polopt.A2C.preset, "this trainer is a preset itself"),
+        ({"preset": "A3C"}, polopt.A2C.preset, "this trainer is a preset already"),
         ({"preset": "A3C", "optimizer": "sync_samples"}, {}, "this preset is 'async_gradients'"),
     ],
 )

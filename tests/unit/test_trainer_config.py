@@ -135,7 +135,7 @@ def test_environment_in_place_of_the_config_is_one_error(env: Any) -> None:
     for options in ({}, {"num_workers": 0}):
         with pytest.raises(ConfigError) as caught:
             SyncPPO(env, **options)
-        assert str(caught.value).endswith(f"If this is the environment: env={env!r}")
+        assert str(caught.value).endswith(f"If this is the environment, pass it as env={env!r}")
     with pytest.raises(ConfigError, match=r"got ''\. Allowed: a dict"):
         SyncPPO("", env=env)
 
