@@ -45,7 +45,7 @@ class EvaluationConfig(Config):
     Attributes:
         explore: `True` samples actions from the policy's distribution. `False` takes the mode of
             this distribution.
-        env: the environment. It may have every value that the option `env` of training may have.
+        env: the environment. The allowed values are the same as for the option `env` of training.
         env_config: options of the environments. These options are merged into the `env_config` of
             training, and override options with the same key. Nested dicts are merged, too, as in
             RLlib.

@@ -470,7 +470,7 @@ def test_sigterm_at_any_moment_of_the_start(
     assert left == []
     assert line or after_s or "starting Ray" not in out
     if "checkpoint " not in out:
-        assert out.splitlines()[-1] == "stopped before the first result; nothing was saved"
+        assert out.splitlines()[-1] == "stopped before the first result. Nothing was saved"
         assert list((tmp_path / "results").glob("*")) == []
 
 

@@ -409,7 +409,7 @@ def test_a_trial_may_have_several_processes(
     record.rename(Path(first.logdir) / "arrivals_000001.jsonl.gz")
     assert rerun_digests(first.logdir) == digests + more
     assert rerun_digests(first.logdir, start=checkpoint) == more
-    with pytest.raises(ConfigError, match="holds no record of a run"):
+    with pytest.raises(ConfigError, match="contains no record of a run"):
         find_records(second.logdir)
 
 
@@ -417,13 +417,13 @@ def test_an_environment_that_reads_the_clock_gives_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer, _ = trained(tmp_path, monkeypatch, env=Clock)
-    with pytest.raises(ConfigError, match=r"does not hold env .*Give it"):
+    with pytest.raises(ConfigError, match=r"does not contain env .*Give the missing values"):
         rerun_digests(trainer.logdir)
     with pytest.raises(polopt.RerunDifference) as error:
         rerun_digests(trainer.logdir, env=Clock)
     said = str(error.value)
     assert "in iteration 1" in said
-    assert "likely because the environment" in said
+    assert "A likely cause: the environment" in said
     assert "is not deterministic: it depends on the clock" in said
     monkeypatch.setattr(
         "polopt.trainers.rerun.this_machine",

@@ -168,7 +168,7 @@ def test_pickle_for_tune_does_not_run(saved: Path, tmp_path: Path) -> None:
     (saved / "_dict_checkpoint.pkl").write_bytes(pickle.dumps(_Bomb(went_off)))
     made = trainer()
     for given in (str(saved), tune.Checkpoint.from_directory(saved)):
-        with pytest.raises(CheckpointError, match=r"holds _dict_checkpoint\.pkl, a pickle"):
+        with pytest.raises(CheckpointError, match=r"contains the pickle _dict_checkpoint\.pkl"):
             made.restore(given)
     made.stop()
     assert not went_off.exists()
@@ -212,11 +212,11 @@ def _foreign(directory: Path) -> None:
         (lambda d: (d / "manifest.json").unlink(), "is incomplete: manifest.json is missing"),
         (lambda d: (d / "manifest.json").write_text(""), "is incomplete: manifest.json is empty"),
         (shutil.rmtree, "is incomplete: manifest.json is missing"),
-        (_manifest('{"format": 3}'), "has format 3; this version of polopt reads formats 1, 2"),
+        (_manifest('{"format": 3}'), "has format 3, but this version of polopt reads formats 1, 2"),
         (_manifest("{"), "is damaged: manifest.json"),
         (_manifest("\x00\xff"), "is damaged: manifest.json"),
         (_manifest("[]"), "is damaged: manifest.json is not a mapping"),
-        (_manifest('{"format": 1}'), "is damaged: manifest.json has no sums"),
+        (_manifest('{"format": 1}'), "is damaged: manifest.json has no SHA-256 of the files"),
         (_dangling, "names a tensor that cannot be used: KeyError: '/nowhere'"),
         (_foreign, "was not written by a polopt trainer"),
     ],
@@ -233,7 +233,7 @@ def test_damage_is_one_error(saved: Path, damage: Any, said: str) -> None:
 def test_other_network_is_refused(saved: Path, change: dict[str, Any]) -> None:
     made = trainer(**change)
     before = made.optimizer.get_state()["policy"]["params"]
-    with pytest.raises(CheckpointError, match=r"does not fit: it has another network"):
+    with pytest.raises(CheckpointError, match=r"does not fit: its network is different"):
         made.restore(str(saved))
     assert torch.equal(made.optimizer.get_state()["policy"]["params"], before)
     made.stop()

@@ -304,8 +304,11 @@ def test_space_survives_a_checkpoint(space: Space[Any], tmp_path: Path) -> None:
         ({"type": "Discrete", "n": 2, "start": 0, "dtype": "float64"}, "allowed: integers"),
         ({"type": "Discrete", "n": 2, "start": 0, "dtype": "os.system"}, "TypeError"),
         ({"type": "Box", "low": 0.0, "high": 1.0}, "allowed: an array"),
-        ({"type": "Box", "low": np.zeros(2), "high": np.zeros(3)}, "bounds of float64 (2,)"),
-        ({"type": "Box", "low": np.ones(2), "high": np.zeros(2)}, "describes no space"),
+        ({"type": "Box", "low": np.zeros(2), "high": np.zeros(3)}, "the bounds are float64 (2,)"),
+        (
+            {"type": "Box", "low": np.ones(2), "high": np.zeros(2)},
+            "is not a valid description of a space",
+        ),
         (
             {"type": "MultiDiscrete", "nvec": np.ones(2), "start": np.zeros(2), "dtype": "int64"},
             "not integers",
@@ -465,14 +468,14 @@ def test_class_that_is_not_known_is_named(tmp_path: Path) -> None:
             ),
             "describe a network of 16,0",
         ),
-        (lambda tree: tree.pop("spaces"), "it holds no spaces"),
+        (lambda tree: tree.pop("spaces"), "lacks its spaces"),
         (lambda tree: tree["spaces"].update(action={"type": "Text"}), "field 'spaces/action'"),
         (lambda tree: tree["config"]["policy"].pop("name"), "'config/policy' has no name"),
         (
             lambda tree: tree["spaces"].update(
                 action={"type": "Discrete", "n": 1, "start": 0, "dtype": "int64"}
             ),
-            "another network",
+            "its network is different",
         ),
     ],
 )

@@ -93,7 +93,7 @@ def test_damaged_newest_falls_back_to_the_one_before(
         assert (found, state["optimizer"]["number"]) == (before, 1)
         [line] = caplog.messages
         assert str(newest) in line
-        assert f"Restoring the checkpoint before it, {before}" in line
+        assert f"Restoring the previous checkpoint {before} instead" in line
 
 
 def test_fallback_skips_damaged_ones(series: Path) -> None:
@@ -327,10 +327,10 @@ def test_refusal_names_the_previous_checkpoint(
 ) -> None:
     newest, before = saved / "checkpoint_000002", saved / "checkpoint_000001"
     good = params_in(newest)
-    named = f". The checkpoint before it, {before}, can be read"
+    named = f". The previous checkpoint {before} can be read"
 
     sign(newest, version=3)
-    refused(trainer, newest, f"has format 3; this version of polopt reads formats 1, 2{named}")
+    refused(trainer, newest, f"has format 3, but this version of polopt reads formats 1, 2{named}")
 
     went_off = tmp_path / "went_off"
     (newest / "tensors.pt").write_bytes(pickle.dumps(_Bomb(went_off), protocol=2))
@@ -343,7 +343,7 @@ def test_refusal_names_the_previous_checkpoint(
     other = PolicyOptimizerTrainer({**SMALL, "model": {"fcnet_hiddens": [9]}})
     other.save(str(newest))
     other.stop()
-    refused(trainer, newest, "it has another network")
+    refused(trainer, newest, "its network is different")
     assert not torch.equal(trainer.get_policy().flat.params, good)  # nothing was taken over
 
 

@@ -146,7 +146,7 @@ def test_wrong_trial_is_one_error_before_ray(
 
 
 def test_train_in_this_process_refuses_a_sweep(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"polopt\.train trains once"):
+    with pytest.raises(ConfigError, match=r"polopt\.train runs a single trial"):
         polopt.train("A2C", **SMALL, lr=tune.grid_search([1e-3]))
 
 

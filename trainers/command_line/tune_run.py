@@ -99,7 +99,7 @@ def run(
     def request() -> None:
         if not progress.history.num_results:
             signals.check()
-        progress.stopping = "stopping with a checkpoint; a second signal stops at once"
+        progress.stopping = "saving a checkpoint and stopping; a second signal stops at once"
         stop.request()
 
     def fit() -> str:
@@ -276,7 +276,7 @@ def _report_sweep(folder: Path, progress: Progress) -> None:
         say(f"            and {len(ranked) - _MOST_SHOWN} more")
     if not trials:
         shutil.rmtree(folder, ignore_errors=True)
-        say("stopped before the first result; nothing was saved")
+        say("stopped before the first result. Nothing was saved")
         return
     say(f"results     {folder}")
     best = max(trials, key=lambda trial: _mean([trial]))
