@@ -457,7 +457,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert command("--until", 1).output.endswith("equal       1 iterations\n")
     stopped = command("--at", 1)
     assert stopped.exit_code == 0
-    assert "stopped     before event 1: equal up to there" in stopped.output
+    assert "stopped     before event 1. The rerun is equal to the record so far" in stopped.output
     assert "the beginning of an iteration" in command("--show", "0:5").output
     assert command("--show", "5").exit_code == 2
     assert command("--pdb").exit_code == 2

@@ -158,7 +158,7 @@ def test_defaults_are_named_in_pydantic_fields() -> None:
     ("name", "said"),
     [
         ("SyncPPO", "rollout_fragment_length = 128"),
-        ("SyncPPO", "RLlib's included: num_env_runners, num_rollout_workers."),
+        ("SyncPPO", "including names in RLlib: num_env_runners, num_rollout_workers."),
         ("SyncPPO", "model.use_lstm = False"),
         ("async_samples", "max_rollout_lag = None"),
         ("appo", "target_network_update_freq = 2"),

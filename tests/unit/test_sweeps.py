@@ -49,10 +49,10 @@ def test_texts_are_objects_of_tune() -> None:
         ("tune.uniform(1)", "missing 1 required positional argument"),
         ("tune.choice(open('x'))", "Allowed: literals as arguments"),
         ("tune.choice([1]) + tune.choice([2])", "more than one call"),
-        ("tune.choice([])", "Allowed: literals as arguments, as in tune.choice([0.001, 0.01])"),
+        ("tune.choice([])", "Allowed: literals as arguments, such as tune.choice([0.001, 0.01])"),
         ({"grid_search": 3}, "got grid_search 3. Allowed: a list of values"),
         ({"grid_search": []}, "Allowed: a list of values"),
-        ({"eval": "__import__('os').getcwd()"}, "polopt evaluates no code of a file"),
+        ({"eval": "__import__('os').getcwd()"}, "polopt does not execute code in a config"),
     ],
 )
 def test_wrong_form_is_one_error(value: Any, said: str) -> None:

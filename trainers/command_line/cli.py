@@ -1,7 +1,7 @@
 """The command line: `polopt train`, `evaluate`, `export`, `rerun`, `list`, and the commands that
 show results.
 
-Each command imports what it needs, so that `--help` loads neither Ray nor torch.
+Each command imports its modules when it runs. `--help` therefore loads neither Ray nor torch.
 """
 
 from __future__ import annotations
