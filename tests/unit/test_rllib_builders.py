@@ -375,7 +375,9 @@ def test_batch_of_ddppo_is_one_fragment_of_a_worker() -> None:
 def test_batch_of_a3c_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "polopt"):
         assert rllib.A3CConfig().training(train_batch_size=500).to_dict() == {}
-    assert "train_batch_size=500 is ignored: a gradient is of one fragment" in caplog.text
+    assert (
+        "train_batch_size=500 is ignored. A gradient is computed from one fragment" in caplog.text
+    )
 
 
 # ---- the object -------------------------------------------------------------------------------
@@ -606,7 +608,7 @@ def test_old_names_of_results() -> None:
 @pytest.mark.parametrize("name", [*_INSTEAD, "anything"])
 def test_attribute_of_an_algorithm_of_rllib(name: str) -> None:
     algo = object.__new__(algorithm_of("SyncPPO"))
-    said = "" if name == "anything" else ". Instead of RLlib's: "
+    said = "" if name == "anything" else ". Use this instead: "
     with pytest.raises(AttributeError, match=f"'PPO' object has no attribute '{name}'{said}"):
         getattr(algo, name)
     assert not hasattr(Algorithm, name)

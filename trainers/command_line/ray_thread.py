@@ -43,8 +43,8 @@ def ray_running(start: Callable[[], None], signals: StopSignals) -> Iterator[Non
         TimeoutError: Ray has not started within five minutes.
     """
     others = _descendants()
-    # Processes that `ray.shutdown` was asked to end. Afterwards, processes that still run are no
-    # longer descendants of this process.
+    # Ray's processes at the time of `ray.shutdown`. `_descendants` may miss them afterwards,
+    # because the processes that still run have lost their parent.
     ended: set[psutil.Process] = set()
 
     def kill() -> None:
