@@ -28,19 +28,19 @@ OLD_RESULTS = {
 _INSTEAD = {
     "add_policy": "polopt trains one policy",
     "remove_policy": "polopt trains one policy",
-    "env_runner": "get_policy() has the policy, and `workers` the workers",
+    "env_runner": "get_policy() returns the policy, and `workers` has the workers",
     "env_runner_group": "`workers` has the workers: polopt.foreach_worker(algo.workers, function)",
     "eval_env_runner_group": "`evaluation.workers` has the workers of evaluation",
     "evaluation_workers": "`evaluation.workers` has the workers of evaluation",
-    "learner_group": "the policy learns: get_policy()",
-    "local_replay_buffer": "get_policy() has the policy; a replay buffer belongs to the optimizer",
+    "learner_group": "get_policy() returns the policy, which learns in the driver",
+    "local_replay_buffer": "`optimizer` has the replay buffer",
     "compute_actions": "get_policy().predict(observations) takes a batch of observations",
     "export_policy_model": "`polopt export CHECKPOINT` writes an ONNX model",
     "from_state": "from_checkpoint(path)",
     "get_weights": "get_policy().get_weights()",
     "set_weights": "get_policy().set_weights(weights)",
     "import_model": "polopt.rllib.load_rl_module(path) reads the weights of an RLModule",
-    "metrics": "the result of train()",
+    "metrics": "the return value of train()",
     "training_step": "`optimizer.step()`",
 }
 
@@ -65,7 +65,7 @@ class Algorithm(PolicyOptimizerTrainer):
             KeyError: `policy_id` names another policy.
         """
         if policy_id not in ("default_policy", "default_agent"):
-            raise KeyError(f"polopt trains one policy, 'default_policy': got {policy_id!r}")
+            raise KeyError(f"polopt trains one policy, 'default_policy'. Got {policy_id!r}")
         return super().get_policy()
 
     def get_module(self, module_id: str = "default_policy") -> Any:

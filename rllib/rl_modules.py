@@ -224,5 +224,5 @@ def _rllib(module: str, name: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except ImportError as error:
         raise ConfigError(
-            f"this needs RLlib, which cannot be imported ({error}): pip install 'polopt[rllib]'"
+            f"RLlib is required, but cannot be imported ({error}): pip install 'polopt[rllib]'"
         ) from None

@@ -275,7 +275,8 @@ def _resolve_evaluation(options: dict[str, Any], where: str) -> None:
         }
 
 
-#: Keys of RLlib's `evaluation_config` that turn something off which polopt's evaluation never does.
+#: Keys that users of RLlib set in `evaluation_config` to turn off features. In polopt, evaluation
+#: never has these features.
 _OF_EVALUATION = ("in_evaluation", "evaluation_interval", "num_env_runners", "num_workers")
 
 

@@ -54,8 +54,8 @@ _MOST_BYTES = {
 
 class CheckpointError(RuntimeError):
     """A checkpoint is missing, incomplete or damaged, has another format, or cannot be written. The
-    message names the file and the reason. It contains no control characters, because a terminal
-    would interpret them."""
+    message names the file and the reason. Control characters in the message are escaped, because a
+    terminal would interpret them."""
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
@@ -81,9 +81,10 @@ def write_checkpoint(
         directory: directory of the checkpoint.
         state: the state. `read_checkpoint` will return it. The values are tensors, arrays, numbers,
             strings, None, and lists and dicts of these.
-        add_files: a function that writes data that is too large for `state`. It is called with the
-            path of a directory that does not exist yet, before `state` is written. It returns the
-            SHA-256 of each file in this directory, by file name. It may also change `state`.
+        add_files: a function that writes data that is too large for `state`. This function is
+            called before `state` is written, and may change `state`. Its argument is the path of a
+            directory that does not exist yet. It returns the SHA-256 of each file that it has
+            written to this directory, by file name.
 
     Raises:
         TypeError: `state` holds a value of another type.
@@ -116,7 +117,7 @@ def _files(directory: Path, state: Mapping[str, Any]) -> dict[str, bytes | memor
     """Returns the contents of the files that hold `state`, by file name."""
     tensors: dict[str, Tensor] = {}
     tree = _encode(state, tensors, "")
-    packed = io.BytesIO()  # not a file, because torch's error for a full disk has no reason
+    packed = io.BytesIO()  # in memory, because torch's error for a full disk lacks the reason
     torch.save(tensors, packed)
     files: dict[str, bytes | memoryview] = {
         "tensors.pt": packed.getbuffer(),

@@ -60,8 +60,8 @@ class Part(NamedTuple):
     """The part of an evaluation that one worker plays.
 
     Attributes:
-        serial: serial number of the evaluation in the driver's process. With this number, a worker
-            recognizes whether it has already begun this evaluation.
+        serial: serial number of the evaluation in the driver's process. From this number, a worker
+            knows whether it has already begun this evaluation.
         num_episodes: number of episodes that the worker plays.
         explore: see `EvaluationConfig`.
         seeds: seeds of the worker's environments and actions.
@@ -148,7 +148,7 @@ class Evaluated:
         policy_env_steps: number of environment steps that training had sampled when the trainer
             took these weights.
         episodes: the episodes, ordered by worker index.
-        duration_s: for each worker, the seconds of its calls are added up. This is the largest sum.
+        duration_s: total seconds of all calls to one worker, for the worker with the largest total.
         state: see `_Running`.
     """
 
@@ -360,8 +360,8 @@ class Evaluation:
             if running.duration_s >= _LONG_S and not running.is_long:
                 running.is_long = True
                 logger.warning(
-                    "the evaluation of policy version %d has taken %.0f s so far; "
-                    "max_frames_per_traj bounds the length of episodes",
+                    "the evaluation of policy version %d has taken %.0f s so far. "
+                    "max_frames_per_traj limits the length of episodes",
                     running.weights.version,
                     running.duration_s,
                 )

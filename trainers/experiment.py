@@ -101,9 +101,9 @@ class TrainerConfig(Config):
             learns on CUDA.
         evaluation_interval: number of training iterations between two evaluations of the policy.
             `None` means that the policy is not evaluated. RLlib: `evaluation_interval`.
-        evaluation_duration: number of whole episodes in one evaluation. The episodes are divided
-            among the environments in advance, so short episodes are not played more often than
-            long episodes. RLlib: `evaluation_duration`, with the unit `episodes`.
+        evaluation_duration: number of whole episodes in one evaluation. The number of episodes in
+            each environment is fixed in advance. Otherwise, short episodes would be played more
+            often than long episodes. RLlib: `evaluation_duration`, with the unit `episodes`.
         evaluation_num_workers: number of Ray actors that play the evaluation episodes while
             training continues. Each actor reserves the resources of a rollout worker except GPUs.
             With 0, the driver plays the episodes between two iterations, and training waits.
@@ -111,12 +111,12 @@ class TrainerConfig(Config):
         evaluation_config: options for the actions and the environments of evaluation. See
             `EvaluationConfig`. RLlib: `evaluation_config`, where `explore` is True by default.
         callbacks: a subclass of `polopt.Callbacks`, or its path as `module:Class`. The workers call
-            its methods during sampling, and the driver calls its methods with each result. RLlib:
-            `callbacks`.
+            methods of this class during sampling, and the driver calls a method with each result.
+            RLlib: `callbacks`.
         trace: whether to record some optimizer steps in the driver and in all workers. The driver
-            writes them to `trace.json` in `Trainable.logdir`. With
-            `SyncConfig(sync_artifacts=True)`, Tune copies this file to the trial's results.
-            `polopt trace` shows the file.
+            writes these steps to the file `trace.json` in `Trainable.logdir`, which `polopt trace`
+            shows. With `SyncConfig(sync_artifacts=True)`, Tune copies the file to the trial's
+            results.
         trace_first_step: number of the first optimizer step that `trace` records. The steps are
             counted from 1.
         trace_num_steps: number of optimizer steps that `trace` records.
@@ -149,13 +149,13 @@ class TrainerConfig(Config):
         workers, episodes = self.evaluation_num_workers, self.evaluation_duration
         if workers > episodes:
             raise ValueError(
-                f"key 'evaluation_num_workers': got {workers} with evaluation_duration={episodes}; "
-                "allowed: at most one worker for each episode"
+                f"key 'evaluation_num_workers': got {workers} with evaluation_duration={episodes}. "
+                "Allowed: at most one worker for each episode"
             )
         if workers and self.evaluation_interval is None:
             raise ValueError(
-                f"key 'evaluation_num_workers': got {workers} without evaluation_interval; "
-                "allowed: 0, or an evaluation_interval"
+                f"key 'evaluation_num_workers': got {workers} without evaluation_interval. "
+                "Allowed: 0. To evaluate the policy, also set evaluation_interval"
             )
         return self
 
@@ -571,8 +571,10 @@ def _owner(
                 f'"{key}": ...}}'
             )
     if key in _keys(ModelConfig):
-        raise ConfigError(f"key {key!r} is an option of the network: model={{{key!r}: ...}}")
-    listed = "" if instead_of(key) else "; `polopt list PRESET` lists them"
+        raise ConfigError(
+            f"key {key!r} is an option of the network. Set it with model={{{key!r}: ...}}"
+        )
+    listed = "" if instead_of(key) else " (`polopt list PRESET` lists all keys)"
     raise ConfigError(f"{unknown_key(key, _known(owners))}{listed}")
 
 

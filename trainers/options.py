@@ -221,7 +221,7 @@ def _words(annotation: Any, metadata: Sequence[Any]) -> str:
         noun = "a whole number" if annotation is int else "a number"
         return f"{noun}{_range(metadata)}"
     if annotation is str:
-        return "a text"
+        return "a string"
     if nested_config(annotation) is not None:
         return "a dict of options"
     container = origin or annotation

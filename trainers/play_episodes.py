@@ -141,8 +141,8 @@ def environment(rollout: RolloutConfig, video: Path | None = None) -> Iterator[A
         if video is not None:
             if env.render_mode not in ("rgb_array", "rgb_array_list"):
                 raise ConfigError(
-                    "--video needs an environment with render_mode 'rgb_array'; "
-                    f"got {env.render_mode!r}"
+                    "--video needs an environment with render_mode 'rgb_array'. "
+                    f"Got {env.render_mode!r}"
                 )
             env = gymnasium.wrappers.RecordVideo(env, str(video), episode_trigger=lambda _: True)
         yield env

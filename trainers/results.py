@@ -125,7 +125,8 @@ def check_stop_key(path: str) -> None:
         raise ConfigError(f"stop: result key {path!r} is now {RENAMED_KEYS[path]!r}")
     if path not in result_keys() and not path.startswith(_OPEN_BLOCKS):
         raise ConfigError(
-            f"stop: unknown result key {path!r}{nearest_of(path, result_keys())}, and optimizer/..."
+            f"stop: unknown result key {path!r}{nearest_of(path, result_keys())} (all keys in "
+            "optimizer/ are also allowed)"
         )
 
 

@@ -26,8 +26,8 @@ class RunContext:
 
     Attributes:
         folder: directory of the experiment. The trainer appends its warnings to the file
-            `polopt.log` in this directory. It ends the current iteration early if the directory
-            contains a file `stop`.
+            `polopt.log` in this directory. The trainer ends the current iteration early if the
+            directory contains a file `stop`.
         working_dir: current directory of the command.
         restore: checkpoint from which training starts. None: training starts from scratch.
     """

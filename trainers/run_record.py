@@ -45,9 +45,9 @@ _PACKAGES = (
 
 
 class RunRecord:
-    """The record of a run, for the trainer. In a recorded run, the methods add events to the
-    record. In a rerun, they compare events with the record. Without `record_arrivals`, they record
-    nothing.
+    """Gives the trainer access to the record of its run. In a recorded run, the methods add events
+    to the record. In a rerun, the methods compare events with the record. Without
+    `record_arrivals`, the methods do not record anything.
 
     Args:
         workers: the training workers.

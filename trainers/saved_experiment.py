@@ -120,8 +120,8 @@ def _at(options: Any, keys: tuple[str, ...]) -> Any:
 
 
 def _has(options: Any, keys: list[str]) -> bool:
-    """Returns whether `options` has a value at the path `keys`. A value that is not a dict, at the
-    beginning of the path, also counts."""
+    """Returns whether `options` has a value at the path `keys`. Also returns True if the path
+    begins with a value that is not a dict."""
     for key in keys:
         if not isinstance(options, Mapping):
             return True

@@ -48,7 +48,8 @@ def load(
         CheckpointError: the checkpoint is missing, incomplete or damaged, or its network is
             different. Also raised if the checkpoint lacks its spaces, or an option of the policy
             that could not be saved.
-        ConfigError: the class of the policy or of the network is unknown. The message has its name.
+        ConfigError: the class of the policy or of the network is unknown. The message names this
+            class.
     """
     directory = find_checkpoint(checkpoint_path(checkpoint))
     return policy_of(read_whole(directory), directory, policy_class, network, device)
@@ -163,8 +164,8 @@ def _spaces(state: Mapping[str, Any]) -> tuple[Any, Any]:
     saved = state.get("spaces")
     if not isinstance(saved, Mapping) or not {"observation", "action"} <= set(saved):
         raise CheckpointError(
-            "it was written by an older version and lacks its spaces. Restore it in a trainer, and "
-            "save it again"
+            "it lacks the observation and action spaces, because an older version wrote it. "
+            "Restore it in a trainer, and save it again"
         )
     return (
         space_of(saved["observation"], "spaces/observation"),

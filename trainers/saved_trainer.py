@@ -132,7 +132,7 @@ def _evaluation_problems(state: Mapping[str, Any]) -> Iterator[tuple[str, Any, s
 
 
 def _is_score(saved: Any) -> bool:
-    """Whether a value from JSON is a `Score` of the best checkpoint."""
+    """Returns whether a value from JSON is a `Score` of the best checkpoint."""
     keys = ("episode_return_mean", "policy_version", "directory")
     if not isinstance(saved, Mapping) or set(saved) != set(keys):
         return False
@@ -211,7 +211,7 @@ def restore_state(
     before = policy.acting
     try:
         policy.set_state(state["optimizer"]["policy"])
-    except (*_MISFITS, RuntimeError) as error:  # torch raises RuntimeError for another shape
+    except (*_MISFITS, RuntimeError) as error:  # torch raises RuntimeError if a shape differs
         return f"{type(error).__name__}: {error}"
     if isinstance(policy.action_space, spaces.Box) and policy.acting[:2] != before[:2]:
         logger.warning(
@@ -324,8 +324,8 @@ def check_directory(checkpoint: Any) -> None:
     if found:
         raise CheckpointError(
             f"checkpoint {getattr(checkpoint, 'path', checkpoint)} contains the pickle {_PICKLE}. "
-            "It is not loaded, because unpickling executes code, and polopt did not write it. "
-            "Delete this file to restore the checkpoint"
+            "This file is not loaded, because unpickling executes code, and polopt did not write "
+            "the file. If the other files are a checkpoint of polopt, delete this file"
         )
 
 
@@ -343,8 +343,8 @@ def find_checkpoint(path: Path) -> Path:
     if os.path.lexists(path / "manifest.json"):
         return path
     _check_exists(path)
-    # A directory with a manifest is a complete checkpoint. Because other programs also write files
-    # with the name manifest.json, the directory must have a second file of a checkpoint.
+    # A directory with a manifest is a complete checkpoint. Other programs also write files with the
+    # name manifest.json, so the directory must contain another file of a checkpoint, too.
     found = [
         (
             manifest.parent.name != BEST,

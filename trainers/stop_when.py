@@ -40,7 +40,7 @@ class StopWhen:
         """Ends the trial after the current iteration. Signal handlers may call this method."""
         self.is_requested = True
         if self._stop_file is not None:
-            with suppress(OSError):  # on a full disk, the iteration only does not end early
+            with suppress(OSError):  # on a full disk, the iteration does not end early
                 self._stop_file.touch()
 
     def __call__(self, trial_id: str, result: Mapping[Any, Any]) -> bool:

@@ -125,8 +125,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         logdir: directory of the trial. Without Tune and without `log_dir`, this is a directory
             below `~/ray_results`. It is created when the first file is written.
         evaluation: plays episodes with the policy. None without `evaluation_interval`.
-        stop_when: decides after each result whether the run ends. None under Tune, because Tune
-            decides this itself.
+        stop_when: decides after each result whether the run ends. `polopt.train` sets this
+            attribute. Otherwise, it is None. Under Tune, Tune itself ends the run.
 
     Raises:
         ConfigError: the config is wrong. This error is raised before any worker starts.
@@ -196,7 +196,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         # Up to Ray 2.54, Tune also passes the argument `logger_creator`.
         others = {name: options.pop(name) for name in ("logger_creator",) if name in options}
         config = with_keywords({} if config is None else config, options)
-        refuse_made_env(config.get("env"))  # even a copy of a made environment may damage it
+        refuse_made_env(config.get("env"))  # copying a made environment may even damage it
         if isinstance(log_dir, ResultFiles):
             self._files = log_dir
         elif log_dir is not None:
@@ -205,11 +205,11 @@ class PolicyOptimizerTrainer(tune.Trainable):
         super().__init__(OwnCopies(config), storage=storage, **others)
 
     def __repr__(self) -> str:
-        """Returns the class, environment, optimizer, policy, number of workers, and the progress of
-        training."""
+        """Returns one line with the class, environment, optimizer, policy, number of workers, and
+        progress of training."""
         name = type(self).__name__
         if self._storage_of_trial is not None:
-            return name  # Ray prints this text, which it reads once, before each line of a trial
+            return name  # Ray reads this text only once, and prints it before each line of the log
         run, optimizer = self.experiment, self.optimizer
         parts = [env_name(run.rollout.env), run.optimizer_name, run.policy_name]
         parts.append(f"{run.rollout.num_workers} workers")
@@ -336,7 +336,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
         Calls `optimizer.step()` until the iteration has at least
         `min_sample_timesteps_per_iteration` environment steps and has lasted for at least
-        `min_time_s_per_iteration`. Then begins an evaluation of the policy if one is due.
+        `min_time_s_per_iteration`. If an evaluation of the policy is due, the driver then plays its
+        episodes, or begins the evaluation in the evaluation workers.
         """
         self._check_runs("train")
         with explain_missing_file(self._users_directory):
@@ -375,8 +376,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
         # `Trainable.train` keeps the keys that a result already has.
         result["training_iteration"] = self.iteration + 1
         result["timesteps_total"] = metrics.num_env_steps_sampled
-        # `tune.Result.from_path` uses `checkpoint_dir_name` to find the metrics of a checkpoint. A
-        # checkpoint is saved after a result, so the last result with the name has its metrics.
+        # `tune.Result.from_path` uses `checkpoint_dir_name` to find the metrics of a checkpoint. If
+        # several results have the same name, the last one belongs to the checkpoint, because the
+        # checkpoint was saved after that result.
         checkpoint = next_checkpoint(self)
         if checkpoint is None and self._files is not None:
             checkpoint = following(self.logdir)
@@ -401,7 +403,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             ValueError: the reason is empty.
         """
         if not reason:
-            raise ValueError("request_stop: got an empty reason. Allowed: a text")
+            raise ValueError("request_stop: got an empty reason. Give a text")
         self._stop_reason = reason
 
     def train(self) -> dict[str, Any]:
@@ -437,7 +439,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             logger.warning(
                 "no episode has ended in the first %d environment steps. Therefore, "
                 "episode_return_mean is NaN, and schedulers of Tune cannot rank this trial. "
-                "MedianStoppingRule even stops such a trial, whatever its later returns. Raise "
+                "MedianStoppingRule even stops such a trial. Raise "
                 "min_sample_timesteps_per_iteration to the number of environments times the steps "
                 "of the longest episode, or limit the length of episodes with max_frames_per_traj",
                 metrics.num_env_steps_sampled,
@@ -663,8 +665,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
             CheckpointError: the checkpoint is missing or damaged. Also raised if a value of its
                 config could not be saved. The message names the option. Pass this option in
                 `changes`.
-            ConfigError: an option is wrong. Also raised if only the checkpoint names a module. Such
-                a module is not imported, because importing it would execute code.
+            ConfigError: an option is wrong. Also raised if the checkpoint names a module that
+                `changes` do not name. Such a module is not imported, because importing it would
+                execute code.
         """
         found, state = read_or_fall_back(find_checkpoint(checkpoint_path(checkpoint)))
         config = config_of(state, f"checkpoint {found}", changes, cls.preset)

@@ -468,7 +468,7 @@ def test_class_that_is_not_known_is_named(tmp_path: Path) -> None:
             ),
             "describe a network of 16,0",
         ),
-        (lambda tree: tree.pop("spaces"), "lacks its spaces"),
+        (lambda tree: tree.pop("spaces"), "it lacks the observation and action spaces"),
         (lambda tree: tree["spaces"].update(action={"type": "Text"}), "field 'spaces/action'"),
         (lambda tree: tree["config"]["policy"].pop("name"), "'config/policy' has no name"),
         (

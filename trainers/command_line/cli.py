@@ -95,8 +95,8 @@ def train(
         typer.Option(
             min=0,
             metavar="N",
-            help="Number of iterations between checkpoints. With 0, only the end of the run saves "
-            "a checkpoint.",
+            help="Number of iterations between checkpoints. With 0, a checkpoint is saved only at "
+            "the end of the run.",
         ),
     ] = 20,
     restore: Annotated[
@@ -181,7 +181,10 @@ def evaluate(
     ] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 10,
     stochastic: Annotated[
-        bool, typer.Option("--stochastic", help="Sample actions instead of using the mode.")
+        bool,
+        typer.Option(
+            "--stochastic", help="Sample actions instead of taking the mode of the distribution."
+        ),
     ] = False,
     video: Annotated[
         Path | None,
@@ -250,7 +253,7 @@ def export(
 def list_(
     name: Annotated[
         str | None,
-        typer.Argument(help="Name of a preset, an optimizer or a policy. Lists its options."),
+        typer.Argument(help="List the options of this preset, optimizer or policy."),
     ] = None,
 ) -> None:
     """List presets, optimizers, policies and tuned examples, or the options of one of them."""

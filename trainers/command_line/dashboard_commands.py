@@ -106,7 +106,7 @@ def grafana(
         say(line.format(metrics=metrics))
 
 
-_NEXT = """next        run each of these commands in a separate terminal:
+_NEXT = """next        in each of three terminals, run `cd` and one of the other commands:
     cd {metrics}
     prometheus --config.file prometheus/prometheus.yml
     grafana server --homepath /usr/share/grafana --config grafana/grafana.ini

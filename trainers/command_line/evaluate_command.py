@@ -1,4 +1,4 @@
-"""`polopt evaluate`: reads the config of a checkpoint, to play episodes without Ray."""
+"""`polopt evaluate`: reads the state and the config of a checkpoint for playing episodes."""
 
 from __future__ import annotations
 
@@ -125,14 +125,14 @@ def _check_is_whole(
             f"checkpoint {checkpoint} does not contain {described(missing)}, because such values "
             "cannot be saved. Without them, the environment may be different. Give them with "
             f"polopt evaluate ... {' '.join(dict.fromkeys(arguments))}. If only Python can make a "
-            "value, give null, and a callable that makes the environment with this value: "
-            "--env FILE.py:callable"
+            "value, give null instead, and use --env FILE.py:callable with a callable that makes "
+            "the environment with this value"
         )
 
 
 def _has(options: Mapping[str, Any], keys: str) -> bool:
-    """Returns whether `options` has a value at the dotted path `keys`. A value that is not a dict,
-    at the beginning of the path, also counts."""
+    """Returns whether `options` has a value at the dotted path `keys`. Also returns True if the
+    path begins with a value that is not a dict."""
     found: Any = options
     for key in keys.split("."):
         if not isinstance(found, Mapping):

@@ -120,7 +120,7 @@ def line(row: Mapping[str, str]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Returns seconds as a text such as `45s`, `12m05s` or `3h07m`. Returns `-` for NaN."""
+    """Formats seconds as `45s`, `12m05s` or `3h07m`. Returns `-` for NaN."""
     if math.isnan(seconds):
         return "-"
     minutes, rest = divmod(round(seconds), 60)
@@ -187,8 +187,9 @@ class Progress(tune.Callback):
     Attributes:
         history: history of the results, for the diagnosis.
         trials: the trials of a sweep, by identifier, ordered by the time of their last results.
-        stop_reason: the reason in the last result why the trial ended itself. Otherwise empty.
-        stopping: text that replaces the state after a request to stop. Empty before.
+        stop_reason: the reason why the trial ended itself, from its last result. Empty if the trial
+            did not end itself.
+        stopping: text that replaces the state after a request to stop. Empty before a request.
     """
 
     def __init__(

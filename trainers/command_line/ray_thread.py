@@ -23,7 +23,7 @@ _KILLED_S = 0.5
 
 @contextmanager
 def ray_running(start: Callable[[], None], signals: StopSignals) -> Iterator[None]:
-    """Runs Ray inside the block. Kills all processes that Ray has started at the end of the block.
+    """Runs Ray inside the block. At the end of the block, kills all processes that Ray has started.
 
     A separate thread calls `ray.init` and `ray.shutdown`. In the main thread, `ray.init` would
     replace the handler of SIGTERM. Also, no signal handler could run while `ray.init` waits in

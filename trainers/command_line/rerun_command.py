@@ -35,7 +35,7 @@ def rerun(
     debug: Annotated[
         bool,
         typer.Option(
-            "--pdb", help="At the event of --at, open Python's debugger in the driver and continue."
+            "--pdb", help="Open Python's debugger in the driver instead of stopping at --at."
         ),
     ] = False,
     start: Annotated[

@@ -13,12 +13,12 @@ from typing import NoReturn
 
 _STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 #: Seconds after a signal in which a run may end by itself. After this time, the run is interrupted.
-#: `docker stop` kills the process after 10 s.
+#: With these times, the process exits before `docker stop` would kill it, which is after 10 s.
 GRACE_S = 5.5
 #: Seconds after a signal at which the process exits, even if the main thread is still busy.
 EXIT_S = 7.5
-#: Seconds that `before_exit` may take at that time. It may never return, because it prints to a
-#: pipe that may have no reader.
+#: Seconds that `before_exit` may take at that time. This function may never return, because it
+#: prints to a pipe that may have no reader.
 _REPORT_S = 1.5
 
 

@@ -26,7 +26,8 @@ from ray.tune.search.variant_generator import generate_variants
 
 from polopt.common.config import ConfigError, nearest_of, shown
 
-#: Functions of `ray.tune` that a text may call. Their arguments are numbers, texts and lists.
+#: Functions of `ray.tune` that a string in a config may call. The arguments of these functions are
+#: numbers, strings and lists.
 _FUNCTIONS = (
     "choice",
     "grid_search",
@@ -62,14 +63,14 @@ def is_search(value: Any) -> bool:
 
 
 def with_searches(value: Any, key: str = "") -> Any:
-    """Replaces texts such as `tune.loguniform(1e-4, 1e-2)` in a config by objects of `ray.tune`.
+    """Replaces strings such as `tune.loguniform(1e-4, 1e-2)` in a config by objects of `ray.tune`.
 
     Args:
         value: a config, or a value in a config.
         key: key of the value, for error messages. Empty for a config.
 
     Raises:
-        ConfigError: such a text or a grid is not valid.
+        ConfigError: such a string or a grid is not valid.
     """
     if is_grid(value):
         values = value["grid_search"]
@@ -79,7 +80,7 @@ def with_searches(value: Any, key: str = "") -> Any:
             )
         return tune.grid_search([with_searches(one, key) for one in values])
     if isinstance(value, Mapping):
-        if set(value) == {"eval"}:  # Tune would execute the text
+        if set(value) == {"eval"}:  # Tune would execute the string in this dict
             raise ConfigError(
                 f"key {key!r}: got {shown(value)}. polopt does not execute code in a config. "
                 "Allowed: a grid_search, a distribution such as tune.uniform(0, 1), or "
@@ -95,8 +96,8 @@ def with_searches(value: Any, key: str = "") -> Any:
 
 
 def _called(name: str, text: str, key: str) -> Any:
-    """Returns the object of `ray.tune` for a text such as `tune.uniform(0, 1)`. The arguments in
-    the text must be literals. Other code in the text is not executed."""
+    """Returns the object of `ray.tune` for a string such as `tune.uniform(0, 1)`. The arguments in
+    the string must be literals. Other code in the string is not executed."""
     where = f"key {key!r}: got {text!r}"
     if name not in _FUNCTIONS:
         raise ConfigError(f"{where}{nearest_of(name, _FUNCTIONS)}")
@@ -141,13 +142,14 @@ def with_seeds(config: Mapping[str, Any], seeds: int | None) -> dict[str, Any]:
 def configs_to_check(config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields configs of trials that a sweep may start, so that they can be checked.
 
-    These are the configs of all points of the grids. For the first point, further configs have each
-    choice of a `tune.choice`, and the smallest and the largest value of each other distribution. A
-    value of `tune.sample_from` is drawn.
+    First, this function yields the configs of all points of the grids. Then it yields configs with
+    further values of the distributions: each choice of a `tune.choice`, and the largest value of
+    each other distribution. The smallest value is already in the first configs. A value of
+    `tune.sample_from` is drawn.
 
     Yields:
-        a text with the values that distinguish the trial, and the config. The text is empty if the
-        config has no grid and no distribution.
+        a string with the values that distinguish the trial, and the config. The string is empty if
+        the config has no grid and no distribution.
     """
     if not is_search(config):
         yield "", dict(config)

@@ -90,9 +90,9 @@ def train(
     Writes the same files as `polopt train`. The trainer runs in the calling process. Therefore,
     debuggers work as usual, and so do environments that are defined in a notebook.
 
-    Ctrl-C ends the run after the current iteration, with a checkpoint, and `train` returns the
-    result. A second Ctrl-C raises KeyboardInterrupt at once. If training raises an error, the
-    results before the error have already been written.
+    Ctrl-C ends the current iteration early. `train` then saves a checkpoint and returns the result.
+    A second Ctrl-C raises KeyboardInterrupt at once. If training raises an error, the results
+    before the error have already been written.
 
     Args:
         experiment: the name or class of a preset, a tuned example, or the path of a YAML or Python

@@ -136,7 +136,8 @@ def run(
         say_findings(diagnose(progress.history.results()))
         exists, stopped = bool(progress.history.num_results or error), bool(signals.number)
         if progress.history.num_results and (stopped or not error):
-            # A signal takes precedence, because its trial stops only after the next result.
+            # The signal is shown even if `stop.reason` is set, because the result after the signal
+            # may also reach a limit.
             reason = _signal_name(signals) or stop.reason or progress.stop_reason
             say(f"ended       {reason or _ENDED_ITSELF}")
         _report(folder, planned.experiment, exists, stopped)
