@@ -114,7 +114,7 @@ def test_restored_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     [
         (
             {"policy": "dqn"},
-            "policy 'dqn' with optimizer 'sync_replay': the policy learns from Transitions, and "
+            "policy 'dqn' with optimizer 'sync_replay': the policy learns from Transitions, but "
             "the optimizer gives it Sequences",
         ),
         (

@@ -379,7 +379,7 @@ def test_a_restored_run_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found = [(t.iteration, digest_of(t.get_policy())) for t in polopt.rerun(restored.logdir)]
     assert found == list(zip([3, 4, 5], digests, strict=True))
     assert rerun_digests(restored.logdir, start=checkpoint) == digests
-    with pytest.raises(ConfigError, match="can begin only where the run itself was restored"):
+    with pytest.raises(ConfigError, match="can begin only at a checkpoint"):
         rerun_digests(trainer.logdir, start=checkpoint)
 
 

@@ -176,8 +176,8 @@ def test_address_of_another_server_is_one_error(
     [
         ("x.yaml", "run: [", "x.yaml, line 1"),
         ("x.yaml", "- 1", "a mapping with 'run' and 'config'"),
-        ("x.yaml", "config: {}", "key 'run' is missing. Allowed: the name of a preset"),
-        ("x.py", "config = {}", "key 'run' is missing. Allowed: the name of a preset"),
+        ("x.yaml", "config: {}", "key 'run' is missing. Give the name of a preset"),
+        ("x.py", "config = {}", "key 'run' is missing. Give the name of a preset"),
         ("x.yaml", "run: A3C\nconfg: {}", "did you mean 'config'?"),
         ("x.yaml", "run: A3C\nconfig: 3", "key 'config': got 3"),
         ("x.yaml", "run: A3C\nstop: {training_iteration: yes}", "allowed: a number"),
@@ -252,7 +252,7 @@ def test_evaluate_normalises_observations_as_in_training(tmp_path: Path) -> None
     options = ["evaluate", tmp_path / "c", "--episodes", 2, "--seed", 1, "--env"]
     played = polopt(*options, "test_command_line:normalized_cartpole")
     assert played.exit_code == 0, played.output
-    assert "do not fit the environment" in error_of(polopt(*options, "CartPole-v1"))
+    assert "do not fit the wrappers of the environment" in error_of(polopt(*options, "CartPole-v1"))
 
 
 def test_evaluate_takes_the_newest_whole_checkpoint(checkpoint: Path, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_dashboard_shows_the_run(run: Path, level: str, tmp_path: Path) -> None:
 
 
 def test_results_of_another_run_are_not_mixed_with(run: Path) -> None:
-    with pytest.raises(ConfigError, match="holds the results of another run"):
+    with pytest.raises(ConfigError, match="contains the results of another run"):
         polopt.SyncPPO(SMALL, log_dir=run)
 
 

@@ -190,7 +190,7 @@ def test_other_padding_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"use_lstm": True}, "an LSTM after convolutions"),
         ({"conv_activation": "tanh"}, "has Tanh among its convolutions"),
-        ({"conv_filters": [[4, [4, 2], 2]]}, "the same for rows and columns"),
+        ({"conv_filters": [[4, [4, 2], 2]]}, "padding for rows and columns"),
         ({"head_fcnet_hiddens": [4]}, "head_fcnet_hiddens"),
     ],
 )
@@ -203,7 +203,7 @@ def test_convolutions_that_polopt_cannot_have_are_refused(
 
 def test_way_back_of_convolutions_is_refused() -> None:
     policy = policy_of(image_module())
-    with pytest.raises(ConfigError, match="Convolutions can be loaded from RLlib"):
+    with pytest.raises(ConfigError, match="convolutions can only be loaded from RLlib"):
         to_rl_module(policy)
 
 

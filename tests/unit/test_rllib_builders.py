@@ -532,7 +532,7 @@ def test_callback_gets_the_arguments_that_it_has() -> None:
             episode.custom_metrics["length"] = episode.length + episode.last_info_for()["goal"]
             with pytest.raises(AttributeError, match="'base_env', which polopt does not have"):
                 base_env.get_sub_environments()
-            with pytest.raises(AttributeError, match="no 'hist_data' in polopt"):
+            with pytest.raises(AttributeError, match="does not have 'hist_data' in polopt"):
                 _ = episode.hist_data
 
     class New(rllib.RLlibCallback):

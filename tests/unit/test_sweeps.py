@@ -178,7 +178,11 @@ def test_options_of_one_preset_precede_the_others() -> None:
         ({"preset": "polopt:A3D"}, {}, "has no attribute 'A3D'"),
         ({"preset": int}, {}, "A preset is given by its name"),
         ({"preset": "A3C"}, polopt.A2C.preset, "this trainer is a preset already"),
-        ({"preset": "A3C", "optimizer": "sync_samples"}, {}, "this preset is 'async_gradients'"),
+        (
+            {"preset": "A3C", "optimizer": "sync_samples"},
+            {},
+            "this preset always uses 'async_gradients'",
+        ),
     ],
 )
 def test_wrong_preset_is_one_error(options: Any, preset: Any, said: str) -> None:

@@ -357,7 +357,7 @@ def test_names_in_files_do_not_reach_the_terminal(saved: Path, tmp_path: Path) -
     (tmp_path / "trace.json").write_text(trace.replace("NAME", escaped))
     shown = CliRunner().invoke(app, ["trace", str(tmp_path / "trace.json")])
     assert shown.exit_code == 0, shown.output
-    assert r"note        \x1b[2J has more events" in shown.stdout
+    assert r"note        \x1b[2J has too many events" in shown.stdout
 
 
 def test_evaluated_checkpoint_is_printed_without_escapes(saved: Path) -> None:
