@@ -1,4 +1,5 @@
-"""Checkpoints: complete or refused, and nothing in one executes."""
+"""Tests that a checkpoint is either complete or refused, and that loading a checkpoint executes no
+code."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def trainer(**changes: Any) -> PolicyOptimizerTrainer:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """A checkpoint of a trained trainer."""
+    """Writes a checkpoint of a trained trainer."""
     made = trainer()
     made.train()
     made.save(str(tmp_path / "checkpoint"))
@@ -49,14 +50,14 @@ def saved(tmp_path: Path) -> Path:
 
 
 def sampled(checkpoint: Path) -> int:
-    """Environment steps in a checkpoint."""
+    """Returns the number of environment steps in a checkpoint."""
     steps = int(read_checkpoint(checkpoint)["optimizer"]["num_env_steps_sampled"])
     assert steps >= 32
     return steps
 
 
 def resign(directory: Path) -> None:
-    """Writes a manifest that agrees with the files."""
+    """Writes a manifest that agrees with the changed files."""
     sums = {
         name: hashlib.sha256((directory / name).read_bytes()).hexdigest()
         for name in ("tensors.pt", "state.json")
@@ -71,7 +72,7 @@ def test_state_round_trip(tmp_path: Path) -> None:
         "array": np.array([[True, False]]),
         "number": np.float64(0.25),
         "nested": {"list": [1, 2.5, "three", None, True, {"t": torch.ones(1)}], "empty": {}},
-        "huge": 2**100,  # random generators hold such integers
+        "huge": 2**100,  # the states of random generators have such integers
         "nan": float("nan"),
     }
     write_checkpoint(tmp_path, state)
@@ -159,7 +160,7 @@ def test_pickle_in_tensors_file_does_not_run(saved: Path, tmp_path: Path) -> Non
         assert "\n" not in str(caught.value)
         made.stop()
         assert not went_off.exists()
-    pickle.loads(pickle.dumps(_Bomb(went_off)))  # the pickle does work
+    pickle.loads(pickle.dumps(_Bomb(went_off)))  # the pickle would execute code
     assert went_off.exists()
 
 
@@ -252,9 +253,9 @@ def test_restore_continues_the_counters(saved: Path, tmp_path: Path) -> None:
     assert result["time_total_s"] > before["time_total_s"] > 0
     assert result["timesteps_total"] == result["num_env_steps_sampled_lifetime"]
     kept = made.save(str(tmp_path / "again"))
-    made.restore(kept)  # through Tune, which counts by itself
+    made.restore(kept)  # restores with Tune's method, which has its own counters
     assert made.train()["training_iteration"] == 3
-    # Ray 2.52 closes the logger and needs a new one. Later versions have none.
+    # Ray 2.52 closes the logger, so a new one is needed. Later versions have no logger.
     needs_logger = "logger_creator" in inspect.signature(tune.Trainable.reset).parameters
     loggers = {"logger_creator": lambda _: Mock(logdir=str(tmp_path))} if needs_logger else {}
     made.reset({**SMALL}, **loggers)

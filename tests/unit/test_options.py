@@ -1,5 +1,5 @@
-"""What help, signatures, type checkers and `docs/options.md` say of options is what the config
-classes say."""
+"""Tests that help, signatures, type checkers and `docs/options.md` agree with the config
+classes."""
 
 from __future__ import annotations
 
@@ -86,11 +86,7 @@ def test_page_has_every_option() -> None:
 
 
 class PlanetConfig(polopt.OptimizerConfig):
-    """Options of Planet.
-
-    Attributes:
-        orbits: turns of each worker.
-    """
+    """Options of Planet."""
 
     orbits: int = pydantic.Field(default=4, ge=1)
 
@@ -144,7 +140,7 @@ def test_signature_has_options_under_all_names() -> None:
 
 
 def test_defaults_are_named_in_pydantic_fields() -> None:
-    """Type checkers take `Field(3)` for a field without a default."""
+    """Type checkers treat `Field(3)` as a field without a default."""
     for path in [*generated_files.ROOT.glob("*/**/*.py")]:
         if path.parts[len(generated_files.ROOT.parts)] in ("src", "tests", ".venv", "build"):
             continue

@@ -1,4 +1,4 @@
-"""`log_dir`: a trainer without Tune writes what a trial of Tune writes."""
+"""Tests that a trainer with `log_dir` writes the same files as a trial of Tune."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with three results, and checkpoints after the second and the third."""
+    """Makes a directory with three results, and with checkpoints after the second and the third
+    result."""
     folder = tmp_path_factory.mktemp("runs") / "a"
     trainer = polopt.SyncPPO(SMALL, log_dir=folder)
     assert json.loads((folder / "params.json").read_text())["num_sgd_iter"] == 1
