@@ -46,13 +46,14 @@ class EvaluationConfig(Config):
         explore: `True` samples actions from the policy's distribution. `False` takes the mode of
             this distribution.
         env: the environment. The allowed values are the same as for the option `env` of training.
-        env_config: options of the environments. These options are merged into the `env_config` of
-            training, and override options with the same key. Nested dicts are merged, too, as in
+        env_config: the options of the environments. These options are merged into the `env_config`
+            of training, and override options with the same key. Nested dicts are merged, too, as in
             RLlib.
-        num_envs_per_worker: number of environments in each evaluation worker.
+        num_envs_per_worker: the number of environments in each evaluation worker.
         vectorization_mode: how each evaluation worker steps its environments. See `RolloutConfig`.
         autoreset_mode: Gymnasium's autoreset mode. See `RolloutConfig`.
-        max_frames_per_traj: greatest length of an episode. See `RolloutConfig`.
+        max_frames_per_traj: the number of environment steps after which an episode is truncated.
+            See `RolloutConfig`.
     """
 
     explore: bool = False
@@ -87,28 +88,28 @@ class TrainerConfig(Config):
     """Options of the trainer itself.
 
     Attributes:
-        min_sample_timesteps_per_iteration: minimum number of environment steps in one training
+        min_sample_timesteps_per_iteration: the minimum number of environment steps in one training
             iteration. A single optimizer step can take a few milliseconds, which is less than Tune
             needs to handle one result. One iteration therefore consists of many optimizer steps.
-        min_time_s_per_iteration: minimum duration of one training iteration, in seconds. With a
+        min_time_s_per_iteration: the minimum duration of one training iteration, in seconds. With a
             value above 0, the number of environment steps in an iteration depends on the speed of
             the machine.
         record_restarts: whether the trainer restarts all worker processes and episodes after each
             checkpoint, as if the run had been restored from this checkpoint. `polopt rerun` can
             then begin at any checkpoint. This option requires `record_arrivals`.
-        num_cpus_for_driver: number of Ray CPUs that the driver reserves.
-        num_gpus: number of Ray GPUs that the driver reserves. With a value above 0, the policy
+        num_cpus_for_driver: the number of Ray CPUs that the driver reserves.
+        num_gpus: the number of Ray GPUs that the driver reserves. With a value above 0, the policy
             learns on CUDA.
-        evaluation_interval: number of training iterations between two evaluations of the policy.
-            `None` means that the policy is not evaluated. RLlib: `evaluation_interval`.
-        evaluation_duration: number of whole episodes in one evaluation. The number of episodes in
-            each environment is fixed in advance. Otherwise, short episodes would be played more
+        evaluation_interval: the number of training iterations between two evaluations of the
+            policy. `None` means that the policy is not evaluated. RLlib: `evaluation_interval`.
+        evaluation_duration: the number of whole episodes in one evaluation. The number of episodes
+            in each environment is fixed in advance. Otherwise, short episodes would be played more
             often than long episodes. RLlib: `evaluation_duration`, with the unit `episodes`.
-        evaluation_num_workers: number of Ray actors that play the evaluation episodes while
+        evaluation_num_workers: the number of Ray actors that play the evaluation episodes while
             training continues. Each actor reserves the resources of a rollout worker except GPUs.
             With 0, the driver plays the episodes between two iterations, and training waits.
             RLlib: `evaluation_num_env_runners`.
-        evaluation_config: options for the actions and the environments of evaluation. See
+        evaluation_config: the options for the actions and the environments of evaluation. See
             `EvaluationConfig`. RLlib: `evaluation_config`, where `explore` is True by default.
         callbacks: a subclass of `polopt.Callbacks`, or its path as `module:Class`. The workers call
             methods of this class during sampling, and the driver calls a method with each result.
@@ -117,9 +118,9 @@ class TrainerConfig(Config):
             writes these steps to the file `trace.json` in `Trainable.logdir`, which `polopt trace`
             shows. With `SyncConfig(sync_artifacts=True)`, Tune copies the file to the trial's
             results.
-        trace_first_step: number of the first optimizer step that `trace` records. The steps are
-            counted from 1.
-        trace_num_steps: number of optimizer steps that `trace` records.
+        trace_first_step: the index of the first optimizer step that `trace` records. The first
+            step of a run has the index 1.
+        trace_num_steps: the number of optimizer steps that `trace` records.
     """
 
     min_sample_timesteps_per_iteration: int = pydantic.Field(default=4000, ge=0, le=2**62)

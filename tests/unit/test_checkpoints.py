@@ -95,7 +95,7 @@ def test_state_round_trip(tmp_path: Path) -> None:
 
 
 def test_only_data_is_written(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="got function at '/a/1'"):
+    with pytest.raises(TypeError, match="Got function at '/a/1'"):
         write_checkpoint(tmp_path, {"a": [1, lambda: None]})
 
 

@@ -86,7 +86,11 @@ def test_page_has_every_option() -> None:
 
 
 class PlanetConfig(polopt.OptimizerConfig):
-    """Options of Planet."""
+    """Options of Planet.
+
+    Attributes:
+        orbits: turns of each worker.
+    """
 
     orbits: int = pydantic.Field(default=4, ge=1)
 

@@ -1,4 +1,4 @@
-"""Tests of the conversion between RLlib's modules and policies. They require `polopt[rllib]`."""
+"""Weights of RLlib's modules and of polopt's policies, both ways. Needs `polopt[rllib]`."""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ def make_module(network: str, actions: str = "discrete", **options: Any) -> Any:
 
 
 def outputs_of(module: Any, steps: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the action parameters and values of RLlib's module for one sequence of observations
-    `[T, 4]`."""
+    """RLlib's parameters and values of one sequence of observations `[T, 4]`."""
     batch: dict[str, Any] = {"obs": steps}
     if module.is_stateful():
         state = module.get_initial_state()
@@ -59,8 +58,7 @@ def outputs_of(module: Any, steps: torch.Tensor) -> tuple[np.ndarray, np.ndarray
 
 
 def _of_one(state: Any) -> Any:
-    """Returns the state of a batch with one sequence. With two encoders, each encoder has a
-    state."""
+    """The state of a batch of one sequence. Two encoders have one each."""
     if isinstance(state, dict):
         return {key: _of_one(value) for key, value in state.items()}
     return torch.as_tensor(state)[None]
@@ -80,7 +78,7 @@ def assert_equal_outputs(module: Any, policy: Any) -> None:
     steps = torch.rand(7, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1
     for theirs, ours in zip(outputs_of(module, steps), own_outputs(policy, steps), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
-    if not policy.state_size:  # `action_params` takes no state
+    if not policy.state_size:  # what acts
         params = policy.action_params(steps.numpy())
         np.testing.assert_allclose(params, outputs_of(module, steps)[0], rtol=0, atol=1e-6)
 
@@ -123,7 +121,7 @@ def test_module_that_polopt_cannot_have_is_refused(options: dict[str, Any], said
 
 @pytest.mark.parametrize("given", [{"normalize_observations": True}, {"model": NETWORKS["lstm"]}])
 def test_policy_that_rllib_cannot_have_is_refused(given: dict[str, Any]) -> None:
-    """In RLlib 2.60, the forward pass of an LSTM with `free_log_std` raises an error."""
+    """RLlib's own forward pass of an LSTM with `free_log_std` raises (2.60)."""
     with pytest.raises(ConfigError, match="cannot be converted to a default module"):
         to_rl_module(PPOPolicy(OBSERVATIONS, ACTIONS["box"], PPOConfig.parse(given)))
 
@@ -131,7 +129,7 @@ def test_policy_that_rllib_cannot_have_is_refused(given: dict[str, Any]) -> None
 # ---- convolutions -----------------------------------------------------------------------------
 
 IMAGES = Box(-1.0, 1.0, (21, 21, 3), np.float32)
-FILTERS = [[4, [4, 4], 2], [6, 3, 2, "valid"], [5, 2, 1]]  # paddings: 1 and 2, 0, 0 and 1
+FILTERS = [[4, [4, 4], 2], [6, 3, 2, "valid"], [5, 2, 1]]  # paddings 1 and 2, none, 0 and 1
 
 
 def image_module(actions: str = "discrete", shape: Any = IMAGES, **options: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Sweeps of `polopt train`: grids, distributions, seeds and presets. Nothing here starts Ray."""
+"""Tests of sweeps with `polopt train`: grids, distributions, seeds and presets. No test in this
+file starts Ray."""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ def test_points_and_extremes_are_checked() -> None:
     found = searched(config)
     assert {(one["a"], one["b"]["c"]) for one in found} == {(1, "x"), (2, "x"), (1, "y"), (2, "y")}
     assert {one["k"] for one in found} == {"p", "q", "r"}
-    assert {one["n"] for one in found} == {1, 4}  # 5 is not drawn
+    assert {one["n"] for one in found} == {1, 4}  # 5 is outside of the distribution
     assert min(one["lr"] for one in found) == 0.0
     assert 0.999 < max(one["lr"] for one in found) < 1.0
     assert len(found) == 4 + 1 + 1 + 2
@@ -89,7 +90,7 @@ def test_seeds_begin_with_the_seed() -> None:
 
 
 def test_file_of_rllib(tmp_path: Path) -> None:
-    """In the manner of the files that `rllib train file` read."""
+    """The file has the format of files for `rllib train file`."""
     path = tmp_path / "cartpole.yaml"
     rllib = {
         "env": "CartPole-v1",
@@ -165,7 +166,7 @@ def test_options_of_one_preset_precede_the_others() -> None:
     parsed = Experiment.parse(config, {})
     assert parsed.rollout.num_workers == 3
     assert parsed.policy.lr == 0.5
-    assert parsed.rollout.rollout_fragment_length == 32  # of the preset
+    assert parsed.rollout.rollout_fragment_length == 32  # the default of the preset
     assert parsed.optimizer.to_dict()["max_rollout_lag"] == 9
 
 
@@ -228,11 +229,11 @@ def test_request_ends_a_sweep_once_running_trials_have_saved() -> None:
     assert not stopper("0", result())
     assert not stopper.stop_all()
     stop.request()
-    assert not stopper.stop_all()  # its checkpoint is not written yet
+    assert not stopper.stop_all()  # the checkpoint of the trial is not written yet
     assert stopper("0", result())
     progress.on_trial_start(0, [], later)
     progress.on_trial_complete(0, [], running)
-    assert stopper.stop_all()  # what began later has nothing to save
+    assert stopper.stop_all()  # trials that started after the request have no results to save
 
 
 def test_end_of_a_sweep_has_means_over_seeds(

@@ -1,4 +1,5 @@
-"""The flat config of a trainer: parsed by the owners of its keys, refused before Ray starts."""
+"""Tests of the flat config of a trainer. Each config class parses its keys, and errors are raised
+before Ray starts."""
 
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ def test_plugin_by_name_dict_or_class() -> None:
     assert (by_class.optimizer_name, by_class.policy_name) == ("async_gradients", "ppo")
     with_options = parse({"policy": {"name": "ppo", "num_epochs": 2}})
     assert with_options.policy.num_sgd_iter == 2
-    # A preset fixes the name. Options of its own may come in a dict, with the name or without.
+    # A preset fixes the name. The plugin's options may come in a dict with or without this name.
     for given in ({"grads_per_step": 3}, {"name": "async_gradients", "grads_per_step": 3}):
         assert parse({"optimizer": given}, A3C.preset).optimizer.to_dict()["grads_per_step"] == 3
 
@@ -171,7 +172,8 @@ def broken_env() -> Any:
     raise OSError("no such simulator")
 
 
-# Gymnasium's vector environments complain when what could not be made is collected.
+# Gymnasium's vector environments log errors when an environment that could not be made is
+# collected.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("preset", PRESETS.values())
 @pytest.mark.parametrize(

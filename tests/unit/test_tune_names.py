@@ -1,4 +1,4 @@
-"""Names of presets in Tune's registry, which RLlib writes too."""
+"""Tests of the names of presets in Tune's registry. RLlib also registers some of these names."""
 
 from __future__ import annotations
 
