@@ -16,23 +16,28 @@ from polopt.rollouts.workers.callbacks import Callbacks
 
 #: Methods of RLlib's callbacks that polopt does not call, and what to use instead.
 _NOT_CALLED = {
-    "on_algorithm_init": "do it after `build_algo()`, or in `on_train_result` of the first result",
-    "on_create_policy": "the network is `model`, with a class of your own under `custom`",
-    "on_environment_created": "do it in the environment, or in the function that makes it",
-    "on_episode_created": "do it in `reset` of the environment",
-    "on_episode_start": "do it in `reset` of the environment; `info` of the last step reaches "
-    "`on_episode_end`",
-    "on_postprocess_trajectory": "`postprocess` of a policy of your own sees each fragment",
-    "on_learn_on_batch": "`prepare_batch` of a policy of your own sees each batch",
-    "on_evaluate_start": "`evaluation/` of the result of `on_train_result`",
-    "on_evaluate_end": "`evaluation/` of the result of `on_train_result`",
-    "on_evaluate_offline_start": "polopt has no offline data",
-    "on_evaluate_offline_end": "polopt has no offline data",
-    "on_workers_recreated": "`fault_tolerance/` of the result of `on_train_result`",
-    "on_env_runners_recreated": "`fault_tolerance/` of the result of `on_train_result`",
-    "on_offline_eval_runners_recreated": "polopt has no offline data",
-    "on_checkpoint_loaded": "do it after `restore()`",
-    "on_sub_environment_created": "do it in the environment, or in the function that makes it",
+    "on_algorithm_init": "move its code behind `build_algo()`, or into `on_train_result` for the "
+    "first result",
+    "on_create_policy": "set the network with the option `model`, for example with a class under "
+    "`custom`",
+    "on_environment_created": "move its code into the environment, or into the function that makes "
+    "the environment",
+    "on_episode_created": "move its code into `reset` of the environment",
+    "on_episode_start": "move its code into `reset` of the environment. `on_episode_end` gets "
+    "`info` of the last step",
+    "on_postprocess_trajectory": "override `postprocess` in a custom policy, which gets each "
+    "fragment",
+    "on_learn_on_batch": "override `prepare_batch` in a custom policy, which gets each batch",
+    "on_evaluate_start": "read `evaluation/` in the result that `on_train_result` gets",
+    "on_evaluate_end": "read `evaluation/` in the result that `on_train_result` gets",
+    "on_evaluate_offline_start": "remove it, because polopt has no offline data",
+    "on_evaluate_offline_end": "remove it, because polopt has no offline data",
+    "on_workers_recreated": "read `fault_tolerance/` in the result that `on_train_result` gets",
+    "on_env_runners_recreated": "read `fault_tolerance/` in the result that `on_train_result` gets",
+    "on_offline_eval_runners_recreated": "remove it, because polopt has no offline data",
+    "on_checkpoint_loaded": "move its code behind `restore()`",
+    "on_sub_environment_created": "move its code into the environment, or into the function that "
+    "makes the environment",
 }
 
 
@@ -153,9 +158,9 @@ _REDUCED: dict[str, Any] = {"mean": np.mean, "min": np.min, "max": np.max, "sum"
 class MetricsLogger:
     """Collects numbers for the block `env_runners/custom_metrics` of results.
 
-    If a callback logs several numbers under one name in an episode, `reduce` combines them to one
-    number: `mean`, `min`, `max` or `sum`. Results contain the mean, minimum and maximum of this
-    number over the episodes of an iteration.
+    If a callback logs several numbers under one name in an episode, they are combined into one
+    number. The argument `reduce` decides how: `mean`, `min`, `max` or `sum`. Results contain the
+    mean, minimum and maximum of this number over the episodes of an iteration.
     """
 
     def __init__(self) -> None:

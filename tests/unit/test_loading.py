@@ -479,7 +479,7 @@ def test_class_that_is_not_known_is_named(tmp_path: Path) -> None:
             lambda tree: tree["spaces"].update(
                 action={"type": "Discrete", "n": 1, "start": 0, "dtype": "int64"}
             ),
-            "its network is different",
+            "another network",
         ),
     ],
 )
