@@ -343,8 +343,9 @@ def find_checkpoint(path: Path) -> Path:
     if os.path.lexists(path / "manifest.json"):
         return path
     _check_exists(path)
-    # A directory with a manifest is a complete checkpoint. Other programs also write files with the
-    # name manifest.json, so the directory must contain another file of a checkpoint, too.
+    # An interrupted save leaves no manifest, so directories without a manifest are skipped. Other
+    # programs also write files with the name manifest.json, so another file of a checkpoint is
+    # required, too.
     found = [
         (
             manifest.parent.name != BEST,

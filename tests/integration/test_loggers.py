@@ -38,9 +38,9 @@ class Logged(NamedTuple):
     """The trial of one optimizer.
 
     Attributes:
-        folder: of its result files.
-        trial_id: Tune's.
-        result: the last one.
+        folder: directory of the trial's result files.
+        trial_id: Tune's id of the trial.
+        result: the last result.
     """
 
     folder: Path

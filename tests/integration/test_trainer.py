@@ -276,10 +276,11 @@ class ClockOfLength(Clock):
 def sweep_of_lengths(
     scheduler: tune.schedulers.TrialScheduler, first_steps: int, tmp_path: Path
 ) -> dict[int, tuple[int, float]]:
-    """Trials whose return is the length of an episode, one after the other, the longest last.
+    """Runs trials one after the other. In each trial, the return of an episode is its length. The
+    trial with the longest episodes runs last.
 
     Returns:
-        by length: the iterations and the last return.
+        for each length, the number of iterations and the last return.
     """
     lengths = tune.grid_search([{"length": length} for length in (4, 8, 16, 64)])
     steps = {"min_sample_timesteps_per_iteration": first_steps, "rollout_fragment_length": 8}
