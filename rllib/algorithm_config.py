@@ -282,7 +282,8 @@ class AlgorithmConfig:
         """Makes the trainer, and starts its workers.
 
         Args:
-            env: the environment. None: the environment that `environment` has set.
+            env: the environment. `None` means the environment that the method `environment` has
+                set.
             use_copy: has no effect. The trainer always gets a copy of the config.
             ignored: `logger_creator` of RLlib 2.7, which polopt ignores.
 
@@ -307,8 +308,8 @@ class AlgorithmConfig:
         """Returns a deep copy.
 
         Args:
-            copy_frozen: whether the copy is frozen. None: the copy is frozen if this object is
-                frozen.
+            copy_frozen: whether the copy is frozen. `None` means that the copy is frozen if this
+                object is frozen.
         """
         other = copy.deepcopy(self)
         frozen = self._is_frozen if copy_frozen is None else copy_frozen

@@ -98,7 +98,7 @@ class Algorithm(PolicyOptimizerTrainer):
         """Saves a checkpoint, and returns its directory.
 
         Args:
-            path: directory of the checkpoint. None: a new directory in `logdir`.
+            path: directory of the checkpoint. `None` means a new directory in `logdir`.
             others: arguments of RLlib that have no effect here.
         """
         saved = self.save(None if path is None else str(path))

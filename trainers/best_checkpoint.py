@@ -39,7 +39,7 @@ class BestCheckpoint:
         folder: directory of the run's results in this file system.
 
     Attributes:
-        score: the best evaluation so far. None before the first evaluation.
+        score: the best evaluation so far. It is None before the first evaluation.
         directory: directory of the best checkpoint.
     """
 

@@ -237,7 +237,8 @@ class Evaluation:
 
     Attributes:
         due: whether an evaluation begins as soon as no other evaluation is running.
-        last: the latest evaluation that has ended. None before the first evaluation has ended.
+        last: the latest evaluation that has ended. It is None before the first evaluation has
+            ended.
         num_begun: number of evaluations that have begun, including those before a restore.
         num_evaluations: number of evaluations that have ended, including those before a restore.
         workers: the evaluation workers. The policy of the local worker is the copy that is

@@ -57,7 +57,7 @@ class Option:
         aliases: other keys that configs may use for this option.
         rllib: names of the option in RLlib. Configs may use the names in current versions of RLlib.
         annotation: type of the option without pydantic's constraints.
-        owner: the first config class in the class hierarchy that has this option. None for
+        owner: the first config class in the class hierarchy that has this option. It is None for
             `optimizer`, `policy` and `preset`.
     """
 

@@ -107,7 +107,7 @@ def environment(rollout: RolloutConfig, video: Path | None = None) -> Iterator[A
 
     Args:
         rollout: options of the environment. `rollout.env` is a value that `resolve_env` returned.
-        video: directory for videos of all episodes. None: no videos are recorded.
+        video: directory for videos of all episodes. `None` means that no videos are recorded.
 
     Raises:
         ConfigError: the environment cannot be made or recorded.
@@ -168,7 +168,7 @@ def play(
         env: an environment that is not vectorised. This function does not close it.
         episodes: number of episodes.
         stochastic: True samples actions. False takes the mode of the policy's distribution.
-        seed: seed of the environment and of the actions. None draws a seed.
+        seed: seed of the environment and of the actions. `None` draws a seed.
         say: called with one line of text when an episode ends. Also called when an episode has
             lasted for 10 s, 20 s, 40 s, and after each further doubling of this time.
 

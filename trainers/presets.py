@@ -171,7 +171,7 @@ def register(override: bool | None = None) -> None:
 
     Args:
         override: whether to register a preset under a class name that is already registered for
-            another class. None registers it and logs one warning. True registers it without a
+            another class. `None` registers it and logs one warning. True registers it without a
             warning. False does not register it, and only `polopt/A3C` and so on are available.
 
     Stop conditions use the result keys of RLlib 2.60. Tune ignores a key that results do not

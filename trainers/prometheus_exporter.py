@@ -41,7 +41,8 @@ class PrometheusExporter:
         values. First records all results that have been added.
 
         Args:
-            metrics: the metrics that the new optimizer declares. None: the optimizer is the same.
+            metrics: the metrics that the new optimizer declares. `None` means that the optimizer is
+                the same.
             restored: whether a checkpoint was restored. The first result then includes counts from
                 before the checkpoint. Counters therefore start to increase with the second result.
         """

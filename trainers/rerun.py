@@ -47,9 +47,10 @@ def rerun(
         trial: directory of a trial that was trained with `record_arrivals: true`. It may also be
             the directory of an experiment with one such trial, a result of Tune, or a file of the
             record.
-        until: last iteration of the rerun. None: the rerun ends at the end of the record.
+        until: last iteration of the rerun. `None` means that the rerun ends at the end of the
+            record.
         start: a checkpoint from which the recorded run was restored. The rerun begins at this
-            checkpoint. None: the rerun begins with the first process of the trial.
+            checkpoint. `None` means that the rerun begins with the first process of the trial.
         before: a function that is called with the number of each event before the event is
             repeated.
         changes: values of the config that the record lacks, or that a rerun may not import, such as

@@ -29,7 +29,8 @@ class RunContext:
             `polopt.log` in this directory. The trainer ends the current iteration early if the
             directory contains a file `stop`.
         working_dir: current directory of the command.
-        restore: checkpoint from which training starts. None: training starts from scratch.
+        restore: checkpoint from which training starts. `None` means that training starts from
+            scratch.
     """
 
     folder: Path
@@ -65,7 +66,8 @@ def directory_before_tune(storage: Any) -> str | None:
     trial, and not in workers.
 
     Args:
-        storage: Tune's `StorageContext` of the trial. None without Tune.
+        storage: Tune's `StorageContext` of the trial. `None` means that the trainer runs without
+            Tune.
     """
     changes = storage is not None and os.environ.get(RAY_CHDIR_TO_TRIAL_DIR, "1") != "0"
     return os.getcwd() if changes else None
@@ -73,7 +75,8 @@ def directory_before_tune(storage: Any) -> str | None:
 
 @contextmanager
 def in_directory(folder: str | None) -> Iterator[None]:
-    """Makes `folder` the current directory inside the block. None: the directory is not changed.
+    """Makes `folder` the current directory inside the block. `None` means that the directory is not
+    changed.
 
     Environments, networks and callbacks are made in the user's directory. A relative path then
     means the same in the trial's process as in workers.

@@ -53,11 +53,12 @@ class RunRecord:
         workers: the training workers.
         config: the flat config. It includes the seed, even if the workers drew the seed.
         trainer: name of the trainer's class.
-        storage: Tune's `StorageContext` of the trial. None without Tune.
+        storage: Tune's `StorageContext` of the trial. `None` means that the trainer runs without
+            Tune.
         logdir: `logdir` of the trainable.
 
     Attributes:
-        log: the record. None if the run is neither recorded nor rerun.
+        log: the record. It is None if the run is neither recorded nor rerun.
     """
 
     def __init__(

@@ -199,7 +199,7 @@ def restore_state(
         state: the state of the checkpoint, from `read_trainer_state`.
         policy: the policy to restore.
         rest: a function that restores everything else. It is called after the policy is restored.
-            None: only the policy is restored.
+            `None` means that only the policy is restored.
 
     Returns:
         the reason why the checkpoint does not fit, or an empty string if it fits.

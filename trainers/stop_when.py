@@ -19,13 +19,13 @@ class StopWhen:
     Args:
         limits: maps each result key to the value at which the run ends.
         stop_file: path of a file that `request` creates. The trainer ends its iteration early when
-            this file exists. None: iterations do not end early.
+            this file exists. `None` means that iterations do not end early.
 
     Attributes:
-        error: the reason why a result could not be compared with the limits. None without such an
-            error.
-        reason: the limit that was reached, with the value in the result. Empty before a limit is
-            reached.
+        error: the reason why a result could not be compared with the limits. It is None without
+            such an error.
+        reason: the limit that was reached, with the value in the result. It is empty before a limit
+            is reached.
         is_requested: whether `request` was called.
     """
 

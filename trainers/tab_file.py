@@ -21,8 +21,8 @@ def tab_of(
 
     Args:
         cls: the class of the optimizer.
-        extra_stats: the return value of the optimizer's method `extra_stats`. None: the description
-            does not list the names of these numbers.
+        extra_stats: the return value of the optimizer's method `extra_stats`. `None` means that the
+            description does not list the names of these numbers.
     """
     numbers = [
         key

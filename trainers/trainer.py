@@ -121,10 +121,10 @@ class PolicyOptimizerTrainer(tune.Trainable):
     Attributes:
         experiment: the parsed config.
         workers: the WorkerSet. Its local worker holds the policy that checkpoints contain.
-        optimizer: the policy optimizer. None after `stop`.
+        optimizer: the policy optimizer. It is None after `stop`.
         logdir: directory of the trial. Without Tune and without `log_dir`, this is a directory
             below `~/ray_results`. It is created when the first file is written.
-        evaluation: plays episodes with the policy. None without `evaluation_interval`.
+        evaluation: plays evaluation episodes. It is None without the option `evaluation_interval`.
         stop_when: decides after each result whether the run ends. `polopt.train` sets this
             attribute. Otherwise, it is None. Under Tune, Tune itself ends the run.
 
@@ -134,8 +134,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     preset: ClassVar[dict[str, Any]] = {}
     __signature__ = PresetSignature()
-    #: The recorded run that this trainer repeats. None: the trainer does not repeat a run. See
-    #: `polopt.rerun`.
+    #: The recorded run that this trainer repeats. `None` means that the trainer does not repeat a
+    #: run. See `polopt.rerun`.
     recorded: ClassVar[dict[str, Any] | None] = None
     #: Result keys that Tune prints. Without this list, Tune would print all keys, in 150 lines.
     _progress_metrics = ProgressMetrics(
@@ -158,8 +158,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
     _log_handler: logging.Handler | None = None
     _trace: StepTrace
     _record: RunRecord
-    #: The path to which Tune will move the checkpoint that is being restored. None: Tune does not
-    #: move this checkpoint.
+    #: The path to which Tune will move the checkpoint that is being restored. `None` means that
+    #: Tune does not move this checkpoint.
     _restored_as: Path | None = None
     #: Identifiers of the runs from which this run was restored. The last identifier is the
     #: identifier of this run itself.
@@ -183,8 +183,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             config: a dict of options.
             log_dir: directory to which each `train()` writes its result. The files are the same as
                 in a Tune trial: `result.json`, `progress.csv` and TensorBoard events. `save()`
-                makes its checkpoints in this directory, too. None: no results are written, and
-                `save()` creates `logdir`.
+                makes its checkpoints in this directory, too. `None` means that no results are
+                written. `save()` then makes its checkpoints in `logdir`.
             storage: set by Tune.
             options: further options, as keyword arguments.
 
@@ -510,8 +510,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         Tune then copies it to the trial's directory.
 
         Args:
-            checkpoint_dir: directory of the checkpoint. None: a new `checkpoint_*` directory in
-                `logdir`.
+            checkpoint_dir: directory of the checkpoint. `None` means a new `checkpoint_*` directory
+                in `logdir`.
 
         Returns:
             a `SavedCheckpoint`. Under Tune, this is the return value of Tune's own method.
@@ -695,11 +695,12 @@ class PolicyOptimizerTrainer(tune.Trainable):
         with the options of `evaluation_config`. The episodes do not affect training.
 
         Args:
-            episodes: number of episodes. None means the value of `evaluation_duration`, which is 10
-                by default.
+            episodes: number of episodes. `None` means the value of `evaluation_duration`, which is
+                10 by default.
             stochastic: True samples actions. False takes the mode of the policy's distribution.
-                None means the value of `explore` in `evaluation_config`, which is False by default.
-            seed: seed of the environment and of the actions. None draws a seed.
+                `None` means the value of `explore` in `evaluation_config`, which is False by
+                default.
+            seed: seed of the environment and of the actions. `None` draws a seed.
 
         Raises:
             ConfigError: `episodes` is wrong, or the environment cannot be made or evaluated.

@@ -37,8 +37,8 @@ def results_folder(storage: Any, logdir: str) -> tuple[fs.FileSystem, str]:
     system.
 
     Args:
-        storage: Tune's `StorageContext` of the trial. Its directory may be in cloud storage. None
-            without Tune.
+        storage: Tune's `StorageContext` of the trial. Its directory may be in cloud storage. `None`
+            means that the trainer runs without Tune.
         logdir: directory of the trainable. Without Tune, this is the directory of the results.
     """
     if storage is None:

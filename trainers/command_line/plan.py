@@ -46,14 +46,15 @@ class Plan:
     Attributes:
         name: name of the experiment's file without its suffix, or name of the preset.
         folder: directory of the Python file that describes the experiment. Workers can import
-            modules from this directory. None if the experiment is not described by a Python file.
+            modules from this directory. It is None if the experiment is not described by a Python
+            file.
         example: the example from the file, with the changes to `run` and `stop`.
         preset: the class to train.
         config: the config with the changes, under canonical keys. In a sweep, the config contains
             the grids and distributions.
         experiments: the parsed configs of the trials that were checked. A sweep has several trials.
-        restore: the complete checkpoint from which training starts. None: training starts from
-            scratch.
+        restore: the complete checkpoint from which training starts. `None` means that training
+            starts from scratch.
     """
 
     name: str
@@ -90,12 +91,12 @@ def plan(
     """Reads, changes and checks an experiment. Starts no process.
 
     Args:
-        example_or_config: see `load_example`. None: the experiment in the config of the checkpoint
-            `restore`.
+        example_or_config: see `load_example`. `None` means the experiment in the config of the
+            checkpoint `restore`.
         changes: `key=value` arguments.
         restore: a checkpoint to start from, or a directory that contains checkpoints.
-        num_samples: see `Example`. None: the value in the experiment.
-        seeds: see `Example`. None: the value in the experiment.
+        num_samples: see `Example`. `None` means the value in the experiment.
+        seeds: see `Example`. `None` means the value in the experiment.
 
     Raises:
         ConfigError: the config, a stop condition or the environment is wrong. Also raised if torch
@@ -175,7 +176,7 @@ def plan_of(
         example: the experiment.
         config_changes: options that replace options of the example.
         restore: a checkpoint, or a directory that contains checkpoints.
-        preset: the class to train. None: the preset that the example names.
+        preset: the class to train. `None` means the preset that the example names.
         folder: see `Plan`.
 
     Raises:

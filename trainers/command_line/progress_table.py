@@ -177,7 +177,7 @@ class Progress(tune.Callback):
     with the experiment. A `Progress` that was unpickled prints lines to standard output.
 
     Args:
-        console: the console. None: the console of standard output.
+        console: the console. `None` means the console of standard output.
         title: title of the table.
         limits: the stop conditions.
         log_file: file with the warnings of the trial. It may not exist yet.

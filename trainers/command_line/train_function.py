@@ -43,7 +43,8 @@ class TrainingResult:
         metrics: the last result. `docs/results.md` lists its keys.
         path: directory of the results. `polopt dashboard` and `tune.Result.from_path` accept it.
         checkpoint: the last checkpoint. Its attribute `path` is the directory.
-        best_checkpoint: the checkpoint with the best evaluation. None if no evaluation has ended.
+        best_checkpoint: the checkpoint with the best evaluation. It is None if no evaluation has
+            ended.
         policy: the trained policy. `policy.predict(observation)` returns its actions.
     """
 
@@ -96,12 +97,12 @@ def train(
 
     Args:
         experiment: the name or class of a preset, a tuned example, or the path of a YAML or Python
-            file. None: the experiment in the config of the checkpoint `restore`.
+            file. `None` means the experiment in the config of the checkpoint `restore`.
         config: a dict of options.
         stop: maps each result key to the value at which the run ends. The run ends at the first
-            limit that a result reaches. None: the limits of the example. A preset has no limits:
-            the run ends with Ctrl-C, or when a callback calls `trainer.request_stop`.
-        log_dir: directory of results and checkpoints. None: a new directory in
+            limit that a result reaches. `None` means the limits of the example. A preset does not
+            have limits. Its run ends with Ctrl-C, or when a callback calls `trainer.request_stop`.
+        log_dir: directory of results and checkpoints. `None` means a new directory in
             `~/ray_results/polopt`.
         checkpoint_every: number of iterations between two checkpoints. With 0, a checkpoint is
             saved only at the end. The last three checkpoints are kept.
