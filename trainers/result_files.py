@@ -73,7 +73,7 @@ class _Trial:
         local_path: directory of the files.
         config: the config, which the loggers write to `params.json`, and with cloudpickle to
             `params.pkl`. Values that cannot be pickled are replaced by text.
-        evaluated_params: options that a search algorithm has chosen. Always empty.
+        evaluated_params: options that a search algorithm has chosen. This dict is always empty.
         checkpoint: always None. With a checkpoint, the loggers would try to fetch files from the
             trial's storage.
     """

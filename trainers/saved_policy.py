@@ -39,10 +39,11 @@ def load(
         checkpoint: the directory of a checkpoint, the return value of `trainer.save()`, or the
             `checkpoint` of a Tune result. For a directory that contains checkpoints, the newest
             checkpoint is used.
-        policy_class: class of the policy. Required if the policy is neither built in nor
-            registered.
+        policy_class: class of the policy. This argument is required if the policy is neither built
+            in nor registered.
         device: torch device of the network.
-        network: class of the custom network. Required if the network is not registered.
+        network: class of the custom network. This argument is required if the network is not
+            registered.
 
     Raises:
         CheckpointError: the checkpoint is missing, incomplete or damaged, or its network is

@@ -282,7 +282,7 @@ class SavedCheckpoint:
 
     Attributes:
         checkpoint: Tune's object for the checkpoint. Its attribute `path` is the directory.
-        metrics: the last result before the checkpoint. Empty before the first result.
+        metrics: the last result before the checkpoint. It is empty before the first result.
     """
 
     checkpoint: Checkpoint

@@ -155,8 +155,9 @@ class SweepTrial:
         group: the label without the seed.
         folder: name of the trial's directory in the results.
         is_running: whether the trial has started and has not ended.
-        row: the trial's row of the table, from its last result. Empty before the first result.
-        mean_return: mean return in the last result. NaN before the first result.
+        row: the trial's row of the table, from its last result. The row is empty before the first
+            result.
+        mean_return: mean return in the last result. It is NaN before the first result.
         steps: number of environment steps so far.
     """
 
@@ -187,9 +188,10 @@ class Progress(tune.Callback):
     Attributes:
         history: history of the results, for the diagnosis.
         trials: the trials of a sweep, by identifier, ordered by the time of their last results.
-        stop_reason: the reason why the trial ended itself, from its last result. Empty if the trial
-            did not end itself.
-        stopping: text that replaces the state after a request to stop. Empty before a request.
+        stop_reason: the reason why the trial ended itself, from its last result. It is empty if the
+            trial did not end itself.
+        stopping: text that replaces the state after a request to stop. It is empty before a
+            request.
     """
 
     def __init__(

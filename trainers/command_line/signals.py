@@ -40,7 +40,7 @@ class StopSignals:
     because Python runs no signal handler while the main thread is in compiled code.
 
     Attributes:
-        number: number of the first signal. 0 before the first signal.
+        number: number of the first signal. It is 0 before the first signal.
         before_exit: a function that is called before the process exits after `EXIT_S` seconds.
         kill: a function that ends the processes that must not outlive this process.
         raised: whether `Stopped` was raised, or the run has ended. `Stopped` is then not raised

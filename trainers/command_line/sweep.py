@@ -67,7 +67,7 @@ def with_searches(value: Any, key: str = "") -> Any:
 
     Args:
         value: a config, or a value in a config.
-        key: key of the value, for error messages. Empty for a config.
+        key: key of the value, for error messages. It is empty for a whole config.
 
     Raises:
         ConfigError: such a string or a grid is not valid.

@@ -69,8 +69,8 @@ def run(
         verbose: whether to show the output of Ray and of the workers.
 
     Returns:
-        the error that ended the run early. Empty if no error occurred, or if a signal ended the
-        run.
+        the error that ended the run early, or an empty string. The string is also empty if a signal
+        ended the run.
 
     Raises:
         ConfigError: the results directory cannot be created.
@@ -192,7 +192,7 @@ class _TrialFailure(tune.Callback):
         folder: directory of the results.
 
     Attributes:
-        error: the last line of the failed trial's traceback. Empty if no trial has failed.
+        error: the last line of the failed trial's traceback. It is empty if no trial has failed.
     """
 
     def __init__(self, folder: Path) -> None:
