@@ -1,6 +1,6 @@
-"""Generates files from the config classes: `docs/options.md`, and the stub with the presets'
-signatures for type checkers. `python tests/generated_files.py` writes these files.
-`tests/unit/test_options.py` checks that they are up to date."""
+"""Files that are made from the config classes: `docs/options.md`, and what type checkers see of the
+presets. `python tests/generated_files.py` writes them. `tests/unit/test_options.py` compares them.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class PluginOptions(TypedDict, total=False):
 
 
 def builtin_configs() -> list[type[Config]]:
-    """Returns the config classes of polopt's own optimizers and policies, without duplicates."""
+    """The config classes of polopt's own optimizers and policies, without repetitions."""
     found: dict[type[Config], None] = {RolloutConfig: None}
     for registry in (POLICIES, OPTIMIZERS):
         for name in registry.names():
@@ -65,8 +65,8 @@ def builtin_configs() -> list[type[Config]]:
 
 
 def stub() -> str:
-    """Returns the text of the stub."""
-    blocks: dict[str, list[Option]] = {}  # keys are the classes that declare an option first
+    """The text of the stub."""
+    blocks: dict[str, list[Option]] = {}  # by class of their first declaration
     for config in builtin_configs():
         for option in own_options(config):
             assert option.owner is not None
@@ -112,8 +112,8 @@ def _typed_dict(name: str, options: Sequence[Option]) -> str:
 
 
 def _any_options(blocks: Iterable[Sequence[Option]]) -> str:
-    """Returns the options of all classes. If two classes have the same key, both types are allowed.
-    A class that inherits from both could not express this."""
+    """The options of all classes. Where two classes have the same key, either type is allowed,
+    which a class that inherits from both could not say."""
     types_of: dict[str, dict[str, None]] = {}
     for options in blocks:
         for option in options:
@@ -129,7 +129,7 @@ def _any_options(blocks: Iterable[Sequence[Option]]) -> str:
 
 
 def _parts(annotation: Any) -> list[str]:
-    """Returns the types of a union, or a list with the one type of another annotation."""
+    """The types of a union, or the one type of another annotation."""
     if get_origin(annotation) not in (Union, types.UnionType):
         return [type_text(annotation)]
     return ["None" if one is type(None) else type_text(one) for one in get_args(annotation)]
@@ -209,8 +209,7 @@ def _train() -> str:
 
 
 def type_text(annotation: Any) -> str:
-    """Returns the type that a user's value may have. Tuples become lists, and configs become dicts
-    of options."""
+    """A type as a user's value has it: lists for tuples, dicts of options for configs."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if annotation is Any:
         return "Any"
@@ -238,7 +237,7 @@ def _quoted(value: Any) -> str:
 
 
 def page() -> str:
-    """Returns the text of the page."""
+    """The text of the page."""
     return "\n".join(_page_lines()) + "\n"
 
 
@@ -281,7 +280,7 @@ def _page_lines() -> Iterator[str]:
 
 
 def _default(option: Option) -> Any:
-    """Returns the default of the class that introduces an option."""
+    """The default of the class that introduces an option."""
     assert option.owner is not None
     return next(o.default for o in own_options(option.owner) if o.key == option.key)
 

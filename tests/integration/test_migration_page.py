@@ -1,4 +1,4 @@
-"""Tests that the polopt code in docs/migration.md runs, and that its tables name existing keys."""
+"""docs/migration.md: its polopt code runs as printed, and its tables name keys that exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polopt.trainers.presets import PRESETS
 
 PAGE = "docs/migration.md"
 BLOCKS = blocks_of(PAGE)
-#: Names in the second column of the tables that are not keys of configs.
+#: Names in the tables' second column, besides keys of configs.
 OTHERS = {
     "explore",
     "on_episode_step",
@@ -29,7 +29,7 @@ OTHERS = {
 }
 OTHERS |= {"action_mask", "best_checkpoint", "cuda", "cpu", "stop"}
 OTHERS |= {*POLICIES.names(), *OPTIMIZERS.names()}
-OTHERS |= {"none", "sync", "async", "sequence"}  # values of options
+OTHERS |= {"none", "sync", "async", "sequence"}  # values
 
 
 @pytest.mark.timeout(600)
@@ -61,7 +61,7 @@ def test_keys_of_the_tables_exist() -> None:
     text = (ROOT / PAGE).read_text()
     tables = text.partition("## From RLlib")[2]
     rows = [row.split(" | ")[1] for row in tables.splitlines() if row.startswith("| ")]
-    # Matches names with and without a value.
+    # Names alone, and those with a value.
     named = {name for cell in rows for name in re.findall(r"`([a-z][a-z_]*)(?:=[^`]*)?`", cell)}
     assert named - known_keys() - OTHERS == set()
     assert len(named) > 30

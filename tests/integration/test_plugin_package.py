@@ -1,5 +1,4 @@
-"""Tests of the plugin in docs/examples. It is installed with pip, found by its names, and tested by
-its own tests."""
+"""The plugin of docs/examples: installed with pip, found by name, and tested by its own tests."""
 
 from __future__ import annotations
 
@@ -22,11 +21,11 @@ PLUGIN = ROOT / "docs" / "examples" / "plugin"
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Returns the environment variables of a process in which the plugin is installed."""
+    """The environment of a process in which the plugin is installed."""
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("target")
     files = [path for path in PLUGIN.rglob("*") if path.suffix in (".py", ".toml")]
     assert len(files) == 5
-    for path in files:  # a build leaves other files in the directory
+    for path in files:  # a build leaves files beside them
         copy = source / path.relative_to(PLUGIN)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
@@ -96,7 +95,7 @@ def test_what_is_no_policy_is_named(name: str, said: str) -> None:
 
 
 def test_checkpoint_cannot_name_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """polopt does not import a module that only a checkpoint names."""
+    """Nothing that a checkpoint names is imported."""
     import polopt
 
     trainer = polopt.A2C(env="CartPole-v1", num_workers=0)

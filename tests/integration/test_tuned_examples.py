@@ -1,4 +1,4 @@
-"""Tests of the tuned examples: their fields, the showcase, and (slow) the goal of each example."""
+"""Tuned examples: fields, the showcase, and (slow) the goal of each."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_examples_for_presets_and_environments():
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_has_goal_budget_and_measurement(name):
     example = load(name)
-    # Without a return as a limit, the example uses the whole budget.
+    # Without a return to stop at, the whole budget is used.
     assert example["stop"].get("env_runners/episode_return_mean", math.inf) >= example["goal"]
     assert example["stop"]["num_env_steps_sampled_lifetime"] > 0
     assert example["description"]

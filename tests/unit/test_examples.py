@@ -1,4 +1,4 @@
-"""Tests of experiments in files, and of `key=value` changes."""
+"""Experiments in files, and `key=value` changes to them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polopt.trainers.command_line.examples import (
 )
 from polopt.trainers.command_line.plan import plan
 
-#: Prefixes of the names of packages that examples need, but polopt does not need.
+#: Packages that examples need and polopt does not, by the beginning of their names.
 NEEDED = {"halfcheetah": "mujoco"}
 
 
