@@ -1,4 +1,4 @@
-"""Tests that Tune shows only the keys that the trainer selects in a notebook."""
+"""What Tune shows of a trial in a notebook: the keys that the trainer names."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ KEYS = {"episode_return_mean", "num_env_steps_sampled_lifetime"}
 
 
 def progress_callbacks() -> list[type]:
-    """Returns the classes of an experiment's progress callbacks, which are made in the same way as
-    in Tune."""
+    """Classes of the progress callbacks of an experiment, made as Tune makes them."""
     keys = _detect_progress_metrics(SyncPPO)
     assert keys is not None
     assert set(keys) >= KEYS

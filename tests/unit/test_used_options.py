@@ -1,5 +1,5 @@
-"""Tests that each option has a use. The docs say when to set it, a tuned example sets it, or users
-of RLlib 0.8, TorchRL or PyTorchRL know it from these libraries."""
+"""Each option has a use: the docs say when to set it, a tuned example sets it, or it is an option
+of RLlib 0.8, TorchRL or PyTorchRL, which users of those libraries bring along."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.trainers.experiment import TrainerConfig
 
 ROOT = Path(__file__).parents[2]
-#: Options that neither the docs nor an example set, and the libraries that they come from.
+#: Options that neither the docs nor an example set, and where they are from.
 OF_OTHER_LIBRARIES = {
     "standardize_advantages": "RLlib 0.8: `standardize_fields` of its optimizers",
     "vf_loss_coeff": "RLlib 0.8: A3C, PPO, IMPALA and APPO",
@@ -32,13 +32,12 @@ def config_classes() -> Iterator[type[Config]]:
     yield from (TrainerConfig, RolloutConfig, CollectorConfig)
     for registry in (OPTIMIZERS, POLICIES):
         for name in registry.names():
-            # Other tests register plugins, which are left out.
-            if (cls := registry.get(name)).__module__.startswith("polopt."):
+            if (cls := registry.get(name)).__module__.startswith("polopt."):  # no plugin of a test
                 yield cls.config_class
 
 
 def keys_of(kind: type[Config]) -> Iterator[str]:
-    """Returns the options of a config class, and of the config classes of its options."""
+    """The options of a config class, and of the config classes of its options."""
     for name, field in kind.model_fields.items():
         yield field.alias or name
         for inner in (field.annotation, *get_args(field.annotation)):
@@ -51,7 +50,7 @@ OPTIONS = sorted({key for kind in config_classes() for key in keys_of(kind)})
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    """Returns the docs without the tables of all options, and the tuned examples."""
+    """The docs without the tables of all options, and the tuned examples."""
     tables = ("migration.md", "options.md")
     docs = [path for path in (ROOT / "docs").glob("*.md") if path.name not in tables]
     examples = sorted((ROOT / "tuned_examples").glob("*.py"))
@@ -59,8 +58,7 @@ def texts() -> list[str]:
 
 
 def is_set_or_named(key: str, text: str) -> bool:
-    """Returns whether a text names an option as code or sets the option. An English word is not
-    enough."""
+    """Whether a text names an option as code, or sets it: a word of English is not enough."""
     name = re.escape(key)
     forms = (
         rf"`[^`\n]*(?<![\w/]){name}(?![\w/])[^`\n]*`",
