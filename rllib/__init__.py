@@ -1,9 +1,10 @@
-"""RLlib's scripts after one changed import: builders of its algorithms for the presets of polopt.
+"""Runs scripts for RLlib with the presets of polopt after one changed import.
 
     from polopt.rllib import PPOConfig  # was: from ray.rllib.algorithms.ppo import PPOConfig
 
-Needs no `ray[rllib]`. The functions that read or make objects of RLlib do: `from_rllib`,
-`load_rl_module` and `to_rl_module` (`pip install 'polopt[rllib]'`).
+Most of this package works without `ray[rllib]`. Only `from_rllib`, `load_rl_module` and
+`to_rl_module` require it, because they read or make objects of RLlib
+(`pip install 'polopt[rllib]'`).
 """
 
 from polopt.rllib.builders import (

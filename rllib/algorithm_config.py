@@ -1,4 +1,4 @@
-"""`AlgorithmConfig`: the builder of RLlib, for the presets of polopt."""
+"""`AlgorithmConfig`: RLlib's builder for configs, for the presets of polopt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOT_GIVEN: Any = object()
 
 
 class AlgorithmConfig:
-    """Options of a preset, given by the methods of RLlib's `AlgorithmConfig`.
+    """Builds the config of a preset with the methods of RLlib's `AlgorithmConfig`.
 
         config = (
             PPOConfig()
@@ -33,24 +33,27 @@ class AlgorithmConfig:
         algo = config.build_algo()
         algo.train()
 
-    `tune.Tuner` and `tune.run` accept the object, and `to_dict` is the config of the preset. The
-    names of options are RLlib's, from 2.7 to 2.60, or polopt's. Values that are not given have the
-    defaults of the preset, and not RLlib's. Every method accepts every option, because RLlib moves
-    options from one method to another.
+    `tune.Tuner` and `tune.run` accept the object. `to_dict` returns the config of the preset.
 
-    An option that polopt does not have raises a ConfigError that says what to use instead. If the
-    option changes nothing that is learned, it is ignored with a warning. A name that nobody has
-    raises a TypeError, as in RLlib.
+    Options may have their names in polopt, or in any release of RLlib from 2.7 to 2.60. Options
+    that are not given have the defaults of the preset instead of RLlib's defaults. Every method
+    accepts every option, because options have moved from one method to another between releases of
+    RLlib.
+
+    If polopt does not have an option of RLlib, the method raises a ConfigError that says what to
+    use instead. If the option does not affect learning, the method only logs a warning. If neither
+    RLlib nor polopt has the option, the method raises a TypeError, as in RLlib.
 
     Class attributes:
-        preset_name: of the preset in `polopt`.
-        algorithm_name: of the algorithm in RLlib, which `tune.Tuner("PPO", ...)` finds.
+        preset_name: name of the preset in polopt.
+        algorithm_name: name of the algorithm in RLlib. `tune.Tuner` finds the preset under this
+            name.
 
     Args:
-        algo_class: ignored. RLlib's constructor has it.
+        algo_class: ignored. RLlib's constructor has this argument.
 
     Raises:
-        ConfigError: this polopt has no such preset.
+        ConfigError: polopt does not have this preset.
     """
 
     preset_name: ClassVar[str] = ""
@@ -66,20 +69,20 @@ class AlgorithmConfig:
             raise ConfigError(f"{type(self).__name__}: {reason}")
         vars(self).update(_given={}, _is_frozen=False)
         register_names({self.algorithm_name: self.algo_class})
-        # Tune calls `to_dict` of objects of this class, and accepts no others but dicts.
+        # Tune accepts dicts and objects of `tune._Config`, whose method `to_dict` Tune calls.
         tune._Config.register(AlgorithmConfig)
 
     @property
     def algo_class(self) -> type[PolicyOptimizerTrainer]:
-        """The trainer that `build_algo` makes: the preset, with the methods of RLlib's
-        `Algorithm` and the names that results of RLlib 2.7 had."""
+        """The class of the trainer that `build_algo` makes. This is the preset with the methods of
+        RLlib's `Algorithm` and with the result keys of RLlib 2.7."""
         from polopt.rllib.algorithms import algorithm_of
 
         return algorithm_of(self.preset_name)
 
     @property
     def given(self) -> dict[str, Any]:
-        """A copy of the options that were given, before they are put together by `to_dict`."""
+        """A copy of the options that were given, before `to_dict` combines them."""
         return dict(self._given)
 
     @property
@@ -100,11 +103,11 @@ class AlgorithmConfig:
             if key_of(name, self._preset) == "callbacks":
                 value = as_polopt_callbacks(value)
             if name == "exploration_config" and isinstance(value, Mapping) and value:
-                before = self[name]  # RLlib adds to the config of the same exploration
+                before = self[name]  # RLlib merges configs of the same type of exploration
                 if value.get("type", before.get("type")) == before.get("type"):
                     value = {**before, **value}
             found |= checked(name, value, self._preset, where)
-        if "env_config" in found:  # RLlib adds to what was given before
+        if "env_config" in found:  # RLlib merges the new dict into the previous dict
             found["env_config"] = {**self._given.get("env_config", {}), **found["env_config"]}
         if isinstance(found.get("model"), Mapping) and isinstance(
             self._given.get("model"), Mapping
@@ -114,58 +117,74 @@ class AlgorithmConfig:
         return self
 
     def environment(self, env: Any = _NOT_GIVEN, **options: Any) -> Any:
-        """The environment: a Gymnasium id, a name of `register_env`, a class or a function that
-        gets `env_config`. Its options `env_config`, `normalize_actions`, `clip_actions`."""
+        """Sets the environment and its options.
+
+        Args:
+            env: a Gymnasium id, a name that was registered with `register_env`, or a class or
+                function that is called with `env_config`.
+            options: for example `env_config`, `normalize_actions` and `clip_actions`.
+        """
         if env is not _NOT_GIVEN:
             options["env"] = env
         return self._set("environment", options)
 
     def env_runners(self, **options: Any) -> Any:
-        """Workers: `num_env_runners`, `num_envs_per_env_runner`, `rollout_fragment_length`,
-        `num_cpus_per_env_runner`, `sample_timeout_s`, `observation_filter`."""
+        """Sets options of the workers, for example `num_env_runners`, `num_envs_per_env_runner`,
+        `rollout_fragment_length`, `num_cpus_per_env_runner`, `sample_timeout_s` and
+        `observation_filter`."""
         return self._set("env_runners", options)
 
     def rollouts(self, **options: Any) -> Any:
-        """`env_runners` in RLlib 2.7: `num_rollout_workers`, `num_envs_per_worker`."""
+        """Sets options of the workers, for example `num_rollout_workers` and `num_envs_per_worker`.
+        This is the name of `env_runners` in RLlib 2.7."""
         return self._set("rollouts", options)
 
     def exploration(self, **options: Any) -> Any:
-        """`explore` and `exploration_config` in RLlib 2.7."""
+        """Sets `explore` and `exploration_config`, as in RLlib 2.7."""
         return self._set("exploration", options)
 
     def training(self, **options: Any) -> Any:
-        """Learning: `lr`, `gamma`, `lambda_`, `train_batch_size_per_learner`, `minibatch_size`,
-        `num_epochs`, `grad_clip`, `model`, and the options of the algorithm and its optimizer."""
+        """Sets options of learning, for example `lr`, `gamma`, `lambda_`,
+        `train_batch_size_per_learner`, `minibatch_size`, `num_epochs`, `grad_clip` and `model`. The
+        options of the algorithm and of the policy optimizer are set here, too."""
         return self._set("training", options)
 
     def learners(self, **options: Any) -> Any:
-        """`num_gpus_per_learner`. The driver learns, so the number of learners is ignored."""
+        """Sets `num_gpus_per_learner`. The number of learners is ignored, because the driver
+        learns."""
         return self._set("learners", options)
 
     def resources(self, **options: Any) -> Any:
-        """`num_gpus`, `num_cpus_for_main_process`, `num_cpus_per_worker`."""
+        """Sets `num_gpus`, `num_cpus_for_main_process` and `num_cpus_per_worker`."""
         return self._set("resources", options)
 
     def framework(self, framework: Any = "torch", **options: Any) -> Any:
-        """PyTorch. Another framework is refused."""
+        """Accepts PyTorch, and raises a ConfigError for other frameworks."""
         return self._set("framework", {"framework": framework, **options})
 
     def api_stack(self, **options: Any) -> Any:
-        """Accepted, and without effect."""
+        """Accepts RLlib's options, which have no effect here."""
         return self._set("api_stack", options)
 
     def rl_module(self, **options: Any) -> Any:
-        """`model_config`: a dict or a `DefaultModelConfig` with the options of the network."""
+        """Sets `model_config`, which is a dict or a `DefaultModelConfig` with the options of the
+        network."""
         return self._set("rl_module", options)
 
     def evaluation(self, **options: Any) -> Any:
-        """`evaluation_interval`, `evaluation_duration` in episodes, `evaluation_num_env_runners`,
-        `evaluation_config`. `explore` is False in evaluation unless `evaluation_config` has it."""
+        """Sets `evaluation_interval`, `evaluation_duration` in episodes,
+        `evaluation_num_env_runners` and `evaluation_config`. In evaluation, `explore` is False
+        unless `evaluation_config` sets it."""
         return self._set("evaluation", options)
 
     def callbacks(self, callbacks_class: Any = _NOT_GIVEN, **functions: Any) -> Any:
-        """A subclass of `polopt.Callbacks` or of `polopt.rllib.RLlibCallback`, or functions under
-        the names of the latter's methods."""
+        """Sets the callbacks.
+
+        Args:
+            callbacks_class: a subclass of `polopt.Callbacks` or of `polopt.rllib.RLlibCallback`.
+            functions: functions that are called like the methods of `RLlibCallback` with the same
+                names.
+        """
         if functions:
             given = () if callbacks_class in (_NOT_GIVEN, None) else (callbacks_class,)
             methods = {name: _method(value) for name, value in functions.items() if value}
@@ -175,15 +194,15 @@ class AlgorithmConfig:
         return self._set("callbacks", {"callbacks": callbacks_class})
 
     def debugging(self, **options: Any) -> Any:
-        """`seed`."""
+        """Sets `seed`."""
         return self._set("debugging", options)
 
     def reporting(self, **options: Any) -> Any:
-        """`min_sample_timesteps_per_iteration`, `min_time_s_per_iteration`."""
+        """Sets `min_sample_timesteps_per_iteration` and `min_time_s_per_iteration`."""
         return self._set("reporting", options)
 
     def fault_tolerance(self, recreate_failed_workers: Any = _NOT_GIVEN, **options: Any) -> Any:
-        """`max_consecutive_failures`. Workers that fail are always replaced."""
+        """Sets `max_consecutive_failures`. Workers that fail are always replaced."""
         if recreate_failed_workers is not _NOT_GIVEN:
             options["recreate_failed_workers"] = recreate_failed_workers
         return self._set("fault_tolerance", options)
@@ -193,7 +212,7 @@ class AlgorithmConfig:
         export_native_model_files: Any = False,
         checkpoint_trainable_policies_only: Any = False,
     ) -> Any:
-        """Without effect: a checkpoint holds tensors and JSON."""
+        """Has no effect, because checkpoints always consist of tensors and JSON."""
         options = {
             "export_native_model_files": export_native_model_files,
             "checkpoint_trainable_policies_only": checkpoint_trainable_policies_only,
@@ -201,59 +220,61 @@ class AlgorithmConfig:
         return self._set("checkpointing", options)
 
     def multi_agent(self, **options: Any) -> Any:
-        """Refused: polopt trains one policy in environments of one agent.
+        """Raises an error for options of several agents. polopt trains one policy in environments
+        with one agent.
 
         Raises:
-            ConfigError: for `policies`, `policy_mapping_fn` and other options of several agents.
+            ConfigError: an option such as `policies` or `policy_mapping_fn` is for several agents.
         """
         return self._set("multi_agent", options)
 
     def offline_data(self, **options: Any) -> Any:
-        """Refused: polopt has no offline data.
+        """Raises an error for options of offline data, which polopt does not support.
 
         Raises:
-            ConfigError: for options that would read or write samples.
+            ConfigError: an option would read or write samples.
         """
         return self._set("offline_data", options)
 
     def python_environment(self, **options: Any) -> Any:
-        """Refused with other values than RLlib's defaults."""
+        """Accepts RLlib's defaults, and raises a ConfigError for other values."""
         return self._set("python_environment", options)
 
     def experimental(self, **options: Any) -> Any:
-        """Refused with other values than RLlib's defaults."""
+        """Accepts RLlib's defaults, and raises a ConfigError for other values."""
         return self._set("experimental", options)
 
     def update_from_dict(self, config_dict: Mapping[str, Any]) -> Any:
-        """Sets options of a dict, in the names of RLlib or polopt."""
+        """Sets the options in a dict, under their names in RLlib or polopt."""
         return self._set("update_from_dict", config_dict)
 
     @classmethod
     def from_dict(cls, config_dict: Mapping[str, Any]) -> Any:
-        """A config with these options."""
+        """Returns a new builder with the options in a dict."""
         return cls().update_from_dict(config_dict)
 
     @staticmethod
     def overrides(**options: Any) -> dict[str, Any]:
-        """Options for `evaluation(evaluation_config=...)`."""
+        """Returns options for `evaluation(evaluation_config=...)`."""
         return options
 
     # ---- building -------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """The config of the preset: the options that were given, under the names of polopt.
+        """Returns the config of the preset: the options that were given, under their names in
+        polopt.
 
         Raises:
-            ConfigError: options that do not fit together.
+            ConfigError: some options cannot be combined.
         """
         where = f"{type(self).__name__}.to_dict()"
         return copy.deepcopy(resolved(self._given, self._preset, where))
 
     def validate(self) -> None:
-        """Checks all options, as `build_algo` and each trial of Tune do.
+        """Checks all options. `build_algo` and each Tune trial make the same checks.
 
         Raises:
-            ConfigError: a value that is not allowed, or options that do not fit together.
+            ConfigError: a value is not allowed, or some options cannot be combined.
         """
         Experiment.parse(self.to_dict(), self._preset.preset)
 
@@ -261,15 +282,16 @@ class AlgorithmConfig:
         """Makes the trainer, and starts its workers.
 
         Args:
-            env: the environment, instead of the one of `environment`.
-            use_copy: without effect. The trainer gets a copy.
-            ignored: `logger_creator` of RLlib 2.7. polopt writes logs under Tune.
+            env: the environment. `None` means the environment that the method `environment` has
+                set.
+            use_copy: has no effect. The trainer always gets a copy of the config.
+            ignored: `logger_creator` of RLlib 2.7, which polopt ignores.
 
         Returns:
             an object of `algo_class`.
 
         Raises:
-            ConfigError: before any worker starts.
+            ConfigError: an option is wrong. This error is raised before any worker starts.
         """
         if env is not None:
             self.environment(env)
@@ -277,16 +299,17 @@ class AlgorithmConfig:
             checked(name, value, self._preset, f"{type(self).__name__}.build_algo()")
         return self.algo_class(self.to_dict())
 
-    #: The name until RLlib 2.40.
+    #: The name of `build_algo` up to RLlib 2.40.
     build = build_algo
 
     # ---- copies, and the object as a dict -------------------------------------------------------
 
     def copy(self, copy_frozen: bool | None = None) -> Any:
-        """A deep copy.
+        """Returns a deep copy.
 
         Args:
-            copy_frozen: whether the copy is frozen. None: if this object is.
+            copy_frozen: whether the copy is frozen. `None` means that the copy is frozen if this
+                object is frozen.
         """
         other = copy.deepcopy(self)
         frozen = self._is_frozen if copy_frozen is None else copy_frozen
@@ -294,7 +317,7 @@ class AlgorithmConfig:
         return other
 
     def freeze(self) -> None:
-        """From now on, setting an option raises an AttributeError."""
+        """Freezes this object. Setting an option then raises an AttributeError."""
         vars(self)["_is_frozen"] = True
 
     def _check_not_frozen(self, name: str) -> None:
@@ -307,7 +330,7 @@ class AlgorithmConfig:
         self._set("__setattr__", {name: value})
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "_given" not in vars(self):  # asked by copy and pickle
+        if name.startswith("__") or "_given" not in vars(self):  # called by copy or pickle
             raise AttributeError(name)
         try:
             return self[name]
@@ -325,7 +348,7 @@ class AlgorithmConfig:
         if key in known:
             value = copy.deepcopy(known[key])
             if isinstance(value, dict) and not self._is_frozen:
-                self._given[key] = value  # `config.env_config["size"] = 3` has to count
+                self._given[key] = value  # so that `config.env_config["size"] = 3` has an effect
             return value
         if key == "replay_buffer_config" and "buffer_size" in known:
             return _Live(as_replay_buffer({**known, **self._given}), self, name)
@@ -349,14 +372,14 @@ class AlgorithmConfig:
         return iter(self.to_dict())
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of an option. `default` if the option was not given."""
+        """Returns the value of an option, or `default` if the option does not exist."""
         try:
             return self[name]
         except KeyError:
             return default
 
     def pop(self, name: str, default: Any = None) -> Any:
-        """As `get`. As in RLlib, the option stays."""
+        """Does the same as `get`. As in RLlib, the option is not removed."""
         return self.get(name, default)
 
     def keys(self) -> KeysView[str]:
@@ -373,7 +396,8 @@ class AlgorithmConfig:
 
 
 class _Live(dict[str, Any]):
-    """A dict of RLlib that was read from a builder. A change of the dict is set in the builder."""
+    """A dict of RLlib that was read from a builder. A change to the dict also changes the
+    builder."""
 
     def __init__(self, values: Mapping[str, Any], config: AlgorithmConfig, name: str) -> None:
         super().__init__(values)
@@ -383,7 +407,8 @@ class _Live(dict[str, Any]):
         self.update({key: value})
 
     def update(self, *args: Any, **others: Any) -> None:
-        """As `dict.update`. Raises ConfigError for what polopt does not have."""
+        """Updates the dict and the builder. Raises ConfigError for options that polopt does not
+        have."""
         changes = dict(*args, **others)
         self._config[self._name] = changes
         super().update(changes)
@@ -393,10 +418,10 @@ class _Live(dict[str, Any]):
 
 
 def _method(function: Any) -> Any:
-    """A function as a method, which does not get the object."""
+    """Returns a method that calls a function without passing the object."""
 
     def call(self: Any, **arguments: Any) -> Any:
         return function(**arguments)
 
-    call.__wrapped__ = function  # type: ignore[attr-defined]  # its arguments count
+    call.__wrapped__ = function  # type: ignore[attr-defined]  # `_taken` reads its signature
     return call

@@ -1,4 +1,4 @@
-"""Presets with the methods of RLlib's `Algorithm`, and with the names of old results."""
+"""Adds the methods of RLlib's `Algorithm`, and the old names of results, to the presets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from polopt.rllib.rl_modules import to_rl_module
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
-#: Names of results until RLlib 2.30, and where their values are today.
+#: Result keys up to RLlib 2.30, and the current keys of the same values.
 OLD_RESULTS = {
     "episode_reward_mean": "env_runners/episode_return_mean",
     "episode_reward_min": "env_runners/episode_return_min",
@@ -24,33 +24,34 @@ OLD_RESULTS = {
     "num_agent_steps_trained": "num_env_steps_trained_lifetime",
     "agent_timesteps_total": "num_env_steps_sampled_lifetime",
 }
-#: Attributes of RLlib's algorithms that a trainer does not have.
+#: Attributes of RLlib's algorithms that a trainer does not have, and what to use instead.
 _INSTEAD = {
     "add_policy": "polopt trains one policy",
     "remove_policy": "polopt trains one policy",
-    "env_runner": "get_policy() has the policy, and `workers` the workers",
+    "env_runner": "get_policy() returns the policy, and `workers` has the workers",
     "env_runner_group": "`workers` has the workers: polopt.foreach_worker(algo.workers, function)",
     "eval_env_runner_group": "`evaluation.workers` has the workers of evaluation",
     "evaluation_workers": "`evaluation.workers` has the workers of evaluation",
-    "learner_group": "the policy learns: get_policy()",
-    "local_replay_buffer": "get_policy() has the policy; a replay buffer belongs to the optimizer",
+    "learner_group": "get_policy() returns the policy, which learns in the driver",
+    "local_replay_buffer": "`optimizer` has the replay buffer",
     "compute_actions": "get_policy().predict(observations) takes a batch of observations",
     "export_policy_model": "`polopt export CHECKPOINT` writes an ONNX model",
     "from_state": "from_checkpoint(path)",
     "get_weights": "get_policy().get_weights()",
     "set_weights": "get_policy().set_weights(weights)",
     "import_model": "polopt.rllib.load_rl_module(path) reads the weights of an RLModule",
-    "metrics": "the result of train()",
+    "metrics": "the return value of train()",
     "training_step": "`optimizer.step()`",
 }
 
 
 class Algorithm(PolicyOptimizerTrainer):
-    """The methods that scripts of RLlib call and that a trainer has under another name."""
+    """A trainer with methods of RLlib's `Algorithm` that polopt's trainers have under other
+    names."""
 
     def step(self) -> dict[str, Any]:
-        """One iteration. The result also has the names of RLlib 2.7, so that Tune's stop conditions
-        and metrics under those names work."""
+        """Runs one iteration. The result also has the keys of RLlib 2.7. Stop conditions and
+        metrics of Tune therefore work with the old keys."""
         result = super().step()
         add_old_names(result)
         if "evaluation" in result:
@@ -58,33 +59,34 @@ class Algorithm(PolicyOptimizerTrainer):
         return result
 
     def get_policy(self, policy_id: str = "default_policy") -> Any:
-        """The policy that is learned.
+        """Returns the policy that this trainer trains.
 
         Raises:
-            KeyError: for another policy than the only one.
+            KeyError: `policy_id` names another policy.
         """
         if policy_id not in ("default_policy", "default_agent"):
-            raise KeyError(f"polopt trains one policy, 'default_policy': got {policy_id!r}")
+            raise KeyError(f"polopt trains one policy, 'default_policy'. Got {policy_id!r}")
         return super().get_policy()
 
     def get_module(self, module_id: str = "default_policy") -> Any:
-        """RLlib's `RLModule` with a copy of the weights. Needs `polopt[rllib]`. See
+        """Returns RLlib's `RLModule` with a copy of the weights. Requires `polopt[rllib]`. See
         `polopt.rllib.to_rl_module`."""
         return to_rl_module(self.get_policy(module_id))
 
     def compute_single_action(  # type: ignore[override]  # the arguments of RLlib
         self, observation: Any = None, state: Any = None, explore: bool | None = None, **others: Any
     ) -> Any:
-        """The action for one observation, for `env.step`. With `state`, also the next state.
+        """Returns the action for one observation. `env.step` accepts the action.
 
         Args:
-            observation: of the environment's space.
-            state: of a policy with memory. See `get_policy().predict`.
-            explore: sample the action. None: take the mode, where RLlib samples.
-            others: `policy_id`, and arguments of RLlib that change nothing here.
+            observation: an element of the environment's observation space.
+            state: state of a policy with memory. See `get_policy().predict`.
+            explore: True samples the action. False and None take the mode of the policy's
+                distribution. In RLlib, None samples the action.
+            others: `policy_id`, and arguments of RLlib that have no effect here.
 
         Returns:
-            the action. With `state`: action, next state and an empty dict.
+            the action. With `state`, a tuple of the action, the next state and an empty dict.
         """
         policy = self.get_policy(others.get("policy_id", "default_policy"))
         if state is None:
@@ -96,8 +98,8 @@ class Algorithm(PolicyOptimizerTrainer):
         """Saves a checkpoint, and returns its directory.
 
         Args:
-            path: its directory. None: the next one in `logdir`.
-            others: arguments of RLlib that change nothing here.
+            path: directory of the checkpoint. `None` means a new directory in `logdir`.
+            others: arguments of RLlib that have no effect here.
         """
         saved = self.save(None if path is None else str(path))
         return str(saved.checkpoint.path)
@@ -106,22 +108,22 @@ class Algorithm(PolicyOptimizerTrainer):
         """Restores a checkpoint of polopt.
 
         Args:
-            path: its directory.
-            others: arguments of RLlib that change nothing here.
+            path: directory of the checkpoint.
+            others: arguments of RLlib that have no effect here.
         """
         self.restore(str(path))
 
     def evaluate(self, *others: Any, **more: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Plays `evaluation_duration` episodes with the policy as it is now, in this process. See
+        """Plays `evaluation_duration` episodes with the current policy in this process. See
         `PolicyOptimizerTrainer.evaluate`.
 
         Args:
-            others: arguments of RLlib that change nothing here.
-            more: arguments of RLlib that change nothing here.
+            others: arguments of RLlib that have no effect here.
+            more: arguments of RLlib that have no effect here.
 
         Returns:
-            `env_runners`, as in RLlib 2.60. Also the keys of RLlib 2.7: `evaluation` with
-            `episode_reward_mean` and the like.
+            a dict with the key `env_runners`, as in RLlib 2.60. It also has the keys of RLlib 2.7,
+            for example `evaluation/episode_reward_mean`.
         """
         played = super().evaluate().episodes
         returns = [episode.episode_return for episode in played]
@@ -141,12 +143,12 @@ class Algorithm(PolicyOptimizerTrainer):
         instead = _INSTEAD.get(name)
         raise AttributeError(
             f"{type(self).__name__!r} object has no attribute {name!r}"
-            + (f". Instead of RLlib's: {instead}" if instead else "")
+            + (f". Use this instead: {instead}" if instead else "")
         )
 
 
 def add_old_names(result: dict[str, Any]) -> None:
-    """Adds values under the names of `OLD_RESULTS`, where the result has the values."""
+    """Adds the old keys of `OLD_RESULTS` to a result if the result has their values."""
     for old, path in OLD_RESULTS.items():
         value: Any = result
         for part in path.split("/"):
@@ -157,7 +159,8 @@ def add_old_names(result: dict[str, Any]) -> None:
 
 @functools.cache
 def algorithm_of(preset_name: str) -> type[PolicyOptimizerTrainer]:
-    """The preset with the methods of `Algorithm`. Its name is RLlib's for the algorithm."""
+    """Returns the preset with the methods of `Algorithm`. The name of the class is the name of the
+    algorithm in RLlib."""
     preset = PRESETS[preset_name]
     name = "PPO" if preset_name == "SyncPPO" else preset_name
     made = type(name, (Algorithm, preset), {"__doc__": preset.__doc__, "__module__": __name__})
@@ -165,7 +168,8 @@ def algorithm_of(preset_name: str) -> type[PolicyOptimizerTrainer]:
 
 
 def __getattr__(name: str) -> Any:
-    """The algorithms as names of this module, where workers find them."""
+    """Returns an algorithm as an attribute of this module. Without this function, other processes
+    could not unpickle the class."""
     preset_name = "SyncPPO" if name == "PPO" else name
     if preset_name in PRESETS and preset_name != PolicyOptimizerTrainer.__name__:
         return algorithm_of(preset_name)

@@ -1,4 +1,4 @@
-"""Weights of the convolutions of RLlib's default `RLModule`s, for `load_rl_module`."""
+"""Copies the convolutions of RLlib's default `RLModule`s for `load_rl_module`."""
 
 from __future__ import annotations
 
@@ -17,32 +17,34 @@ _SIDES = {"encoder": "policy", "actor_encoder": "policy", "critic_encoder": "val
 
 
 def cnns_of(module: Any) -> dict[str, nn.Sequential]:
-    """The convolutions of a module by trunk. The keys are `policy`, and `value` if the trunks are
-    not shared. Empty if the module has no convolutions.
+    """Returns the convolutions of a module. The keys are `policy`, and also `value` if the policy
+    and the value function do not share their convolutions. Returns an empty dict if the module has
+    no convolutions.
 
     Raises:
-        ConfigError: an LSTM follows them.
+        ConfigError: the module has an LSTM after the convolutions.
     """
     found: dict[str, nn.Sequential] = {}
     for name, part in module.named_modules():
         if match := _CNN.fullmatch(name):
             if match[2]:
                 raise ConfigError(
-                    "the module has an LSTM after convolutions. Allowed: one of them, because "
-                    "polopt's networks with memory have linear layers"
+                    "the module has an LSTM after convolutions. Allowed: either an LSTM or "
+                    "convolutions, because polopt's networks with memory have linear layers"
                 )
             found[_SIDES[match[1]]] = part
     return found
 
 
 def filters_of(cnn: nn.Sequential) -> list[tuple[int, int, int, int]]:
-    """`conv_filters` of a network of polopt that can compute what RLlib's layers compute.
+    """Returns the `conv_filters` of a network of polopt that computes the same as RLlib's layers.
 
-    RLlib pads as TensorFlow does, on the right by at most one more than on the left. The same is a
-    kernel that begins with a row and a column of zeros, with the larger padding on both sides.
+    RLlib uses the padding of TensorFlow, which may be larger by one on the right than on the left.
+    The network of polopt uses the larger padding on both sides. To compute the same, its kernel
+    begins with an additional row and column of zeros.
 
     Raises:
-        ConfigError: polopt has no such layer.
+        ConfigError: polopt does not have such a layer.
     """
     return [
         (conv.out_channels, conv.kernel_size[0] + extra, conv.stride[0], right)
@@ -51,15 +53,16 @@ def filters_of(cnn: nn.Sequential) -> list[tuple[int, int, int, int]]:
 
 
 def copy_cnns(module: Any, cnns: dict[str, nn.Sequential], network: CNNNetwork) -> None:
-    """Copies convolutions and heads into a network with `filters_of` and no layers between them.
+    """Copies the convolutions and the heads of a module into a network. The network was made with
+    the result of `filters_of`, without layers between the convolutions and the heads.
 
     Raises:
-        ConfigError: the image of the network is not `[H, W, C]`.
+        ConfigError: the observations of the network are not images of shape `[H, W, C]`.
     """
     if not network.encoder.channels_last:
         raise ConfigError(
-            f"the module has observations {module.observation_space}. RLlib reads them as height, "
-            "width, channels. Allowed: at least as many rows and columns as channels"
+            f"the module has observations {module.observation_space}. RLlib reads them as [height, "
+            "width, channels]. Allowed: at least as many rows and columns as channels"
         )
     height, width = network.encoder.image_size
     with torch.no_grad():
@@ -78,7 +81,8 @@ def copy_cnns(module: Any, cnns: dict[str, nn.Sequential], network: CNNNetwork) 
                 )
         for name, head in (("pi", network.policy_head), ("vf", network.value_head)):
             theirs = getattr(module, name).net.mlp[0]
-            # RLlib's features are ordered by row, column and channel.
+            # In RLlib, features are ordered by row, column and channel. In polopt, the channel is
+            # first.
             weights = theirs.weight.reshape(len(theirs.weight), *size, -1).permute(0, 3, 1, 2)
             head.weight.copy_(weights.reshape(head.weight.shape))
             head.bias.copy_(theirs.bias)
@@ -88,7 +92,7 @@ def copy_cnns(module: Any, cnns: dict[str, nn.Sequential], network: CNNNetwork) 
 
 
 def _layers(cnn: nn.Sequential) -> Iterator[tuple[nn.Conv2d, int, int]]:
-    """Each convolution, the rows of zeros that its kernel begins with, and its padding."""
+    """Yields each convolution, the number of zero rows to add to its kernel, and its padding."""
     before = (0, 0, 0, 0)
     for layer in cnn:
         if isinstance(layer, nn.ZeroPad2d):
@@ -99,13 +103,13 @@ def _layers(cnn: nn.Sequential) -> Iterator[tuple[nn.Conv2d, int, int]]:
             square &= layer.stride[0] == layer.stride[1] and (left, right) == (top, bottom)
             if not square or right < left:
                 raise ConfigError(
-                    f"the module has {layer} with padding {before}. Allowed: kernels, strides and "
-                    "paddings that are the same for rows and columns"
+                    f"the module has {layer} with padding {before}. Allowed: the same kernel size, "
+                    "stride and padding for rows and columns"
                 )
             yield layer, right - left, right
             before = (0, 0, 0, 0)
         elif not isinstance(layer, nn.ReLU):
             raise ConfigError(
-                f"the module has {type(layer).__name__} among its convolutions. Allowed: ReLU "
-                "after each (conv_activation='relu'), no normalisation"
+                f"the module has {type(layer).__name__} among its convolutions. Allowed: "
+                "convolutions with ReLU (conv_activation='relu') and without normalisation"
             )

@@ -1,4 +1,5 @@
-"""Between RLlib's `exploration_config`, a dict of its old API stack, and the option `epsilon`."""
+"""Converts between `exploration_config`, a dict of RLlib's old API stack, and the option
+`epsilon`."""
 
 from __future__ import annotations
 
@@ -7,9 +8,9 @@ from typing import Any
 
 from polopt.common.config import ConfigError, nearest, shown
 
-#: RLlib's explorations that act at random with probability epsilon, and `per_worker_epsilon`.
+#: RLlib's classes for epsilon-greedy exploration, and the value of `per_worker_epsilon` for each.
 _PER_WORKER = {"EpsilonGreedy": False, "PerWorkerEpsilonGreedy": True}
-#: Their numbers with RLlib's defaults.
+#: The options of these classes, and RLlib's defaults.
 _NUMBERS = {
     "initial_epsilon": 1.0,
     "final_epsilon": 0.05,
@@ -19,14 +20,15 @@ _NUMBERS = {
 
 
 def of_exploration(config: Any, where: str) -> dict[str, Any]:
-    """The options that an `exploration_config` of DQN or Ape-X means.
+    """Converts an `exploration_config` for DQN or Ape-X to options of polopt.
 
     Args:
-        config: RLlib's dict. None or an empty dict: nothing is given.
-        where: method that the user called, for messages.
+        config: RLlib's dict. For None and an empty dict, the result is empty.
+        where: name of the method that the user called, for messages.
 
     Raises:
-        ConfigError: another exploration, or a key that epsilon-greedy exploration does not have.
+        ConfigError: the dict names another kind of exploration, or has a key that epsilon-greedy
+            exploration does not have.
     """
     if config is None or config == {}:
         return {}
@@ -37,7 +39,8 @@ def of_exploration(config: Any, where: str) -> dict[str, Any]:
         if key not in names:
             raise ConfigError(
                 f"{where}: exploration_config: unknown key {key!r}{nearest(str(key), names)}. "
-                f"Allowed: {', '.join(names)}. Other schedules: epsilon=[[steps, value], ...]"
+                f"Allowed: {', '.join(names)}. For other schedules, use the option "
+                "epsilon=[[steps, value], ...]"
             )
     kind = config.get("type", "EpsilonGreedy")
     name = getattr(kind, "__name__", str(kind)).rpartition(".")[2]
@@ -55,7 +58,8 @@ def of_exploration(config: Any, where: str) -> dict[str, Any]:
 
 
 def as_exploration(epsilon: Any, per_worker: bool) -> dict[str, Any]:
-    """RLlib's dict of an `epsilon`, with the first and the last value of a schedule."""
+    """Returns RLlib's dict for a value of `epsilon`. For a schedule, the dict has the first and the
+    last value."""
     points = epsilon if isinstance(epsilon, list | tuple) else [(0, epsilon)]
     return {
         "type": "PerWorkerEpsilonGreedy" if per_worker else "EpsilonGreedy",

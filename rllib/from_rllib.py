@@ -1,4 +1,4 @@
-"""`from_rllib`: from a config of RLlib to a builder of polopt."""
+"""`from_rllib`: converts a config of RLlib to a builder of polopt."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from polopt.rllib.algorithm_config import AlgorithmConfig
 from polopt.rllib.translation import key_of
 from polopt.trainers.presets import PRESETS
 
-#: Where RLlib keeps what its methods take.
+#: Attributes of RLlib's configs, and the arguments of RLlib's methods that set them.
 _TAKEN_BY = {"_model_config": "model_config", "_rl_module_spec": "rl_module_spec"}
-#: What RLlib itself sets when options are given.
+#: Attributes that RLlib itself derives from the user's options.
 _DERIVED = ("_is_frozen", "algo_class", "enable_rl_module_and_learner", "_prior_exploration_config")
 
 
 def from_rllib(algorithm_config: Any, verbose: bool = True) -> AlgorithmConfig:
-    """The builder of polopt with the options of a config of RLlib, such as `PPOConfig()`.
+    """Converts a config of RLlib, such as `PPOConfig()`, to a builder of polopt.
 
-    Only options count that differ from RLlib's defaults. The others have the defaults of polopt.
+    The builder gets only the options that differ from RLlib's defaults. All other options have the
+    defaults of polopt.
 
     Args:
-        algorithm_config: of `ray.rllib`, for an algorithm that polopt has.
-        verbose: print what was kept, what has another name here, and what was dropped, with the
-            reason.
+        algorithm_config: a config of `ray.rllib` for an algorithm that polopt has.
+        verbose: whether to print which options were kept, renamed or dropped. A dropped option is
+            printed with the reason.
 
     Raises:
         ConfigError: polopt does not have the algorithm.
@@ -42,13 +43,15 @@ def from_rllib(algorithm_config: Any, verbose: bool = True) -> AlgorithmConfig:
         key = key_of(name, PRESETS[builder.preset_name])
         new = [k for k, v in builder.given.items() if k not in before or before[k] is not v]
         if builder.given == before and key not in before:
-            lines["dropped"].append(f"{name}={shown(value)}: polopt does the same, or ignores it")
+            lines["dropped"].append(
+                f"{name}={shown(value)}: polopt always does this, or ignores the option"
+            )
         elif key == name and new in ([], [name]):
             lines["kept"].append(f"{name}={shown(value)}")
         else:
             lines["renamed"].append(f"{name}={shown(value)}: {', '.join(new) or key}")
     if verbose:
-        print(f"{type(algorithm_config).__name__} of RLlib, without its defaults:")
+        print(f"Options of RLlib's {type(algorithm_config).__name__} that are not defaults:")
         for what, texts in lines.items():
             for text in texts:
                 print(f"  {what:<8} {text}")
@@ -69,7 +72,8 @@ def _builder_for(algorithm_config: Any) -> AlgorithmConfig:
 
 
 def _changes(algorithm_config: Any) -> dict[str, Any]:
-    """The options that differ from the defaults of the config's class, by RLlib's names."""
+    """Returns the options that differ from the defaults of the config's class, under RLlib's
+    names."""
     given, plain = algorithm_config.to_dict(), type(algorithm_config)().to_dict()
     changes = {}
     for name, value in given.items():

@@ -1,4 +1,4 @@
-"""From RLlib's `replay_buffer_config`, a dict, to options of an optimizer with a replay buffer."""
+"""Converts RLlib's dict `replay_buffer_config` to options of an optimizer with a replay buffer."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 from polopt.common.config import ConfigError, nearest, shown
 
-#: RLlib's buffers whose rows are drawn in proportion to their priorities, or uniformly.
+#: Classes of RLlib's buffers that draw rows in proportion to their priorities.
 _PRIORITIZED = ("PrioritizedEpisodeReplayBuffer", "PrioritizedReplayBuffer")
+#: Classes of RLlib's buffers that draw rows uniformly.
 _UNIFORM = ("EpisodeReplayBuffer", "ReplayBuffer")
-#: Keys under which options of polopt have other names.
+#: RLlib's keys, and the options of polopt with the same meaning.
 _RENAMED = {
     "capacity": "buffer_size",
     "learning_starts": "learning_starts",
@@ -25,7 +26,8 @@ _SEQUENCES = (
     "optimizer 'sync_replay' with replay_unit='sequence', sequence_length and burn_in, and a "
     "policy of your own that learns from sequences"
 )
-#: Keys whose values change nothing here, and what to use instead of others. None: any value.
+#: Keys that are accepted but have no effect. For each key: the accepted values (None accepts any
+#: value), and what to use instead of another value.
 _FIXED: dict[str, tuple[tuple[Any, ...] | None, str]] = {
     "storage_unit": (("timesteps",), _SEQUENCES),
     "replay_sequence_length": ((1, None), _SEQUENCES),
@@ -33,10 +35,10 @@ _FIXED: dict[str, tuple[tuple[Any, ...] | None, str]] = {
     "replay_burn_in": ((0,), _SEQUENCES),
     "replay_zero_init_states": (None, ""),
     "replay_sequence_override": (None, ""),
-    "batch_size_B": ((), "train_batch_size, rows of an update"),
-    "replay_batch_size": ((), "train_batch_size, rows of an update"),
-    "replay_mode": (("independent",), "one policy: polopt trains one"),
-    "underlying_buffer_config": ((None,), "the keys of the buffer beside it"),
+    "batch_size_B": ((), "train_batch_size, the number of rows of an update"),
+    "replay_batch_size": ((), "train_batch_size, the number of rows of an update"),
+    "replay_mode": (("independent",), "a single policy, because polopt trains one policy"),
+    "underlying_buffer_config": ((None,), "the same keys in replay_buffer_config itself"),
     "worker_side_prioritization": ((False,), "ApexDQN, whose samplers compute priorities"),
     "num_shards": ((1,), "num_replay_shards of ApexDQN"),
     "num_replay_buffer_shards": ((1,), "num_replay_shards of ApexDQN"),
@@ -47,13 +49,13 @@ _FIXED: dict[str, tuple[tuple[Any, ...] | None, str]] = {
 }
 
 
-#: What Ape-X does always, and what it has under another name.
+#: Changes to `_FIXED` and `_RENAMED` for Ape-X.
 _FIXED_APEX = {"worker_side_prioritization": ((True,), "DQN, whose driver computes priorities")}
 _RENAMED_APEX = {"num_replay_buffer_shards": "num_replay_shards", "num_shards": "num_replay_shards"}
 
 
 def as_replay_buffer(options: Mapping[str, Any]) -> dict[str, Any]:
-    """RLlib's dict of the options of an optimizer with a replay buffer."""
+    """Returns RLlib's dict for the options of an optimizer with a replay buffer."""
     config = {"capacity": options["buffer_size"], "learning_starts": options["learning_starts"]}
     if options["prioritized_replay"]:
         config["type"] = "PrioritizedReplayBuffer"
@@ -64,18 +66,20 @@ def as_replay_buffer(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_replay_buffer(config: Any, where: str, is_apex: bool = False) -> dict[str, Any]:
-    """The options that a `replay_buffer_config` means.
+    """Converts a `replay_buffer_config` to options of polopt.
 
-    `type` says whether rows are drawn by priority. Without it, an option of priorities does. RLlib
-    leaves `beta` as it is, so `final_prioritized_replay_beta` has the same value.
+    The key `type` decides whether rows are drawn by priority. Without `type`, rows are drawn by
+    priority if the dict has an option of priorities. RLlib does not change `beta` during training,
+    so `final_prioritized_replay_beta` gets the same value.
 
     Args:
-        config: RLlib's dict. None: nothing is given.
-        where: method that the user called, for messages.
-        is_apex: whether the buffer is in shards, whose samplers compute priorities.
+        config: RLlib's dict. For None, the result is empty.
+        where: name of the method that the user called, for messages.
+        is_apex: whether the options are for Ape-X, which has replay shards.
 
     Raises:
-        ConfigError: a key, or its value, that polopt does not have. Says what to use instead.
+        ConfigError: polopt does not have a key or does not allow its value. The message says what
+            to use instead.
     """
     if config is None:
         return {}
@@ -116,6 +120,6 @@ def _is_prioritized(kind: Any, where: str) -> bool:
         return plain in _PRIORITIZED
     raise ConfigError(
         f"{where}: replay_buffer_config: key 'type': got {shown(kind)}. Allowed: "
-        f"{', '.join(_UNIFORM + _PRIORITIZED)}, or one of them for several agents"
+        f"{', '.join(_UNIFORM + _PRIORITIZED)}, or one of them with the prefix MultiAgent"
         f"{nearest(plain, _UNIFORM + _PRIORITIZED)}"
     )

@@ -1,4 +1,4 @@
-"""Weights from RLlib's `RLModule`s and back: `load_rl_module` and `to_rl_module`."""
+"""Converts RLlib's `RLModule`s to policies and back: `load_rl_module` and `to_rl_module`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from polopt.policies.policy import Policy
 from polopt.policies.policy_registry import POLICIES
 from polopt.rllib.cnn_modules import cnns_of, copy_cnns, filters_of
 
-#: Options of RLlib's `DefaultModelConfig` that the network of polopt has under the same names.
+#: Options of RLlib's `DefaultModelConfig` that the networks of polopt have under the same names.
 _OPTIONS = (
     "fcnet_hiddens",
     "fcnet_activation",
@@ -28,7 +28,7 @@ _OPTIONS = (
     "use_lstm",
     "lstm_cell_size",
 )
-#: Options that must have these values, because the network of polopt has no others.
+#: Options that must have these values, because the networks of polopt support no other values.
 _PLAIN: dict[str, Any] = {
     "head_fcnet_hiddens": [],
     "fcnet_use_layernorm": False,
@@ -38,27 +38,28 @@ _PLAIN: dict[str, Any] = {
 
 
 def load_rl_module(path: str | Path, policy: str = "ppo") -> Policy:
-    """The policy of polopt with the network and the weights of an `RLModule` that RLlib saved.
+    """Returns a policy of polopt with the network and the weights of a saved `RLModule`.
 
-    RLlib's checkpoints are pickled, so loading one runs any code that its author has put there.
-    Load only folders that you trust.
+    RLlib's checkpoints contain pickles. Loading such a checkpoint executes any code that its author
+    has put into it. Load only checkpoints that you trust.
 
     Args:
-        path: a checkpoint of an `RLModule`: of `module.save_to_path(path)`, or below a checkpoint
-            of an algorithm `learner_group/learner/rl_module/default_policy`.
-        policy: name of the policy, an actor-critic one.
+        path: a checkpoint of an `RLModule`. `module.save_to_path(path)` writes such a checkpoint.
+            In a checkpoint of an algorithm, it is the directory
+            `learner_group/learner/rl_module/default_policy`.
+        policy: name of an actor-critic policy.
 
     Raises:
-        ConfigError: the extra `polopt[rllib]` is not installed. Or the module is not a default
-            module of RLlib for observations of floats, with linear layers, with an LSTM after them,
-            or with convolutions.
+        ConfigError: the extra `polopt[rllib]` is not installed, or the module is not supported. A
+            supported module is a default module of RLlib for observations of floats. It consists of
+            linear layers, of linear layers and an LSTM after them, or of convolutions.
     """
     from_checkpoint = _rllib("ray.rllib.core.rl_module.rl_module", "RLModule").from_checkpoint
     return policy_of(from_checkpoint(str(Path(path).resolve())), policy)
 
 
 def policy_of(module: Any, policy: str = "ppo") -> Policy:
-    """The policy of polopt with the network and a copy of the weights of an `RLModule`.
+    """Returns a policy of polopt with the network and a copy of the weights of an `RLModule`.
 
     Raises:
         ConfigError: see `load_rl_module`.
@@ -81,35 +82,37 @@ def policy_of(module: Any, policy: str = "ppo") -> Policy:
         copy_cnns(module, cnns, network)
         return made
     if not isinstance(_network(made), MLPNetwork):
-        raise ConfigError(f"observations {module.observation_space} need another network")
+        raise ConfigError(
+            f"the network of the module does not fit the observations {module.observation_space}"
+        )
     _copy(module.state_dict(), _network(made), to_rllib=False)
     return made
 
 
 def to_rl_module(policy: Policy) -> Any:
-    """RLlib's default `RLModule` with the network and a copy of the weights of a policy.
+    """Returns RLlib's default `RLModule` with the network and a copy of the weights of a policy.
 
-    Its `forward_inference({"obs": obs})` gives the same `action_dist_inputs` `[B, P]` as
+    `module.forward_inference({"obs": obs})` returns the same `action_dist_inputs` `[B, P]` as
     `policy.action_params(obs)`.
 
     Raises:
-        ConfigError: the extra `polopt[rllib]` is not installed. Or the network is not one of linear
-            layers, with or without an LSTM, for observations of floats without normalisation. RLlib
-            gives convolutions no layers before the heads, and pads them as TensorFlow does. So
-            networks with convolutions are loaded only.
+        ConfigError: the extra `polopt[rllib]` is not installed, or the network is not supported. A
+            supported network has linear layers, with or without an LSTM, for observations of floats
+            without normalisation. Networks with convolutions are not supported, because RLlib has
+            no layers between the convolutions and the heads, and uses the padding of TensorFlow.
     """
     network = _network(policy)
     config: Any = getattr(policy.config, "model", None)
-    # RLlib's own forward pass of an LSTM with `free_log_std` raises (2.60).
+    # In RLlib 2.60, the forward pass of an LSTM with `free_log_std` raises an error.
     free_memory = policy.state_size and getattr(network, "log_std", None) is not None
     normalizer = getattr(policy, "normalizer", None)
     if not isinstance(network, MLPNetwork) or network.image or normalizer or free_memory:
         raise ConfigError(
-            f"{type(policy).__name__} with {type(network).__name__} has no counterpart among the "
-            "default modules of RLlib. Allowed: linear layers for observations of floats without "
-            "normalisation; an LSTM with Box actions needs free_log_std=False. Convolutions can be "
-            "loaded from RLlib, and not the way back: RLlib has no layers between them and the "
-            "heads, and other paddings"
+            f"{type(policy).__name__} with {type(network).__name__} cannot be converted to a "
+            "default module of RLlib. Allowed: linear layers for observations of floats without "
+            "normalisation. An LSTM with Box actions needs free_log_std=False. Networks with "
+            "convolutions can only be loaded from RLlib, because RLlib has no layers between the "
+            "convolutions and the heads, and uses other paddings"
         )
     make = _rllib(
         "ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module", "DefaultPPOTorchRLModule"
@@ -138,18 +141,18 @@ def _network(policy: Policy) -> nn.Module:
 
 
 def _config_of(module: Any) -> Mapping[str, Any]:
-    """The options of the network of a module.
+    """Returns the options of a module's network.
 
     Raises:
-        ConfigError: the module has another network than polopt could have.
+        ConfigError: polopt has no such network.
     """
     config = module.model_config
     config = dict(config) if isinstance(config, Mapping) else vars(config)
     for name, plain in _PLAIN.items():
         if name in config and (config[name] or plain) != plain:
             raise ConfigError(
-                f"the module has {name}={config[name]!r}. Allowed: {plain!r}: the weights of a "
-                "network of your own are copied by a program of yours"
+                f"the module has {name}={config[name]!r}. Allowed: {plain!r}. For another network, "
+                "define a custom network in polopt, and copy the weights yourself"
             )
     space = module.observation_space
     if not isinstance(space, Box) or not np.issubdtype(space.dtype, np.floating):
@@ -158,15 +161,16 @@ def _config_of(module: Any) -> Mapping[str, Any]:
 
 
 def _copy(state: Mapping[str, Any], network: MLPNetwork | Any, to_rllib: bool) -> None:
-    """Copies each tensor of one side to its place on the other.
+    """Copies the tensors of a module to a network, or the tensors of a network to a module.
 
     Args:
-        state: of the module.
-        network: of the policy.
-        to_rllib: from the network into `state`.
+        state: state dict of the module.
+        network: network of the policy.
+        to_rllib: True copies from `network` to `state`. False copies from `state` to `network`.
 
     Raises:
-        ConfigError: a tensor has no place, or another shape there.
+        ConfigError: the network does not have a tensor of the module, or this tensor has another
+            shape.
     """
     own = dict(network.named_parameters(remove_duplicate=False))
     with torch.no_grad():
@@ -175,14 +179,15 @@ def _copy(state: Mapping[str, Any], network: MLPNetwork | Any, to_rllib: bool) -
             if ours is None or ours.shape != theirs.shape:
                 shape = None if ours is None else tuple(ours.shape)
                 raise ConfigError(
-                    f"the module's {name} {tuple(theirs.shape)} has its place in {place}, which "
-                    f"has the shape {shape}"
+                    f"the module's {name} {tuple(theirs.shape)} corresponds to {place} in polopt, "
+                    f"which has the shape {shape}"
                 )
             target, source = (theirs, ours) if to_rllib else (ours, theirs)
             target.copy_(source)
 
 
-#: Names of RLlib's tensors, and of the ones in the network. `{side}` is `policy` or `value`.
+#: Names of tensors in RLlib's module, and the names of the same tensors in the network of polopt.
+#: `{side}` is `policy` or `value`.
 _PLACES = (
     (r"encoder\.(\w+)\.(?:tokenizer\.)?net\.mlp\.(\d+)\.(\w+)", "{side}_trunk.{1}.{2}"),
     (r"encoder\.(\w+)\.lstm\.(\w+)", "{side}_memory.cells.{1}"),
@@ -194,7 +199,7 @@ _SIDES |= {"pi": "policy", "vf": "value"}
 
 
 def _pairs(state: Mapping[str, Any], network: Any) -> Iterator[tuple[str, str]]:
-    """The name of each of RLlib's tensors, and of the same tensor in the network."""
+    """Yields the name of each tensor in RLlib's module, and its name in the network of polopt."""
     for name in state:
         if name.endswith("log_std_clip_param_const"):
             continue
@@ -208,7 +213,7 @@ def _pairs(state: Mapping[str, Any], network: Any) -> Iterator[tuple[str, str]]:
 
 
 def _rllib(module: str, name: str) -> Any:
-    """What a module of RLlib has under a name.
+    """Returns an object from a Python module of RLlib.
 
     Raises:
         ConfigError: RLlib is not installed.
@@ -219,5 +224,5 @@ def _rllib(module: str, name: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except ImportError as error:
         raise ConfigError(
-            f"this needs RLlib, which cannot be imported ({error}): pip install 'polopt[rllib]'"
+            f"RLlib is required, but cannot be imported ({error}): pip install 'polopt[rllib]'"
         ) from None

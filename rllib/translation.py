@@ -1,4 +1,5 @@
-"""From options of RLlib to options of a preset: what is renamed, ignored, or refused.
+"""Translates options of RLlib to options of a preset: renames options, ignores them, or raises an
+error.
 
 The names and their replacements come from `polopt.common.other_libraries`.
 """
@@ -19,7 +20,7 @@ from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 logger = logging.getLogger("polopt")
 
-#: Arguments of RLlib's methods, and the names of the same options elsewhere in RLlib or here.
+#: Arguments of RLlib's methods, and other names of the same options in RLlib or polopt.
 _SAME = {
     "_train_batch_size_per_learner": "train_batch_size",
     "callbacks_class": "callbacks",
@@ -44,13 +45,13 @@ _SAME = {
     "synchronize_filter": "synchronize_filters",
     "train_batch_size_per_learner": "train_batch_size",
 }
-#: SAC's learning rates in RLlib 2.7, and here.
+#: Names of SAC's learning rates in RLlib 2.7 and in polopt.
 _OPTIMIZATION = {
     "actor_learning_rate": "actor_lr",
     "critic_learning_rate": "critic_lr",
     "entropy_learning_rate": "alpha_lr",
 }
-#: Options that mean something only together with others. `resolved` handles them.
+#: Options whose meaning depends on other options. `resolved` translates them.
 _TOGETHER = (
     "clip_rewards",
     "entropy_coeff_schedule",
@@ -61,11 +62,11 @@ _TOGETHER = (
     "train_batch_size",
     "use_kl_loss",
 )
-#: What a warning says of an ignored option that has no place here.
+#: Text of the warning about an ignored option without a counterpart in polopt.
 _IGNORED = "polopt has no such option"
-#: RLlib's `kl_coeff`, which counts unless `use_kl_loss` is False.
+#: RLlib's default of `kl_coeff`. RLlib uses `kl_coeff` unless `use_kl_loss` is False.
 _KL_COEFF = 0.2
-#: Spellings of "no limit" for a number of seconds.
+#: The number of seconds that replaces `None` and infinity, which mean "no limit" in RLlib.
 _NO_LIMIT_S = 1e7
 
 
@@ -73,7 +74,7 @@ _defaults: dict[type[PolicyOptimizerTrainer], Mapping[str, Any]] = {}
 
 
 def defaults(preset: type[PolicyOptimizerTrainer]) -> Mapping[str, Any]:
-    """The options of a preset with their defaults, as a flat dict."""
+    """Returns the options of a preset and their defaults as a flat dict."""
     if preset not in _defaults:
         parsed = Experiment.parse({"env": "CartPole-v1"}, preset.preset).to_dict()
         plugins = parsed.pop("policy"), parsed.pop("optimizer")
@@ -88,7 +89,8 @@ def _aliases(preset: type[PolicyOptimizerTrainer]) -> Mapping[str, str]:
 
 
 def key_of(name: str, preset: type[PolicyOptimizerTrainer]) -> str:
-    """The key under which an option is kept: the key of polopt, where polopt has the option."""
+    """Returns the key under which builders keep an option. If polopt has the option, this is the
+    key in polopt."""
     aliases = _aliases(preset)
     name = name if name in aliases else _SAME.get(name, name)
     return aliases.get(name, name)
@@ -97,18 +99,21 @@ def key_of(name: str, preset: type[PolicyOptimizerTrainer]) -> str:
 def checked(
     name: str, value: Any, preset: type[PolicyOptimizerTrainer], where: str
 ) -> dict[str, Any]:
-    """The option under the key of `key_of`. Empty, if polopt always does what it says, or if it
-    changes nothing that is learned: then a warning says what to use instead.
+    """Returns a dict with the option under the key that `key_of` returns.
+
+    The dict is empty if polopt always behaves as the option says. It is also empty if the option
+    does not affect learning. In the second case, a warning says what to use instead.
 
     Args:
-        name: of the option, in a spelling of any release of RLlib since 2.7, or of polopt.
-        value: of the option.
+        name: name of the option in polopt, or in any release of RLlib since 2.7.
+        value: value of the option.
         preset: the trainer.
-        where: method or function that the user called, for messages.
+        where: name of the method or function that the user called, for messages.
 
     Raises:
-        ConfigError: polopt has neither the option nor its value. Says what to use instead.
-        TypeError: no release of RLlib and no part of polopt has such an option.
+        ConfigError: polopt does not have the option, or does not allow the value. The message says
+            what to use instead.
+        TypeError: neither RLlib nor polopt has such an option.
     """
     key = key_of(name, preset)
     if key == "replay_buffer_config" and "buffer_size" in defaults(preset):
@@ -131,7 +136,7 @@ def checked(
             return without_fixed({key: value}, RLLIB_FIXED, (), where)
         except ConfigError as error:
             raise ConfigError(str(error).replace(repr(key), repr(name))) from None
-    try:  # an option of another optimizer or policy: the error says of which
+    try:  # raises an error with the owner if the option belongs to another optimizer or policy
         Experiment.parse({"env": "CartPole-v1", key: value}, preset.preset)
     except ConfigError as error:
         if "is an option of" in str(error):
@@ -162,18 +167,23 @@ def _is_accepted(value: Any, allowed: tuple[Any, ...]) -> bool:
 def resolved(
     given: Mapping[str, Any], preset: type[PolicyOptimizerTrainer], where: str
 ) -> dict[str, Any]:
-    """The config of a preset from options of `checked`.
+    """Returns the config of a preset from options that `checked` returned.
 
-    - `lr_schedule` and `entropy_coeff_schedule` replace the number, as on RLlib's old API stack.
-    - `use_kl_loss=False` is `kl_coeff=0`. True is `kl_coeff`, or RLlib's default of it.
-    - `lr=None` of SAC is the default of the preset, for rates that have no option of their own.
-    - `rollout_fragment_length="auto"` is what gives one fragment of each environment for
-      `train_batch_size`. So is leaving it out, if the preset's fragments would exceed the batch.
-      With a replay buffer, both are the fragments of the preset.
-    - In DD-PPO, `train_batch_size` is the batch of one worker, one fragment of its environments.
+    - `lr_schedule` and `entropy_coeff_schedule` replace `lr` and `entropy_coeff`, as on RLlib's old
+      API stack.
+    - `use_kl_loss=False` becomes `kl_coeff=0`. `use_kl_loss=True` keeps `kl_coeff`, or sets
+      `kl_coeff` to RLlib's default.
+    - `lr=None` of SAC becomes the preset's default of `lr`. SAC uses `lr` only for learning rates
+      that are not set by another option.
+    - `rollout_fragment_length="auto"` becomes the length for which one fragment of each environment
+      fills `train_batch_size`. A missing `rollout_fragment_length` becomes the same length if the
+      preset's fragments would exceed the batch. With a replay buffer, the preset's default is used
+      in both cases.
+    - In DD-PPO, `train_batch_size` is the batch of one worker. The batch consists of one fragment
+      of each environment of the worker.
 
     Raises:
-        ConfigError: a value that polopt does not have.
+        ConfigError: polopt does not allow a value.
     """
     options, known = dict(given), defaults(preset)
     for schedule, key in (("lr_schedule", "lr"), ("entropy_coeff_schedule", "entropy_coeff")):
@@ -184,7 +194,9 @@ def resolved(
     if use_kl_loss is not None and "kl_coeff" in known:
         options["kl_coeff"] = options.get("kl_coeff", _KL_COEFF) if use_kl_loss else 0.0
     elif use_kl_loss:
-        raise ConfigError(f"{where}: use_kl_loss=True: the policy of this preset has no KL loss")
+        raise ConfigError(
+            f"{where}: got use_kl_loss=True, but the policy of this preset has no KL loss"
+        )
     observation_filter = options.pop("observation_filter", "NoFilter")
     if observation_filter in ("MeanStdFilter", "ConcurrentMeanStdFilter"):
         options["normalize_observations"] = True
@@ -194,22 +206,22 @@ def resolved(
         options.pop("clip_rewards", None)
     elif not options.get("normalize_rewards"):
         raise ConfigError(
-            f"{where}: clip_rewards={shown(options['clip_rewards'])}. RLlib clips the rewards that "
-            "are learned from; here wrap the environment, for example with gymnasium.wrappers."
-            "TransformReward(env, np.sign)"
+            f"{where}: clip_rewards={shown(options['clip_rewards'])}. polopt does not clip the "
+            "rewards for learning. Wrap the environment instead, for example with "
+            "gymnasium.wrappers.TransformReward(env, np.sign)"
         )
     if torch_options := options.pop("torch_optimizer_options", None):
         raise ConfigError(
-            f"{where}: optimizer={shown(torch_options)}. For the torch optimizer: torch_optimizer, "
-            "adam_epsilon, rmsprop_alpha and rmsprop_epsilon"
+            f"{where}: optimizer={shown(torch_options)}. Set the options of the torch optimizer "
+            "with torch_optimizer, adam_epsilon, rmsprop_alpha and rmsprop_epsilon"
         )
     if isinstance(options.get("n_step"), list | tuple):
         raise ConfigError(
-            f"{where}: n_step={shown(options['n_step'])}. RLlib draws a number of steps for each "
-            "row. Allowed: one whole number"
+            f"{where}: n_step={shown(options['n_step'])}. polopt cannot draw the number of steps "
+            "for each row. Allowed: one whole number"
         )
     if "actor_lr" in known and options.get("lr", 0.0) is None:
-        del options["lr"]  # RLlib demands it where `actor_lr` and the others are given
+        del options["lr"]  # RLlib requires `lr=None` together with `actor_lr`
     if options.get("vf_clip_param") == math.inf:
         options["vf_clip_param"] = None
     if options.get("evaluation_interval") == 0:
@@ -224,8 +236,8 @@ def resolved(
 
 
 def _model(given: Any) -> Any:
-    """The options of a network: a dict, or RLlib's `DefaultModelConfig`, of which those options
-    count that differ from its defaults."""
+    """Returns the options of a network from a dict or from RLlib's `DefaultModelConfig`. From a
+    `DefaultModelConfig`, takes only the options that differ from its defaults."""
     if isinstance(given, Mapping):
         return dict(given)
     fields = getattr(given, "__dataclass_fields__", {})
@@ -242,15 +254,17 @@ def _resolve_evaluation(options: dict[str, Any], where: str) -> None:
     beside = bool(options.get("evaluation_num_workers", 0))
     if parallel is not None and parallel != beside:
         logger.warning(
-            "%s: evaluation_parallel_to_training=%s is ignored: evaluation is beside training if "
+            "%s: evaluation_parallel_to_training=%s is ignored. Evaluation runs during training if "
             "evaluation_num_env_runners is 1 or more, and between iterations if it is 0",
             where,
             parallel,
         )
     if options.get("evaluation_duration") == "auto":
-        logger.warning("%s: evaluation_duration='auto' is ignored: it is 10 episodes", where)
+        logger.warning(
+            "%s: evaluation_duration='auto' is ignored. The default of 10 episodes is used", where
+        )
         del options["evaluation_duration"]
-    if options.get("evaluation_interval") is None:  # RLlib ignores the others then
+    if options.get("evaluation_interval") is None:  # RLlib then ignores the number of workers
         options.pop("evaluation_num_workers", None)
     settings = options.get("evaluation_config")
     if settings is None:
@@ -261,7 +275,8 @@ def _resolve_evaluation(options: dict[str, Any], where: str) -> None:
         }
 
 
-#: What users of RLlib turn off in evaluation and polopt's evaluation never has.
+#: Keys that users of RLlib set in `evaluation_config` to turn off features. In polopt, evaluation
+#: never has these features.
 _OF_EVALUATION = ("in_evaluation", "evaluation_interval", "num_env_runners", "num_workers")
 
 
@@ -270,14 +285,14 @@ def _resolve_batch(options: dict[str, Any], known: Mapping[str, Any], where: str
     if fragment == "auto":
         fragment = options.pop("rollout_fragment_length", None)
     if "buffer_size" in known:
-        return  # an update has train_batch_size rows of the replay buffer
+        return  # `train_batch_size` is the number of rows that an update draws from the buffer
     batch = options.get("train_batch_size")
     if "train_batch_size" not in known and batch is not None:
         del options["train_batch_size"]
         if "keep_local_weights_in_sync" not in known:
             logger.warning(
-                "%s: train_batch_size=%s is ignored: a gradient is of one fragment, "
-                "rollout_fragment_length steps of each environment of a worker",
+                "%s: train_batch_size=%s is ignored. A gradient is computed from one fragment, "
+                "which has rollout_fragment_length steps of each environment of a worker",
                 where,
                 shown(batch),
             )
@@ -289,7 +304,7 @@ def _resolve_batch(options: dict[str, Any], known: Mapping[str, Any], where: str
         for key in ("num_workers", "num_envs_per_worker", "rollout_fragment_length")
     }
     if not all(isinstance(size, int) for size in sizes.values()):
-        return  # searched
+        return  # Tune will choose a size
     environments = sizes["num_envs_per_worker"]
     if "train_batch_size" in known:
         environments *= max(sizes["num_workers"], 1)

@@ -1,4 +1,5 @@
-"""Callbacks in RLlib's form: `RLlibCallback`, and what it becomes for polopt."""
+"""Supports callbacks that are written for RLlib: `RLlibCallback`, and an adapter to
+`polopt.Callbacks`."""
 
 from __future__ import annotations
 
@@ -15,95 +16,104 @@ from polopt.rollouts.workers.callbacks import Callbacks
 
 #: Methods of RLlib's callbacks that polopt does not call, and what to use instead.
 _NOT_CALLED = {
-    "on_algorithm_init": "do it after `build_algo()`, or in `on_train_result` of the first result",
-    "on_create_policy": "the network is `model`, with a class of your own under `custom`",
-    "on_environment_created": "do it in the environment, or in the function that makes it",
-    "on_episode_created": "do it in `reset` of the environment",
-    "on_episode_start": "do it in `reset` of the environment; `info` of the last step reaches "
-    "`on_episode_end`",
-    "on_postprocess_trajectory": "`postprocess` of a policy of your own sees each fragment",
-    "on_learn_on_batch": "`prepare_batch` of a policy of your own sees each batch",
-    "on_evaluate_start": "`evaluation/` of the result of `on_train_result`",
-    "on_evaluate_end": "`evaluation/` of the result of `on_train_result`",
-    "on_evaluate_offline_start": "polopt has no offline data",
-    "on_evaluate_offline_end": "polopt has no offline data",
-    "on_workers_recreated": "`fault_tolerance/` of the result of `on_train_result`",
-    "on_env_runners_recreated": "`fault_tolerance/` of the result of `on_train_result`",
-    "on_offline_eval_runners_recreated": "polopt has no offline data",
-    "on_checkpoint_loaded": "do it after `restore()`",
-    "on_sub_environment_created": "do it in the environment, or in the function that makes it",
+    "on_algorithm_init": "move its code behind `build_algo()`, or into `on_train_result` for the "
+    "first result",
+    "on_create_policy": "set the network with the option `model`, for example with a class under "
+    "`custom`",
+    "on_environment_created": "move its code into the environment, or into the function that makes "
+    "the environment",
+    "on_episode_created": "move its code into `reset` of the environment",
+    "on_episode_start": "move its code into `reset` of the environment. `on_episode_end` gets "
+    "`info` of the last step",
+    "on_postprocess_trajectory": "override `postprocess` in a custom policy, which gets each "
+    "fragment",
+    "on_learn_on_batch": "override `prepare_batch` in a custom policy, which gets each batch",
+    "on_evaluate_start": "read `evaluation/` in the result that `on_train_result` gets",
+    "on_evaluate_end": "read `evaluation/` in the result that `on_train_result` gets",
+    "on_evaluate_offline_start": "remove it, because polopt has no offline data",
+    "on_evaluate_offline_end": "remove it, because polopt has no offline data",
+    "on_workers_recreated": "read `fault_tolerance/` in the result that `on_train_result` gets",
+    "on_env_runners_recreated": "read `fault_tolerance/` in the result that `on_train_result` gets",
+    "on_offline_eval_runners_recreated": "remove it, because polopt has no offline data",
+    "on_checkpoint_loaded": "move its code behind `restore()`",
+    "on_sub_environment_created": "move its code into the environment, or into the function that "
+    "makes the environment",
 }
 
 
-#: Methods whose numbers are counted when the episode has ended.
+#: Methods that get an episode. Numbers that they log are reported when the episode has ended.
 _OF_EPISODES = {"on_episode_step", "on_episode_end"}
 
 
 class RLlibCallback:
-    """Base class of callbacks in RLlib's form.
+    """Base class of callbacks that are written for RLlib.
 
         class MyCallback(RLlibCallback):
             def on_episode_end(self, *, episode, metrics_logger, **arguments):
                 metrics_logger.log_value("my_length", len(episode))
 
-    polopt calls `on_episode_step`, `on_episode_end` and `on_sample_end` in the process that
-    samples, and `on_train_result` in the driver. It passes arguments by name. If a class has
-    another method of RLlib's, an error says what to use instead.
+    Workers call `on_episode_step`, `on_episode_end` and `on_sample_end`. The driver calls
+    `on_train_result`. polopt passes all arguments by name, and a method gets only the arguments
+    that it declares. If a class overrides another method of RLlib, an error says what to use
+    instead.
     """
 
     def on_episode_step(self, **arguments: Any) -> None:
         """Called after each step of each environment.
 
         Args:
-            arguments: the same as in `on_episode_end`. `episode` is the episode so far.
+            arguments: the same arguments as in `on_episode_end`. `episode` contains the episode up
+                to this step.
         """
 
     def on_sample_end(self, **arguments: Any) -> None:
         """Called with each fragment.
 
         Args:
-            arguments: `samples` (a `SampleBatch`), `metrics_logger`, and `env_runner` or `worker`
-                (the `RolloutWorker`). A method gets only the arguments that it has.
+            arguments: `samples` (a `SampleBatch`), `metrics_logger` (a `MetricsLogger`), and
+                `env_runner` or `worker` (the `RolloutWorker`).
         """
 
     def on_episode_end(self, **arguments: Any) -> None:
         """Called when an episode has ended.
 
         Args:
-            arguments: `episode` (a `FinishedEpisode`), `metrics_logger` (a `MetricsLogger`),
-                `env_runner` or `worker` (the `RolloutWorker`), `env` (the vector of environments),
+            arguments: `episode` (a `CallbackEpisode`), `metrics_logger` (a `MetricsLogger`),
+                `env_runner` or `worker` (the `RolloutWorker`), `env` (the vector environment),
                 `env_index`, `rl_module` (the policy) and `policies` (a dict with the policy under
-                "default_policy"). A method gets only the arguments that it has.
+                "default_policy").
         """
 
     def on_train_result(self, **arguments: Any) -> None:
-        """Called with each result, which it may change.
+        """Called with each result. The method may change the result.
 
         Args:
-            arguments: `algorithm` or `trainer`, `result`, and `metrics_logger` (it is not used). A
-                method gets only the arguments that it has.
+            arguments: `algorithm` or `trainer` (the trainer), `result`, and `metrics_logger`, which
+                has no effect here.
         """
 
 
 for _name in _NOT_CALLED:
-    # `super().on_episode_start(...)` of a user's method finds something.
+    # A user's method may call, for example, `super().on_episode_start(...)`.
     setattr(RLlibCallback, _name, lambda self, **arguments: None)
 
-#: The name of `RLlibCallback` until RLlib 2.40.
+#: The name of `RLlibCallback` up to RLlib 2.40.
 DefaultCallbacks = RLlibCallback
 
 
 class CallbackEpisode:
-    """An episode that has ended, or the episode so far, with the names of RLlib's episodes.
+    """An episode for callbacks, with the attribute names of RLlib's episodes. The episode has ended
+    or is still running.
 
     Attributes:
-        custom_metrics: numbers by name, for results. Filled by the callback.
-        user_data: a dict for the callback, the same in all steps of the episode.
-        total_reward: undiscounted sum of rewards.
-        length: in environment steps.
-        is_terminated: whether it was terminated.
-        is_truncated: whether it was truncated.
-        is_done: whether it has ended.
+        custom_metrics: a dict of numbers that the callback fills. Results contain these numbers.
+        user_data: a dict in which the callback can keep data from one step of the episode to the
+            next.
+        total_reward: undiscounted sum of the rewards so far.
+        length: number of environment steps so far.
+        is_terminated: whether the episode was terminated.
+        is_truncated: whether the episode was truncated.
+        is_done: whether the episode has ended.
     """
 
     def __init__(self, episode: Episode) -> None:
@@ -117,37 +127,41 @@ class CallbackEpisode:
         self._info = episode.info
 
     def get_return(self) -> float:
-        """The undiscounted sum of rewards."""
+        """Returns the undiscounted sum of the rewards so far."""
         return self.total_reward
 
     def __len__(self) -> int:
         return self.length
 
     def get_infos(self, indices: Any = None) -> Any:
-        """The infos of the last step: as they are for the index -1, else as a list of one."""
+        """Returns the infos of the last step. For the index -1, this is a dict. Otherwise, it is a
+        list that contains only this dict."""
         return self._info if indices == -1 else [self._info]
 
     def last_info_for(self, agent_id: Any = None) -> Mapping[str, Any]:
-        """The infos of the last step."""
+        """Returns the infos of the last step."""
         return self._info
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"an episode of a callback has no {name!r} in polopt. It has total_reward or "
+            f"an episode of a callback does not have {name!r} in polopt. It has total_reward or "
             "get_return(), length or len(episode), is_terminated, is_truncated, custom_metrics, "
-            "user_data, and the infos of its last step in get_infos(-1) or last_info_for(): put "
-            "there what the callback needs"
+            "user_data, and the infos of the last step in get_infos(-1) or last_info_for(). If the "
+            "callback needs more, let the environment put it into the infos"
         )
 
 
-#: What `reduce` of `MetricsLogger` may be.
+#: Values of `reduce` in `MetricsLogger`, and their functions.
 _REDUCED: dict[str, Any] = {"mean": np.mean, "min": np.min, "max": np.max, "sum": np.sum}
 
 
 class MetricsLogger:
-    """Takes numbers for the block `env_runners/custom_metrics` of results, which has the mean,
-    minimum and maximum of each name over the episodes of an iteration. A name that is logged
-    several times in an episode counts once, by its `reduce`: mean, min, max or sum."""
+    """Collects numbers for the block `env_runners/custom_metrics` of results.
+
+    If a callback logs several numbers under one name in an episode, they are combined into one
+    number. The argument `reduce` decides how: `mean`, `min`, `max` or `sum`. Results contain the
+    mean, minimum and maximum of this number over the episodes of an iteration.
+    """
 
     def __init__(self) -> None:
         self._values: dict[str, list[float]] = {}
@@ -155,7 +169,7 @@ class MetricsLogger:
 
     @property
     def values(self) -> dict[str, float]:
-        """The number of each name."""
+        """The combined number for each name."""
         return {
             name: float(_REDUCED.get(self._reduce[name], np.mean)(values))
             for name, values in self._values.items()
@@ -165,36 +179,36 @@ class MetricsLogger:
         """Logs a number.
 
         Args:
-            name: a name, or a path of names.
+            name: a name, or a tuple of nested names.
             value: the number.
-            how: `reduce`. Other options of RLlib have no effect.
+            how: `reduce`, `mean` by default. Other options of RLlib have no effect.
         """
         name = "/".join(name) if isinstance(name, tuple) else name
         self._values.setdefault(name, []).append(float(value))
         self._reduce[name] = how.get("reduce", "mean")
 
     def log_dict(self, values: Mapping[str, Any], **how: Any) -> None:
-        """Logs numbers by name."""
+        """Logs each number under its name."""
         for name, value in values.items():
             self.log_value(name, value, **how)
 
 
 class _Missing:
-    """An argument of RLlib that polopt does not have."""
+    """Stands for an argument of RLlib that polopt does not have. Using it raises an error."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"the callback uses {self._name!r}, which polopt does not have. It has 'episode', "
-            "'metrics_logger', 'env_runner', 'env', 'env_index' and 'rl_module'"
+            f"the callback uses the argument {self._name!r}, which polopt does not have. polopt "
+            "passes 'episode', 'metrics_logger', 'env_runner', 'env', 'env_index' and 'rl_module'"
         )
 
 
 def as_polopt_callbacks(given: Any) -> Any:
-    """A subclass of `polopt.Callbacks` that calls a class of RLlib's form. Subclasses of
-    `polopt.Callbacks`, names and None are returned as they are.
+    """Returns a subclass of `polopt.Callbacks` that calls a class of callbacks written for RLlib.
+    Returns subclasses of `polopt.Callbacks`, names and None unchanged.
 
     Raises:
         ConfigError: the value is not a class, or overrides a method that polopt does not call.
@@ -221,7 +235,8 @@ def as_polopt_callbacks(given: Any) -> Any:
 
 
 def _overridden(cls: type) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Methods `on_...` that the user's class and its bases define, without RLlib's own."""
+    """Yields the methods `on_...` that the user's class and its base classes define. Leaves out
+    the methods that RLlib defines."""
     for base in reversed(cls.__mro__):
         if base in (object, RLlibCallback) or base.__module__.startswith("ray."):
             continue
@@ -272,7 +287,8 @@ def _adapter(cls: type, methods: Mapping[str, Callable[..., Any]]) -> type[Callb
                 )
 
         def _of_episode(self, name: str, episode: Episode, worker: Any) -> Mapping[str, float]:
-            """Calls a method with an episode, and returns the numbers that it has so far."""
+            """Calls a method with an episode. Returns the numbers that were logged for the episode
+            if the episode has ended."""
             shown = CallbackEpisode(episode)
             logger: MetricsLogger = episode.data.setdefault("metrics_logger", MetricsLogger())
             if name in methods:
@@ -298,7 +314,8 @@ def _adapter(cls: type, methods: Mapping[str, Callable[..., Any]]) -> type[Callb
 
 
 def _taken(method: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that a method takes by name, and stand-ins for others that it needs."""
+    """Returns the arguments that a method declares. A required argument that polopt does not have
+    is an object that raises an error when it is used."""
     parameters = inspect.signature(method).parameters.values()
     named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     taken = {

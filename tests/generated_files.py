@@ -29,9 +29,10 @@ ROOT = Path(__file__).parents[1]
 STUB = ROOT / "trainers" / "typed_presets.pyi"
 PAGE = ROOT / "docs" / "options.md"
 _NESTED = {ModelConfig: "ModelOptions", EvaluationConfig: "EvaluationOptions"}
-_HEAD = '''"""What type checkers and editors see of the presets and of `polopt.train`.
+_HEAD = '''"""The signatures of the presets and of `polopt.train` for type checkers and editors.
 
-Made by `python tests/generated_files.py` from the config classes. Not imported when a program runs.
+`python tests/generated_files.py` makes this file from the config classes. Programs do not import
+this file.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""Scripts in the manner of RLlib's users, with the one import changed that polopt asks for.
+"""Scripts for RLlib in which only one import was changed, so that they use polopt.
 
-Each begins with the release whose spelling it has. `CONFIGS` are what the builders must hand to a
-preset.
+The name of a script begins with the release of RLlib for which it is written. `CONFIGS` has the
+config that the builder in each script must pass to a preset.
 """
 
 from __future__ import annotations
@@ -755,7 +755,7 @@ algo.stop()
     evaluation_duration=2,
 )
 
-#: What a script asks for that polopt does not have, and what the error says to change.
+#: Expressions with features that polopt does not have, and a part of each error message.
 REFUSED = {
     "PPOConfig().multi_agent(policies={'a', 'b'}, policy_mapping_fn=print)": "trains one policy",
     "PPOConfig().framework('tf2')": "polopt uses PyTorch",

@@ -1,1 +1,1 @@
-"""Configs, the Tune trainable, presets, checkpoints and the command line."""
+"""The Tune trainable, its config, presets, checkpoints and the command line."""

@@ -1,4 +1,4 @@
-"""The checkpoint of the policy version with the best evaluation, beside the others of its trial."""
+"""`BestCheckpoint`: saves the policy version with the best evaluation as a separate checkpoint."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from polopt.trainers.saved_trainer import BEST
 
 
 class Score(NamedTuple):
-    """What the best checkpoint was chosen by.
+    """The evaluation for which the best checkpoint was saved.
 
     Attributes:
-        episode_return_mean: of the evaluation.
-        policy_version: that was evaluated, and is saved.
-        directory: where it is saved, of Tune's storage. A run that continues elsewhere saves its
-            own.
+        episode_return_mean: mean return of the evaluation.
+        policy_version: version of the policy that was evaluated and saved.
+        directory: directory of the best checkpoint in Tune's storage. A run that continues in
+            another directory saves its own best checkpoint.
     """
 
     episode_return_mean: float
@@ -31,15 +31,16 @@ class Score(NamedTuple):
 
 
 class BestCheckpoint:
-    """Saves the state of each policy version whose evaluation is better than all before it.
+    """Saves the trainer's state for a policy version if its evaluation is better than all earlier
+    evaluations.
 
     Args:
-        filesystem: of the run's results, which may be in a cloud.
-        folder: directory of the run's results there.
+        filesystem: the file system of the run's results. It may be cloud storage.
+        folder: directory of the run's results in this file system.
 
     Attributes:
-        score: of the best one. None: none yet.
-        directory: of the checkpoint.
+        score: the best evaluation so far. It is None before the first evaluation.
+        directory: directory of the best checkpoint.
     """
 
     def __init__(self, filesystem: fs.FileSystem, folder: str) -> None:
@@ -48,15 +49,15 @@ class BestCheckpoint:
         self.score: Score | None = None
 
     def offer(self, mean: float, version: int, state: Mapping[str, Any]) -> None:
-        """Saves a state if it is the best.
+        """Saves the state as the best checkpoint if the evaluation is the best one so far.
 
         Args:
-            mean: return of the evaluation.
-            version: of the policy that was evaluated.
-            state: of the trainer with that policy. See `write_checkpoint`.
+            mean: mean return of the evaluation.
+            version: version of the policy that was evaluated.
+            state: state of the trainer with this policy. See `write_checkpoint`.
 
         Raises:
-            CheckpointError: it cannot be written.
+            CheckpointError: the checkpoint cannot be written.
         """
         if self.score is not None and not mean > self.score.episode_return_mean:
             return
@@ -64,7 +65,7 @@ class BestCheckpoint:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 write_checkpoint(Path(folder), {**state, "best": score._asdict()})
-                # The one before, or what an interrupted save has left.
+                # The directory holds the previous best checkpoint, or files of an interrupted save.
                 if self._filesystem.get_file_info(self.directory).type != fs.FileType.NotFound:
                     self._filesystem.delete_dir(self.directory)
                 self._filesystem.create_dir(self.directory, recursive=True)
@@ -77,17 +78,18 @@ class BestCheckpoint:
         self.score = score
 
     def report(self) -> dict[str, float]:
-        """For the block `evaluation/` of results."""
+        """Returns the metrics of the best evaluation for the block `evaluation/` of a result."""
         return {
             "best_episode_return_mean": self.score.episode_return_mean if self.score else math.nan,
             "best_policy_version": self.score.policy_version if self.score else 0,
         }
 
     def get_state(self) -> dict[str, Any] | None:
-        """The score, for checkpoints. None before the first evaluation."""
+        """Returns the score for a checkpoint. Returns None before the first evaluation."""
         return None if self.score is None else self.score._asdict()
 
     def set_state(self, state: Mapping[str, Any] | None) -> None:
-        """Restores what `get_state` returned, if it is of a checkpoint in the same directory."""
+        """Restores the score that `get_state` returned. Ignores the score if its best checkpoint is
+        in another directory."""
         same = state is not None and state["directory"] == self.directory
         self.score = Score(**state) if state is not None and same else None

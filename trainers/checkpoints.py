@@ -1,12 +1,15 @@
-"""Checkpoints: a directory of tensors and JSON. Loading one executes nothing that it contains.
+"""Writes and reads checkpoints, which are directories of tensors and JSON. Loading a checkpoint
+never executes code from the checkpoint.
 
-tensors.pt     a flat dict of tensors, as `torch.save` writes it
-state.json     everything else, with `{"__tensor__": name}` in place of each tensor
-replay/        the rows of a replay buffer, if it is saved, in large files that are read when needed
-manifest.json  SHA-256 of all files and of itself, written last: without it, a save is incomplete
+tensors.pt     a flat dict of tensors, in the format of `torch.save`
+state.json     the whole state, with `{"__tensor__": name}` in place of each tensor
+replay/        the rows of a replay buffer, if the buffer is saved. These files are large, and are
+               read only when needed
+manifest.json  the SHA-256 of all other files, and of the manifest itself. This file is written
+               last. A checkpoint without a manifest is incomplete
 
-A checkpoint may be another user's. Only regular files of bounded size are read, and the memory for
-the tensors is at most a few times the size of their file.
+A checkpoint may come from an untrusted user. This module therefore reads only regular files of
+limited size. The memory for the tensors is at most a few times the size of `tensors.pt`.
 """
 
 from __future__ import annotations
@@ -29,17 +32,18 @@ from torch import Tensor
 
 from polopt.common.files import open_regular, printable, read_regular
 
-#: Incremented by each change that older code cannot read.
+#: Version of the checkpoint format. A change that older code cannot read increments the version.
 FORMAT = 2
-#: Format 1 had configs of JSON values alone.
+#: Versions that this code reads. In version 1, all values of the config are JSON values.
 _READ_FORMATS = (1, FORMAT)
-#: Of every checkpoint, besides the manifest, which names them.
+#: Files that every checkpoint has in addition to the manifest.
 FILES = ("tensors.pt", "state.json")
-#: Directory of further files in a checkpoint, and their names in the manifest.
+#: Directory for the files of the replay buffer in a checkpoint.
 REPLAY = "replay"
+#: Names of these files in the manifest.
 _FURTHER_FILE = re.compile(rf"{REPLAY}/\w[\w.-]{{0,99}}")
-#: Largest size of each file in bytes, and of the pickle in `tensors.pt`, which holds names and
-#: shapes of about 150,000 tensors. Larger ones are neither written nor read.
+#: Maximum size of each file in bytes. `data.pkl` is the pickle inside `tensors.pt`. Its maximum is
+#: enough for the names and shapes of about 150,000 tensors.
 _MOST_BYTES = {
     "tensors.pt": 4 << 30,
     "data.pkl": 16 << 20,
@@ -49,16 +53,17 @@ _MOST_BYTES = {
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint is missing, incomplete, damaged, of another format, or cannot be written. The
-    message names the file and the reason, without characters that a terminal interprets."""
+    """A checkpoint is missing, incomplete or damaged, has another format, or cannot be written. The
+    message names the file and the reason. Control characters in the message are escaped, because a
+    terminal would interpret them."""
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
 
 
 class DamagedCheckpoint(CheckpointError):
-    """A checkpoint is incomplete or was changed after it was written. An older one can replace
-    it."""
+    """A checkpoint is incomplete, or was changed after it was written. An older checkpoint can be
+    restored instead."""
 
 
 def write_checkpoint(
@@ -66,20 +71,23 @@ def write_checkpoint(
     state: Mapping[str, Any],
     add_files: Callable[[Path], Mapping[str, str]] = lambda _: {},
 ) -> None:
-    """Writes `state` (tensors, arrays, numbers, strings, None, lists and dicts of those).
+    """Writes a checkpoint.
 
-    Each file is written under a temporary name and renamed, the manifest last: a kill at any moment
-    leaves a complete checkpoint or a directory without a manifest.
+    Each file is written under a temporary name and then renamed. The manifest is written last. If
+    the process is killed at any moment, the directory has either a complete checkpoint or no
+    manifest.
 
     Args:
-        directory: of the checkpoint.
-        state: what `read_checkpoint` returns.
-        add_files: called before. Writes what is too large for `state`, and may add to `state`. It
-            gets a directory that does not exist, and returns the SHA-256 of each file that it has
-            written there, by name.
+        directory: directory of the checkpoint.
+        state: the state. `read_checkpoint` will return it. The values are tensors, arrays, numbers,
+            strings, None, and lists and dicts of these.
+        add_files: a function that writes data that is too large for `state`. This function is
+            called before `state` is written, and may change `state`. Its argument is the path of a
+            directory that does not exist yet. It returns the SHA-256 of each file that it has
+            written to this directory, by file name.
 
     Raises:
-        TypeError: `state` holds anything else.
+        TypeError: `state` holds a value of another type.
         CheckpointError: a file is too large, or cannot be written. No temporary file is left.
     """
     directory = Path(directory)
@@ -88,7 +96,7 @@ def write_checkpoint(
         directory.mkdir(parents=True, exist_ok=True)
         # Until the new manifest exists, the directory counts as incomplete.
         (directory / "manifest.json").unlink(missing_ok=True)
-        if (directory / REPLAY).exists():  # of a checkpoint that was here before
+        if (directory / REPLAY).exists():  # from an older checkpoint in this directory
             shutil.rmtree(directory / REPLAY)
         further = add_files(directory / REPLAY)
         if further:
@@ -106,10 +114,10 @@ def write_checkpoint(
 
 
 def _files(directory: Path, state: Mapping[str, Any]) -> dict[str, bytes | memoryview]:
-    """The content of the files that hold `state`, by name."""
+    """Returns the contents of the files that hold `state`, by file name."""
     tensors: dict[str, Tensor] = {}
     tree = _encode(state, tensors, "")
-    packed = io.BytesIO()  # torch reports a full disk without the reason
+    packed = io.BytesIO()  # in memory, because torch's error for a full disk lacks the reason
     torch.save(tensors, packed)
     files: dict[str, bytes | memoryview] = {
         "tensors.pt": packed.getbuffer(),
@@ -128,10 +136,10 @@ def _files(directory: Path, state: Mapping[str, Any]) -> dict[str, bytes | memor
 
 
 def read_checkpoint(directory: str | Path) -> dict[str, Any]:
-    """Reads what `write_checkpoint` wrote.
+    """Reads a checkpoint, and returns the state that was given to `write_checkpoint`.
 
     Raises:
-        CheckpointError: names the file and the reason.
+        CheckpointError: the checkpoint cannot be read. The message names the file and the reason.
     """
     directory = Path(directory)
     sums = _read_manifest(directory)
@@ -141,7 +149,7 @@ def read_checkpoint(directory: str | Path) -> dict[str, Any]:
         if _sha256(files[name]) != sums.get(name):
             raise DamagedCheckpoint(
                 f"checkpoint {directory} is damaged: the SHA-256 of {name} differs from the "
-                "manifest's"
+                "SHA-256 in the manifest"
             )
     tensors = _load_tensors(directory, files["tensors.pt"])
     tree = _parse_json(directory / "state.json", files["state.json"])
@@ -150,7 +158,7 @@ def read_checkpoint(directory: str | Path) -> dict[str, Any]:
     except RecursionError:
         raise CheckpointError(f"checkpoint {directory}: state.json is nested too deeply") from None
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        # Not in tensors.pt, or of a dtype or number of dimensions that NumPy does not have.
+        # tensors.pt does not have the tensor, or NumPy does not support its dtype or dimensions.
         reason = f"{type(error).__name__}: {error}"
         raise CheckpointError(
             f"checkpoint {directory}: state.json names a tensor that cannot be used: {reason:.200}"
@@ -159,18 +167,20 @@ def read_checkpoint(directory: str | Path) -> dict[str, Any]:
 
 
 def check_further_files(directory: str | Path) -> None:
-    """Compares all files that `add_files` wrote with their sums. `read_checkpoint` does not read
-    them: they may have many gigabytes.
+    """Compares the SHA-256 of each file that `add_files` wrote with the manifest.
+    `read_checkpoint` does not read these files, because they may have many gigabytes.
 
     Raises:
-        CheckpointError: one is missing or damaged.
+        CheckpointError: a file is missing or damaged.
     """
     directory = Path(directory)
     for name, expected in _read_manifest(directory).items():
         if name in FILES:
             continue
         if not _FURTHER_FILE.fullmatch(name):
-            raise CheckpointError(f"checkpoint {directory}: manifest.json names {name!r:.200}")
+            raise CheckpointError(
+                f"checkpoint {directory}: manifest.json names an unknown file {name!r:.200}"
+            )
         try:
             with open_regular(directory / name, most_bytes=2**60) as file:
                 found = hashlib.sha256()
@@ -187,13 +197,13 @@ def check_further_files(directory: str | Path) -> None:
         if found.hexdigest() != expected:
             raise DamagedCheckpoint(
                 f"checkpoint {directory} is damaged: the SHA-256 of {name} differs from the "
-                "manifest's"
+                "SHA-256 in the manifest"
             )
 
 
 def read_state_file(directory: str | Path) -> dict[str, Any]:
-    """Reads `state.json` of a checkpoint whose other files may be damaged or missing. Tensors stay
-    `{"__tensor__": name}`.
+    """Reads only `state.json` of a checkpoint. The other files may be damaged or missing. The
+    result has `{"__tensor__": name}` in place of each tensor.
 
     Raises:
         CheckpointError: the file is missing, is not JSON, or does not match the manifest.
@@ -202,15 +212,17 @@ def read_state_file(directory: str | Path) -> dict[str, Any]:
     data = _read(path)
     try:
         whole = _read_manifest(path.parent).get(path.name) == _sha256(data)
-    except DamagedCheckpoint:  # the file got its name once it was written
+    except DamagedCheckpoint:  # a complete file, because files are renamed after they are written
         whole = True
     if not whole:
-        raise DamagedCheckpoint(f"checkpoint {directory} is damaged: the SHA-256 of {path.name}")
+        raise DamagedCheckpoint(
+            f"checkpoint {directory} is damaged: the SHA-256 of {path.name} differs"
+        )
     return _parse_json(path, data)
 
 
 def _read_manifest(directory: Path) -> dict[str, Any]:
-    """SHA-256 of the other files, by name."""
+    """Returns the SHA-256 of each other file, by file name."""
     path = directory / "manifest.json"
     manifest = _parse_json(path, _read(path))
     try:
@@ -225,12 +237,14 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
         )
     if manifest.get("format") not in _READ_FORMATS:
         raise CheckpointError(
-            f"checkpoint {directory} has format {manifest.get('format')!r:.80}; "
+            f"checkpoint {directory} has format {manifest.get('format')!r:.80}, but "
             f"this version of polopt reads formats {', '.join(map(str, _READ_FORMATS))}"
         )
     sums = manifest.get("sha256")
     if not isinstance(sums, dict):
-        raise DamagedCheckpoint(f"checkpoint {directory} is damaged: manifest.json has no sums")
+        raise DamagedCheckpoint(
+            f"checkpoint {directory} is damaged: manifest.json has no SHA-256 of the files"
+        )
     return sums
 
 
@@ -273,7 +287,8 @@ def _load_tensors(directory: Path, data: bytes) -> dict[str, Tensor]:
 
 
 def _problem(name: Any, tensor: Any) -> str:
-    """Why an entry is not what `write_checkpoint` writes. Empty if it is."""
+    """Returns why `write_checkpoint` cannot have written this entry of `tensors.pt`. Returns an
+    empty string if the entry is valid."""
     if not isinstance(name, str):
         return f"a name of type {type(name).__name__}"
     if not isinstance(tensor, Tensor):
@@ -283,7 +298,7 @@ def _problem(name: Any, tensor: Any) -> str:
     return ""
 
 
-#: Entries of a file of `torch.save`, in its folder.
+#: Names of the entries in a file that `torch.save` wrote, relative to the folder in this file.
 _ENTRY = re.compile(
     r"data\.pkl|data/[0-9]+|version|byteorder"
     r"|\.format_version|\.storage_alignment|\.data/serialization_id"
@@ -291,14 +306,18 @@ _ENTRY = re.compile(
 
 
 def _stored(data: bytes) -> io.BytesIO:
-    """A copy of a file of `torch.save` whose entries are not compressed, and whose pickle names
-    only what a dense tensor needs. `torch.load` would decompress any amount of zeros, and
-    `weights_only` allows constructors such as `bytearray(10**10)`. `torch.load` reads the copy, so
-    a file that its reader and `zipfile` understand differently passes no check by that.
+    """Checks a file that `torch.save` wrote, and returns a copy of it.
+
+    In the copy, no entry is compressed, and the pickle refers only to names that a dense tensor
+    needs. Without these checks, a small file could take all memory: `torch.load` decompresses any
+    amount of zeros, and `weights_only` allows constructors such as `bytearray(10**10)`.
+
+    `torch.load` reads the copy instead of the original file. `zipfile` and the reader of torch may
+    interpret a manipulated file differently, but they agree about the copy.
 
     Raises:
-        ValueError: the file is another kind of file.
-        Exception: from `zipfile` or `pickletools`.
+        ValueError: the file is not such a file.
+        Exception: `zipfile` or `pickletools` cannot read the file.
     """
     copy = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(copy, "w") as stored:
@@ -328,7 +347,9 @@ def _check_pickle(data: bytes) -> None:
 
 
 def _is_of_tensors(name: str) -> bool:
-    """Whether a dense tensor needs `module name`: a storage class, a dtype, or how it is built."""
+    """Returns whether the pickle of a dense tensor may refer to `name`, for example
+    `torch FloatStorage`. Such a name is a storage class, a dtype, or a function that builds a
+    tensor."""
     module, _, attribute = name.partition(" ")
     if module in ("torch", "torch.storage"):
         known = vars(torch).get(attribute)  # `getattr` would import what the file names
@@ -354,7 +375,7 @@ def _write(path: Path, data: bytes | memoryview) -> None:
 
 
 def _parse_json(path: Path, data: bytes) -> dict[str, Any]:
-    if not data:  # a copy of the directory to a full disk, for example
+    if not data:  # for example, the directory was copied to a full disk
         raise DamagedCheckpoint(f"checkpoint {path.parent} is incomplete: {path.name} is empty")
     try:
         read: dict[str, Any] = json.loads(data)
@@ -374,7 +395,8 @@ def _parse_json(path: Path, data: bytes) -> dict[str, Any]:
 
 
 def _seal(*parts: Any) -> str:
-    """SHA-256 of the manifest's content: a flipped bit must not pass for another format."""
+    """Returns the SHA-256 of the manifest's content. Without this sum, a flipped bit in the version
+    number would look like another format."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -384,7 +406,7 @@ def _sha256(data: bytes | memoryview) -> str:
 
 def _encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
     if isinstance(value, Tensor):
-        # Copied, because for a view `torch.save` would write the whole memory behind it.
+        # The tensor is copied, because `torch.save` writes the whole storage of a view.
         tensors[path] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
         return {"__tensor__": path}
     if isinstance(value, np.ndarray):
@@ -398,7 +420,10 @@ def _encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
         return [_encode(v, tensors, f"{path}/{i}") for i, v in enumerate(value)]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"a checkpoint holds plain data; got {type(value).__name__} at {path!r}")
+    raise TypeError(
+        f"a checkpoint holds only tensors, arrays and JSON values. Got {type(value).__name__} at "
+        f"{path!r}"
+    )
 
 
 def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:

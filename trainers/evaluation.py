@@ -1,6 +1,9 @@
-"""Evaluation while training: whole episodes with a copy of the policy, in the driver between
-iterations or in workers beside training. As a strategy, it has a half in the worker and one in the
-driver."""
+"""Evaluation during training: plays whole episodes with a copy of the policy.
+
+The driver plays the episodes between two iterations, or evaluation workers play them while training
+continues. Like the file of a strategy, this file has two halves: the function `play` runs in a
+worker, and the class `Evaluation` runs in the driver.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +38,15 @@ from polopt.trainers.results import custom_block
 
 logger = logging.getLogger("polopt")
 
-#: A call in the driver's process ends after this time, so that a request to stop is seen.
+#: Seconds after which a call in the driver's process ends. The driver can then check for a request
+#: to stop.
 _CALL_HERE_S = 0.25
-#: A call of a worker ends after this share of `worker_timeout_s`: many long episodes do not count
-#: as hanging.
+#: Share of `worker_timeout_s` after which a call to a worker ends. A worker that plays many long
+#: episodes therefore does not count as hanging.
 _CALL_SHARE = 0.25
-#: Evaluations that take longer are logged.
+#: Seconds after which the driver logs a warning about a long evaluation.
 _LONG_S = 60.0
-#: Keys of `EpisodeWindow.report` that `evaluation/env_runners/` has.
+#: Keys of `EpisodeWindow.report` that the block `evaluation/env_runners/` of a result contains.
 EPISODE_KEYS = (
     "episode_return_mean",
     "episode_return_min",
@@ -53,15 +57,16 @@ EPISODE_KEYS = (
 
 
 class Part(NamedTuple):
-    """What one worker plays of an evaluation.
+    """The part of an evaluation that one worker plays.
 
     Attributes:
-        serial: of the evaluation in this process. Tells a worker whether it has begun with it.
-        num_episodes: of this worker.
+        serial: serial number of the evaluation in the driver's process. From this number, a worker
+            knows whether it has already begun this evaluation.
+        num_episodes: number of episodes that the worker plays.
         explore: see `EvaluationConfig`.
-        seeds: of its environments and actions.
-        statistics: running statistics of the wrappers of training's environments.
-        call_s: seconds after which a call ends, done or not.
+        seeds: seeds of the worker's environments and actions.
+        statistics: running statistics of the wrappers around the training environments.
+        call_s: seconds after which a call ends, even if the part is not complete.
     """
 
     serial: int
@@ -73,10 +78,10 @@ class Part(NamedTuple):
 
 
 def play(worker: RolloutWorker, weights: Weights | None, part: Part) -> EpisodeStats | None:
-    """Runs in a worker: goes on with its part of an evaluation, or begins with it.
+    """Runs in a worker. Begins the worker's part of an evaluation, or continues it.
 
     Returns:
-        its episodes. None: it needs further calls.
+        the episodes of the part. None if the worker needs further calls to complete the part.
     """
     worker.set_weights(weights)
     sampler = worker.get_sampler()
@@ -108,15 +113,16 @@ def play(worker: RolloutWorker, weights: Weights | None, part: Part) -> EpisodeS
 
 @dataclass
 class _Running:
-    """The evaluation under way.
+    """The evaluation that is running now.
 
     Attributes:
-        weights: that are evaluated.
-        state: of the trainer when they were taken. Saved if they turn out to be the best.
-        num_parts: workers that play.
-        played: by worker index.
-        called_s: seconds of the calls that have ended, by worker index.
-        is_long: it was logged that it takes long.
+        weights: the weights that are evaluated.
+        state: the trainer's state at the time when it took these weights. It is saved if the
+            evaluation has the best mean return so far.
+        num_parts: number of workers that play.
+        played: episodes of the workers that have completed their parts, by worker index.
+        called_s: total seconds of the calls that have ended, by worker index.
+        is_long: whether the warning about a long evaluation has been logged.
     """
 
     weights: Weights
@@ -128,20 +134,21 @@ class _Running:
 
     @property
     def duration_s(self) -> float:
-        """See `Evaluated`. The driver takes replies between iterations of training: its clock would
-        add the rest of an iteration."""
+        """See `Evaluated`. This value is not measured with the driver's clock, because the driver
+        takes replies only between two training iterations."""
         return max(self.called_s.values(), default=0.0)
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """An evaluation that has ended.
+    """The outcome of an evaluation that has ended.
 
     Attributes:
-        policy_version: of the weights.
-        policy_env_steps: environment steps that training had sampled when they were taken.
-        episodes: in order of workers.
-        duration_s: of the calls of the worker whose calls took longest in sum.
+        policy_version: version of the weights that were evaluated.
+        policy_env_steps: number of environment steps that training had sampled when the trainer
+            took these weights.
+        episodes: the episodes, ordered by worker index.
+        duration_s: total seconds of all calls to one worker, for the worker with the largest total.
         state: see `_Running`.
     """
 
@@ -158,16 +165,19 @@ class Evaluated:
 
 
 def evaluation_config(config: TrainerConfig, worker_config: WorkerConfig) -> WorkerConfig | None:
-    """The config of evaluation's workers. None without `evaluation_interval`. Where it has other
-    environments than training, one of them is made and closed.
+    """Returns the config of the evaluation workers. Returns None if `evaluation_interval` is not
+    set.
+
+    If `evaluation_config` changes the environments, this function makes one environment to check
+    its spaces, and closes the environment.
 
     Args:
-        config: of the trainer: its keys `evaluation_*`.
-        worker_config: of training's workers.
+        config: options of the trainer. The keys `evaluation_*` are used.
+        worker_config: config of the training workers.
 
     Raises:
-        ConfigError: environments of `evaluation_config` that cannot be made, or that have other
-            spaces than the environments of training.
+        ConfigError: an environment of `evaluation_config` cannot be made, or its spaces differ from
+            the spaces of the training environments.
     """
     if config.evaluation_interval is None:
         return None
@@ -179,18 +189,18 @@ def evaluation_config(config: TrainerConfig, worker_config: WorkerConfig) -> Wor
             "num_workers": config.evaluation_num_workers,
             "transport": "ray",
             "num_workers_below": 0,
-            "record_arrivals": False,  # training does not depend on when it ends
+            "record_arrivals": False,  # training does not depend on when an evaluation ends
             "min_workers": None,
             "num_gpus_per_worker": 0.0,
         }
     )
-    # The worker in the driver's process has the index 0.
+    # The worker in the driver's process has the index 0, and remote workers begin at 1.
     offset = training.last_worker_index + (config.evaluation_num_workers == 0)
     env = worker_config.env
     if changes:
         env = env if options.env is None else resolve_env(options.env)
         env_key, config_key, num_key = (f"evaluation_config.{key}" for key in ENV_KEYS)
-        with kept_global_generators():  # the environment may draw from them
+        with kept_global_generators():  # the environment may draw from the global generators
             spaces = probe_spaces(
                 env, rollout, (env_key, config_key, num_key), training.last_worker_index + 1, True
             )
@@ -210,27 +220,29 @@ def _check_spaces(spaces: tuple[Any, Any], trained: tuple[Any, Any], env: EnvSou
         if not (same_encoding(one, other) if name == "observation" else one == other):
             raise ConfigError(
                 f"key 'evaluation_config': {env_name(env)!r} has the {name} space {one!s:.200}. "
-                f"Allowed: the one of training, {other!s:.200}"
+                f"Allowed: the same space as in training, {other!s:.200}"
             )
 
 
 class Evaluation:
-    """Plays whole episodes with copies of the policy, one evaluation at a time.
+    """Plays whole episodes with copies of the policy. Only one evaluation runs at a time.
 
-    A worker that dies or hangs is replaced, and its replacement plays its part again from the same
-    seeds. Environments, actions and the global generators of the process have seeds of their own,
-    so that a run is the same with evaluation and without it.
+    A worker that dies or hangs is replaced. The replacement plays the whole part of the lost worker
+    from the same seeds. In an evaluation, the environments, the actions and the global random
+    generators have separate seeds. Evaluation therefore does not change the results of training.
 
     Args:
-        config: of the trainer: its keys `evaluation_*`.
-        workers: of `evaluation_config`. Stopped at the end.
+        config: options of the trainer. The keys `evaluation_*` are used.
+        workers: workers that were made from the result of `evaluation_config`. `stop` stops them.
 
     Attributes:
-        due: an evaluation is to begin once none is under way.
-        last: the evaluation that ended last. None: none yet.
-        num_begun: evaluations that have begun, also before a restore.
-        num_evaluations: evaluations that have ended.
-        workers: their local worker's policy is the copy that is evaluated.
+        due: whether an evaluation begins as soon as no other evaluation is running.
+        last: the latest evaluation that has ended. It is None before the first evaluation has
+            ended.
+        num_begun: number of evaluations that have begun, including those before a restore.
+        num_evaluations: number of evaluations that have ended, including those before a restore.
+        workers: the evaluation workers. The policy of the local worker is the copy that is
+            evaluated.
     """
 
     def __init__(self, config: TrainerConfig, workers: WorkerSet) -> None:
@@ -247,15 +259,16 @@ class Evaluation:
 
     @property
     def in_driver(self) -> bool:
-        """Whether it runs between iterations in the driver's process."""
+        """Whether the evaluation runs in the driver's process, between two training iterations."""
         return self._config.evaluation_num_workers == 0
 
     def is_due(self, iteration: int) -> bool:
-        """Whether an evaluation is to begin after an iteration. One that falls due while another is
-        under way begins after it.
+        """Returns whether an evaluation has to begin after an iteration. If another evaluation is
+        still running, the new evaluation begins after the first iteration in which the other one
+        has ended.
 
         Args:
-            iteration: its number, from 1.
+            iteration: number of the iteration, counted from 1.
         """
         interval = self._config.evaluation_interval
         self.due |= interval is not None and iteration % interval == 0
@@ -264,10 +277,10 @@ class Evaluation:
     def begin(
         self, weights: Weights, state: dict[str, Any], statistics: list[dict[str, Any]]
     ) -> None:
-        """Begins an evaluation. Does not wait.
+        """Begins an evaluation. Returns without waiting for replies.
 
         Args:
-            weights: to evaluate.
+            weights: the weights to evaluate.
             state: see `_Running`.
             statistics: see `Part`.
         """
@@ -299,13 +312,15 @@ class Evaluation:
         self._running = _Running(weights, state, len(parts))
 
     def run(self, stopped: Callable[[], bool]) -> bool:
-        """Plays the evaluation that was begun in this process.
+        """Waits until the evaluation that was begun has ended. If the evaluation runs in this
+        process, this method also plays its episodes.
 
         Args:
-            stopped: asked several times a second. True drops the evaluation.
+            stopped: called several times a second. If `stopped` returns True, the evaluation is
+                dropped.
 
         Returns:
-            whether it has ended.
+            True if the evaluation has ended, and False if it was dropped.
         """
         with kept_global_generators():
             while not stopped():
@@ -316,12 +331,12 @@ class Evaluation:
         return False
 
     def finish(self) -> None:
-        """Waits for the evaluation that is under way."""
+        """Waits until the running evaluation has ended."""
         self.run(lambda: False)
 
     def poll(self) -> bool:
-        """Whether an evaluation in workers has ended since the last call. Does not wait. Replaces
-        workers that have died or hang.
+        """Returns whether an evaluation in workers has ended since the previous call. Does not
+        wait. Replaces workers that have died or hang.
 
         Raises:
             WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError: see `Calls`.
@@ -332,7 +347,8 @@ class Evaluation:
         return self._take()
 
     def _take(self) -> bool:
-        """Takes the replies that have arrived. Whether they complete the evaluation."""
+        """Takes the replies that have arrived. Returns whether these replies complete the
+        evaluation."""
         running = self._running
         assert running is not None
         while self._calls.kept:
@@ -345,8 +361,8 @@ class Evaluation:
             if running.duration_s >= _LONG_S and not running.is_long:
                 running.is_long = True
                 logger.warning(
-                    "the evaluation of policy version %d has taken %.0f s so far; "
-                    "max_frames_per_traj bounds the length of episodes",
+                    "the evaluation of policy version %d has taken %.0f s so far. "
+                    "max_frames_per_traj limits the length of episodes",
                     running.weights.version,
                     running.duration_s,
                 )
@@ -367,14 +383,15 @@ class Evaluation:
         called_s[index] = called_s.get(index, 0.0) + sum(reply.counts.seconds.values())
 
     def drop(self) -> None:
-        """Drops the evaluation that is under way."""
+        """Drops the running evaluation."""
         self._calls.clear()
-        self._custom_metrics.report()  # of workers that had done their part
+        self._custom_metrics.report()  # discards the metrics of workers that completed their parts
         self._running = None
 
     def report(self) -> dict[str, Any]:
-        """The block `evaluation/` of a result. `env_runners/` is of the evaluation that has ended
-        since the last report, and NaN if none has."""
+        """Returns the block `evaluation/` of a result. The values in `env_runners/` describe the
+        evaluation that has ended since the previous report. They are NaN if no evaluation has ended
+        since then."""
         last = self.last
         window, custom = EpisodeWindow(self._config.evaluation_duration), {}
         if last is not None and self.num_evaluations > self._num_reported:
@@ -392,7 +409,8 @@ class Evaluation:
         }
 
     def get_state(self) -> dict[str, Any]:
-        """Counts, for checkpoints. The evaluation under way is not saved, and is due again."""
+        """Returns the counters for a checkpoint. A running evaluation is not saved. It is due again
+        after a restore."""
         return {
             "num_begun": self.num_begun - (self._running is not None),
             "num_evaluations": self.num_evaluations,
@@ -400,13 +418,13 @@ class Evaluation:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned. Drops the evaluation that is under way."""
+        """Restores the counters that `get_state` returned. Drops the running evaluation."""
         self.drop()
         self.num_begun = int(state.get("num_begun", 0))
         self.num_evaluations = self._num_reported = int(state.get("num_evaluations", 0))
         self.due = bool(state.get("due", False))
 
     def stop(self) -> None:
-        """Drops what is pending, and stops the workers."""
+        """Drops the running evaluation, and stops the evaluation workers."""
         self.drop()
         self.workers.stop()

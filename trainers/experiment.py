@@ -1,4 +1,5 @@
-"""`Experiment`: one flat config dict, parsed by the classes that own its keys."""
+"""`Experiment`: the parsed config of a trainer. Each config class validates the keys that it
+owns."""
 
 from __future__ import annotations
 
@@ -37,18 +38,22 @@ from polopt.rollouts.workers.worker_config import WorkerConfig, make_worker_conf
 
 
 class EvaluationConfig(Config):
-    """How evaluation chooses actions, and how its environments differ from those in training. None
-    means that an option is the same as in training.
+    """Options of evaluation: how evaluation chooses actions, and how the environments of evaluation
+    differ from the training environments. An option that is `None` has the same value as in
+    training.
 
     Attributes:
-        explore: True samples actions. False takes the mode of the policy's distribution.
-        env: the environment.
-        env_config: options of the environments. They replace options of training, or are added to
-            them. Nested dicts are merged, as in RLlib.
-        num_envs_per_worker: number of environments of one evaluation worker.
-        vectorization_mode: see `RolloutConfig`.
-        autoreset_mode: see `RolloutConfig`.
-        max_frames_per_traj: see `RolloutConfig`.
+        explore: `True` samples actions from the policy's distribution. `False` takes the mode of
+            this distribution.
+        env: the environment. The allowed values are the same as for the option `env` of training.
+        env_config: the options of the environments. These options are merged into the `env_config`
+            of training, and override options with the same key. Nested dicts are merged, too, as in
+            RLlib.
+        num_envs_per_worker: the number of environments in each evaluation worker.
+        vectorization_mode: how each evaluation worker steps its environments. See `RolloutConfig`.
+        autoreset_mode: Gymnasium's autoreset mode. See `RolloutConfig`.
+        max_frames_per_traj: the number of environment steps after which an episode is truncated.
+            See `RolloutConfig`.
     """
 
     explore: bool = False
@@ -70,7 +75,7 @@ class EvaluationConfig(Config):
         return canonical(data, cls.aliases, "evaluation_config")
 
     def changes(self, training: RolloutConfig) -> dict[str, Any]:
-        """Returns the options of sampling that differ from training, with the values they have in
+        """Returns the options of `RolloutConfig` that evaluation overrides, with their values in
         evaluation."""
         given = {name: value for name, value in self if name in RolloutConfig.model_fields}
         given["env_config"] = merged_options(training.env_config, self.env_config)
@@ -83,33 +88,39 @@ class TrainerConfig(Config):
     """Options of the trainer itself.
 
     Attributes:
-        min_sample_timesteps_per_iteration: least number of environment steps of one training
-            iteration. A single optimizer step can take a few milliseconds, and a result of Tune
-            takes longer than that.
-        min_time_s_per_iteration: least duration of one training iteration, in seconds. If it is
-            set, the number of steps in an iteration depends on the speed of the machine.
-        record_restarts: with `record_arrivals`: after each checkpoint, the run goes on as a
-            restored run does, with new worker processes and new episodes. Then `polopt rerun` can
-            begin at any checkpoint.
-        num_cpus_for_driver: Ray CPUs of the trainer's process.
-        num_gpus: Ray GPUs of the trainer's process. Above 0, it learns on CUDA.
-        evaluation_interval: training iterations between two evaluations of the policy. None: the
-            policy is not evaluated. RLlib: `evaluation_interval`.
-        evaluation_duration: number of whole episodes in one evaluation. How many of them each
-            environment plays is fixed in advance. RLlib: `evaluation_duration`, with the unit
-            `episodes`.
-        evaluation_num_workers: number of Ray actors that play the episodes beside training. Each
-            has the resources of a rollout worker except GPUs. 0: the driver's process plays the
-            episodes between iterations, and training waits. RLlib: `evaluation_num_env_runners`.
-        evaluation_config: how evaluation chooses actions, and its environments. See
+        min_sample_timesteps_per_iteration: the minimum number of environment steps in one training
+            iteration. A single optimizer step can take a few milliseconds, which is less than Tune
+            needs to handle one result. One iteration therefore consists of many optimizer steps.
+        min_time_s_per_iteration: the minimum duration of one training iteration, in seconds. With a
+            value above 0, the number of environment steps in an iteration depends on the speed of
+            the machine.
+        record_restarts: whether the trainer restarts all worker processes and episodes after each
+            checkpoint, as if the run had been restored from this checkpoint. `polopt rerun` can
+            then begin at any checkpoint. This option requires `record_arrivals`.
+        num_cpus_for_driver: the number of Ray CPUs that the driver reserves.
+        num_gpus: the number of Ray GPUs that the driver reserves. With a value above 0, the policy
+            learns on CUDA.
+        evaluation_interval: the number of training iterations between two evaluations of the
+            policy. `None` means that the policy is not evaluated. RLlib: `evaluation_interval`.
+        evaluation_duration: the number of whole episodes in one evaluation. The number of episodes
+            in each environment is fixed in advance. Otherwise, short episodes would be played more
+            often than long episodes. RLlib: `evaluation_duration`, with the unit `episodes`.
+        evaluation_num_workers: the number of Ray actors that play the evaluation episodes while
+            training continues. Each actor reserves the resources of a rollout worker except GPUs.
+            With 0, the driver plays the episodes between two iterations, and training waits.
+            RLlib: `evaluation_num_env_runners`.
+        evaluation_config: the options for the actions and the environments of evaluation. See
             `EvaluationConfig`. RLlib: `evaluation_config`, where `explore` is True by default.
-        callbacks: a subclass of `polopt.Callbacks`, or its `module:Class`. Its methods are called
-            at the end of episodes and with results. RLlib: `callbacks`.
-        trace: record some optimizer steps in the driver and in all workers, and write them to
-            `trace.json` in `Trainable.logdir`. With `SyncConfig(sync_artifacts=True)`, Tune copies
-            the file to the trial's results. `polopt trace` shows it.
-        trace_first_step: number of the first recorded step, from 1.
-        trace_num_steps: number of recorded steps.
+        callbacks: a subclass of `polopt.Callbacks`, or its path as `module:Class`. The workers call
+            methods of this class during sampling, and the driver calls a method with each result.
+            RLlib: `callbacks`.
+        trace: whether to record some optimizer steps in the driver and in all workers. The driver
+            writes these steps to the file `trace.json` in `Trainable.logdir`, which `polopt trace`
+            shows. With `SyncConfig(sync_artifacts=True)`, Tune copies the file to the trial's
+            results.
+        trace_first_step: the index of the first optimizer step that `trace` records. The first
+            step of a run has the index 1.
+        trace_num_steps: the number of optimizer steps that `trace` records.
     """
 
     min_sample_timesteps_per_iteration: int = pydantic.Field(default=4000, ge=0, le=2**62)
@@ -139,13 +150,13 @@ class TrainerConfig(Config):
         workers, episodes = self.evaluation_num_workers, self.evaluation_duration
         if workers > episodes:
             raise ValueError(
-                f"key 'evaluation_num_workers': got {workers} with evaluation_duration={episodes}; "
-                "allowed: at most one worker for each episode"
+                f"key 'evaluation_num_workers': got {workers} with evaluation_duration={episodes}. "
+                "Allowed: at most one worker for each episode"
             )
         if workers and self.evaluation_interval is None:
             raise ValueError(
-                f"key 'evaluation_num_workers': got {workers} without evaluation_interval; "
-                "allowed: 0, or an evaluation_interval"
+                f"key 'evaluation_num_workers': got {workers} without evaluation_interval. "
+                "Allowed: 0. To evaluate the policy, also set evaluation_interval"
             )
         return self
 
@@ -165,17 +176,17 @@ class Experiment:
 
     @classmethod
     def parse(cls, options: Mapping[str, Any], preset: Mapping[str, Any]) -> Experiment:
-        """Passes each key to the config class that owns it.
+        """Parses a flat config dict. Passes each key to the config class that owns this key.
 
         Args:
-            options: the user's flat dict. The values of `optimizer` and `policy` are a registered
-                name, `module:Class`, a class, or a dict of `name` and options that are only for
-                that plugin. The value of `preset` is the name of a preset, `module:Class`, a class,
-                or a dict of `name` and options that are only for that preset.
-            preset: options that differ from the defaults. `options` override them.
+            options: the user's flat dict. The value of `optimizer` or `policy` is a registered
+                name, `module:Class`, a class, or a dict. Such a dict has the key `name` and
+                options that apply only to this optimizer or policy. The value of `preset` has the
+                same forms, with the name of a preset.
+            preset: options of the preset that differ from the defaults. `options` override them.
 
         Raises:
-            ConfigError: a key is unknown, a value is wrong, or options cannot be combined.
+            ConfigError: a key is unknown, a value is wrong, or some options cannot be combined.
         """
         _check_mapping(options)
         options, preset = with_preset(options, preset)
@@ -216,8 +227,8 @@ class Experiment:
         return experiment
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns a flat config that `parse` accepts. The class of a network is replaced by its
-        name."""
+        """Returns a flat config dict that `parse` accepts. The dict holds the name of the network
+        class instead of the class."""
         env = self.rollout.env
         if isinstance(env, EnvSpec) and env == gymnasium.registry.get(env.id):
             env = env.id
@@ -234,30 +245,30 @@ class Experiment:
         }
 
     def make_worker_config(self) -> WorkerConfig:
-        """Returns the config of the workers. Makes one environment and one policy to check them,
-        and closes the environment.
+        """Returns the config of the workers. To check the config, this method makes one environment
+        and one policy, and closes the environment.
 
         Raises:
             ConfigError: the environment is unknown or cannot be made, a space is not supported, or
-                the value of `callbacks` is not a class of callbacks.
+                the value of `callbacks` is not a subclass of `Callbacks`.
         """
         callbacks = resolve_callbacks(self.trainer.callbacks)
         return make_worker_config(self.rollout, self.policy_class, self.policy, callbacks=callbacks)
 
     @property
     def further_processes(self) -> list[dict[str, float]]:
-        """The resources of each process that the optimizer starts besides the workers."""
+        """The resources of each process that the optimizer starts in addition to the workers."""
         return self.optimizer_class.further_processes(self.optimizer)
 
     @property
     def num_remote_processes(self) -> int:
-        """The number of remote processes of the run. These are rollout workers, the workers below
-        them, evaluation workers, and processes that the optimizer starts."""
+        """The number of remote processes of the run. These processes are the rollout workers, the
+        workers below them, the evaluation workers, and the processes that the optimizer starts."""
         return self._num_remote_workers + len(self.further_processes)
 
     @property
     def remote_cpus(self) -> float:
-        """The number of Ray CPUs that the remote processes of the run reserve."""
+        """The number of Ray CPUs that all remote processes of the run reserve."""
         further = sum(process.get("CPU", 0.0) for process in self.further_processes)
         return self._num_remote_workers * self.rollout.num_cpus_per_worker + further
 
@@ -300,8 +311,8 @@ class Experiment:
 
 
 def merged_options(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options with the changes applied. If both values of a key are dicts, they are
-    merged in the same way."""
+    """Returns the options with the changes applied. Where `options` and `changes` both have a dict
+    under a key, these two dicts are merged in the same way."""
     merged = dict(options)
     for key, value in changes.items():
         old = merged.get(key)
@@ -316,14 +327,14 @@ def with_keywords(config: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """Merges a config dict with keyword arguments.
 
     Raises:
-        ConfigError: a key is in both, or `config` is not a dict.
+        ConfigError: a key is in `config` and in `options`, or `config` is not a dict.
     """
     _check_mapping(config)
     for key in options:
         if key in config:
             raise ConfigError(
                 f"key {key!r}: got {shown(config[key])} in config and {shown(options[key])} as a "
-                "keyword argument. Allowed: one of them"
+                "keyword argument. Give only one of them"
             )
     return {**config, **options} if options else config
 
@@ -332,7 +343,7 @@ def plugin_names(options: Mapping[str, Any], preset: Mapping[str, Any]) -> tuple
     """Returns the chosen optimizer and policy, each as a name or a class.
 
     Raises:
-        ConfigError: one of them is neither a name nor a class.
+        ConfigError: the optimizer or the policy is neither a name nor a class.
     """
     options, preset = with_preset(options, preset)
     return _plugin("optimizer", options, preset)[0], _plugin("policy", options, preset)[0]
@@ -341,14 +352,15 @@ def plugin_names(options: Mapping[str, Any], preset: Mapping[str, Any]) -> tuple
 def with_preset(
     options: Mapping[str, Any], preset: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Resolves the key `preset`. With this key, one trainer can compare several presets.
+    """Resolves the key `preset` of a config. With this key, one Tune experiment can compare several
+    presets.
 
     Returns:
-        the options without the key, and the options of the named preset that differ from the
-        defaults. Without the key, both arguments are returned unchanged.
+        `options` without the key `preset`, and the options of the named preset that differ from
+        the defaults. If `options` has no key `preset`, both arguments are returned unchanged.
 
     Raises:
-        ConfigError: the preset is unknown, or the trainer is a preset itself.
+        ConfigError: the preset is unknown, or the trainer already has a preset.
     """
     if "preset" not in options:
         return options, preset
@@ -358,8 +370,8 @@ def with_preset(
         return rest, preset
     if preset:
         raise ConfigError(
-            f"key 'preset': got {shown(chosen)}, but this trainer is a preset itself. Allowed with "
-            "PolicyOptimizerTrainer"
+            f"key 'preset': got {shown(chosen)}, but the class of this trainer is a preset "
+            "already. Leave the key out, or use PolicyOptimizerTrainer"
         )
     name, only = chosen, {}
     if isinstance(chosen, Mapping):
@@ -372,7 +384,7 @@ def with_preset(
 
 
 def _preset_options(name: Any) -> Mapping[str, Any]:
-    """The options of a preset that differ from the defaults.
+    """Returns the options of a preset that differ from the defaults.
 
     Raises:
         ConfigError: the preset is unknown.
@@ -398,7 +410,8 @@ def _preset_options(name: Any) -> Mapping[str, Any]:
 
 
 def aliases_for(options: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the aliases of the chosen optimizer and policy, and the keys for which they stand.
+    """Returns a dict from each alias of an option to the key of this option, for the chosen
+    optimizer and policy.
 
     Raises:
         ConfigError: the optimizer or the policy is unknown.
@@ -419,13 +432,14 @@ def _check_fit(
     Args:
         optimizer_name: name of the optimizer, for the error message.
         optimizer_class: the class of the optimizer.
-        given: the type of the batches that the optimizer, with its options, gives to policies.
+        given: the type of the batches that the optimizer gives to the policy. It may depend on the
+            options of the optimizer.
         policy_name: name of the policy, for the error message.
         policy_class: the class of the policy.
 
     Raises:
-        ConfigError: the optimizer cannot use the policy. The message names the optimizers and the
-            policies that fit.
+        ConfigError: the optimizer cannot use the policy. The message names the optimizers that can
+            use this policy, and the policies that this optimizer can use.
     """
     problem = _misfit(optimizer_class, policy_class, given)
     if not problem:
@@ -455,12 +469,12 @@ def _misfit(optimizer_class: type[PolicyOptimizer], policy_class: type[Policy], 
     learned = policy_class.learns_from
     if given is not learned:
         return (
-            f"the policy learns from {learned.__name__}, and the optimizer gives it "
+            f"the policy learns from {learned.__name__}, but the optimizer gives it "
             f"{given.__name__}"
         )
     if optimizer_class.needs_gradients and not policy_class.gives_gradients():
         return (
-            "the optimizer applies gradients that workers compute, and the policy defines neither "
+            "the optimizer applies gradients that workers compute, but the policy defines neither "
             "minibatch_gradients nor compute_gradients"
         )
     return ""
@@ -483,7 +497,7 @@ def _aliases(owners: Mapping[str, type[Config]]) -> dict[str, str]:
 
 def _check_mapping(options: Any) -> None:
     if isinstance(options, str) or callable(options):
-        environment = f"If this is the environment: env={shown(options)}"
+        environment = f"If this is the environment, pass it as env={shown(options)}"
         raise ConfigError(
             f"config: got {shown(options)}. Allowed: a dict of keys to values, or keyword "
             f"arguments. {instead_of(options) or environment}"
@@ -501,7 +515,7 @@ def _check_not_fixed(plugin: str, options: Mapping[str, Any], preset: Mapping[st
     if name is not None and fixed is not None and differ(name, fixed):
         other = "To choose another, use PolicyOptimizerTrainer"
         raise ConfigError(
-            f"key {plugin!r}: got {shown(name)}, but this preset is {fixed!r}. "
+            f"key {plugin!r}: got {shown(name)}, but this preset always uses {fixed!r}. "
             f"{instead_of(name) or other}"
         )
 
@@ -509,7 +523,7 @@ def _check_not_fixed(plugin: str, options: Mapping[str, Any], preset: Mapping[st
 def _plugin(
     key: str, options: Mapping[str, Any], preset: Mapping[str, Any]
 ) -> tuple[Any, Mapping[str, Any]]:
-    """Returns the name or class of a plugin, and the options that are only for this plugin."""
+    """Returns the name or class of a plugin, and the options that apply only to this plugin."""
     fixed = preset.get(key)
     chosen = options.get(key, fixed or _DEFAULT_PLUGINS[key])
     name, only = chosen, {}
@@ -524,15 +538,17 @@ def _plugin(
 
 
 def _name(plugin: Any, registry: Registry) -> str:
-    """Returns the name of a plugin in checkpoints. For a class, this is its registered name."""
+    """Returns the name that checkpoints store for a plugin. For a class, this is the registered
+    name if there is one."""
     if isinstance(plugin, type):
         return registry.name_of(plugin) or plugin.__name__
     return str(plugin)
 
 
-#: Path of the presets by name. They are loaded late, because they import this module.
+#: Where the presets are defined. They are loaded at the first use, because their module imports
+#: this module.
 _PRESETS = "polopt.trainers.presets:PRESETS"
-#: Defaults of `PolicyOptimizerTrainer`.
+#: The default plugins of `PolicyOptimizerTrainer`.
 _DEFAULT_PLUGINS = {"optimizer": "sync_samples", "policy": "ppo"}
 
 
@@ -556,8 +572,10 @@ def _owner(
                 f'"{key}": ...}}'
             )
     if key in _keys(ModelConfig):
-        raise ConfigError(f"key {key!r} is an option of the network: model={{{key!r}: ...}}")
-    listed = "" if instead_of(key) else "; `polopt list PRESET` lists them"
+        raise ConfigError(
+            f"key {key!r} is an option of the network. Set it with model={{{key!r}: ...}}"
+        )
+    listed = "" if instead_of(key) else " (`polopt list PRESET` lists all keys)"
     raise ConfigError(f"{unknown_key(key, _known(owners))}{listed}")
 
 

@@ -1,4 +1,4 @@
-"""Tune's table of trial progress in notebooks: the metrics that a trainable names, not all."""
+"""Makes Tune's progress table in notebooks show only the metrics that a trainable selects."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ray.widgets.util import in_notebook
 
 
 class NotebookProgress(TrialProgressCallback):
-    """Shows the result keys in `_progress_metrics` of the trial's class.
+    """Shows only the result keys in `_progress_metrics` of the trial's class.
 
-    Terminals get them from Tune itself. Its output for notebooks shows every key of a result, and
-    whole blocks as one cell.
+    In a terminal, Tune itself uses `_progress_metrics`. In a notebook, Tune would show every key of
+    a result, with each nested block in one cell.
     """
 
     def display_result(self, trial: Any, result: dict[str, Any], error: bool, done: bool) -> None:
-        """Called by Tune with a result, in notebooks only."""
+        """Shows one result. Tune calls this method only in notebooks."""
         named = getattr(trial.get_trainable_cls(), "_progress_metrics", None)
         if named:
             flat = flatten_dict(result)
@@ -28,13 +28,14 @@ class NotebookProgress(TrialProgressCallback):
 
 
 class ProgressMetrics:
-    """The attribute `_progress_metrics` of a trainable: keys of its results that Tune shows.
+    """Descriptor for the attribute `_progress_metrics` of a trainable: the result keys that Tune
+    shows.
 
-    Tune asks for it just before it makes its callbacks. In a notebook, that is the moment to name
-    `NotebookProgress` as one of them.
+    Tune reads this attribute just before it makes its callbacks. In a notebook, reading the
+    attribute therefore also selects `NotebookProgress` as one of the callbacks.
 
     Args:
-        keys: the keys, nested ones with `/`.
+        keys: the result keys. In the path of a nested key, `/` separates the parts.
     """
 
     def __init__(self, *keys: str) -> None:
@@ -46,8 +47,8 @@ class ProgressMetrics:
 
 
 def show_named_metrics() -> None:
-    """In a notebook, has each experiment of this process use `NotebookProgress`. Elsewhere Tune
-    would warn about it."""
+    """In a notebook, makes each Tune experiment of this process use `NotebookProgress`. Does
+    nothing outside of notebooks, because Tune would warn about the callback there."""
     names = [name for name in os.environ.get(RAY_TUNE_CALLBACKS_ENV_VAR, "").split(",") if name]
     own = f"{NotebookProgress.__module__}.{NotebookProgress.__qualname__}"
     if in_notebook() and own not in names:

@@ -1,5 +1,5 @@
-"""All options of a preset, as its config classes declare them: for `polopt list`, `help`, the
-signatures that editors show, and `docs/options.md`."""
+"""Collects all options of a preset from its config classes. `polopt list`, `help`, the signatures
+in editors and `docs/options.md` show these options."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.trainers.experiment import TrainerConfig, plugin_names
 
-#: The options that choose the classes of all others.
+#: The options that select the optimizer and the policy. These decide which other options exist.
 _PLUGINS = {
     "optimizer": "the policy optimizer: a registered name, a class, or a dict of `name` and "
     "options of this optimizer",
     "policy": "the policy: a registered name, a class, or a dict of `name` and options of this "
     "policy",
 }
-#: Meaning of the key `preset` for `PolicyOptimizerTrainer`.
+#: Meaning of the option `preset` of `PolicyOptimizerTrainer`.
 _PRESET = (
-    "a preset whose optimizer, policy and defaults hold; with `tune.grid_search`, presets are "
-    "compared in one experiment"
+    "a preset that sets the optimizer, the policy and their defaults. With `tune.grid_search`, one "
+    "experiment can compare several presets"
 )
 _ANY_PRESET = (
     "None; the name, the class or 'module:Class' of a preset; or a dict of `name` and options that "
-    "hold with this preset"
+    "apply only to this preset"
 )
+#: Options that have the same name in RLlib.
 _SAME_IN_RLLIB = {
     name for row in RLLIB for name in row.names if name in re.findall(r"`(\w+)`", row.here)
 }
@@ -45,17 +46,19 @@ _RLLIB_NAME = re.compile(r"RLlib(?:\s0\.8)?:\s`(\w+)`")
 
 @dataclass(frozen=True)
 class Option:
-    """One option.
+    """The description of one option.
 
     Attributes:
-        key: with the keys above it for an option of a nested dict: `model.fcnet_hiddens`.
-        default: of the preset.
-        allowed: in words.
-        meaning: from the docstring of its config class.
-        aliases: other names of the key that are accepted.
-        rllib: names of the option in RLlib. Today's names are accepted.
-        annotation: its type, without pydantic's constraints.
-        owner: the config class that introduces it.
+        key: key of the option. For an option in a nested dict, this is the dotted path, for example
+            `model.fcnet_hiddens`.
+        default: default of the option in the preset.
+        allowed: the allowed values in words.
+        meaning: meaning of the option, from the docstring of the config class.
+        aliases: other keys that configs may use for this option.
+        rllib: names of the option in RLlib. Configs may use the names in current versions of RLlib.
+        annotation: type of the option without pydantic's constraints.
+        owner: the first config class in the class hierarchy that has this option. It is None for
+            `optimizer`, `policy` and `preset`.
     """
 
     key: str
@@ -69,20 +72,21 @@ class Option:
 
     @property
     def other_names(self) -> list[str]:
-        """Aliases and names in RLlib."""
+        """The aliases of the option and its names in RLlib."""
         return list(dict.fromkeys([*self.aliases, *self.rllib]))
 
     @property
     def names(self) -> list[str]:
-        """Names that a keyword argument may have."""
+        """Names of the option that can be used as keyword arguments."""
         return [name for name in (self.key, *self.aliases) if not keyword.iskeyword(name)]
 
 
 def config_classes(preset: Mapping[str, Any]) -> list[type[Config]]:
-    """The classes that own the options of a preset, in the order in which they are listed.
+    """Returns the config classes that own the options of a preset, in the order in which the
+    options are listed.
 
     Raises:
-        ConfigError: unknown optimizer or policy.
+        ConfigError: the optimizer or the policy is unknown.
     """
     optimizer, policy = plugin_names({}, preset)
     return [
@@ -94,13 +98,13 @@ def config_classes(preset: Mapping[str, Any]) -> list[type[Config]]:
 
 
 def options_of(preset: Mapping[str, Any]) -> list[Option]:
-    """All options of a preset, without options of nested dicts.
+    """Returns all options of a preset, without the options in nested dicts.
 
     Args:
-        preset: options that differ from the defaults of the classes.
+        preset: options of the preset that differ from the defaults of the config classes.
 
     Raises:
-        ConfigError: unknown optimizer or policy.
+        ConfigError: the optimizer or the policy is unknown.
     """
     found = []
     for cls in config_classes(preset):
@@ -120,7 +124,7 @@ def options_of(preset: Mapping[str, Any]) -> list[Option]:
 
 
 def own_options(cls: type[Config], preset: Mapping[str, Any] | None = None) -> list[Option]:
-    """The options of one config class, inherited ones included."""
+    """Returns the options of one config class, including inherited options."""
     meanings, found = _meanings(cls), []
     for name, field in cls.model_fields.items():
         key = field.alias or name
@@ -145,7 +149,7 @@ def own_options(cls: type[Config], preset: Mapping[str, Any] | None = None) -> l
 
 
 def nested_options(options: Sequence[Option]) -> Iterator[Option]:
-    """For each option that is a dict: the options in it, with dotted keys."""
+    """Yields the options inside the options that are dicts. Their keys are dotted paths."""
     for option in options:
         nested = nested_config(option.annotation)
         if nested is not None:
@@ -155,19 +159,21 @@ def nested_options(options: Sequence[Option]) -> Iterator[Option]:
 
 
 def nested_config(annotation: Any) -> type[Config] | None:
-    """The config class of an option that is a dict of options. None for others."""
+    """Returns the config class of an option that is a dict of options. Returns None for other
+    options."""
     is_config = isinstance(annotation, type) and issubclass(annotation, Config)
     return annotation if is_config else None
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of a meaning. A mark between backticks does not end it."""
+    """Returns the first sentence of a meaning. Punctuation between backticks does not end the
+    sentence."""
     match = re.match(r"(?:`[^`]*`|.)*?[.;:](?=\s|$)", text)
     return (match[0] if match else text).rstrip(".;:")
 
 
 def shown_default(value: Any) -> str:
-    """A default as it is written in a config."""
+    """Returns the text of a default as a user would write it in a config."""
     if isinstance(value, Config):
         return "{}"
     if isinstance(value, tuple):
@@ -176,14 +182,14 @@ def shown_default(value: Any) -> str:
 
 
 def _introduced_by(cls: type[Config], name: str) -> type[Config]:
-    """The class, `cls` or one above it, that has a field first."""
+    """Returns the class that introduces a field: `cls` or one of its base classes."""
     owners = [c for c in cls.__mro__ if issubclass(c, Config) and name in c.model_fields]
     return owners[-1]
 
 
 def _meanings(cls: type[Config]) -> dict[str, str]:
-    """What docstrings say of attributes, from the section `Attributes:` of a class and of the
-    classes above it."""
+    """Returns the meaning of each attribute, from the sections `Attributes:` in the docstrings of a
+    class and of its base classes."""
     found: dict[str, str] = {}
     for owner in reversed(cls.__mro__):
         _, _, section = (inspect.cleandoc(owner.__doc__ or "")).partition("Attributes:\n")
@@ -199,7 +205,7 @@ def _allowed(field: FieldInfo) -> str:
 
 
 def _words(annotation: Any, metadata: Sequence[Any]) -> str:
-    """What a type and its constraints allow, in words."""
+    """Returns a description of the values that a type and its constraints allow."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _words(parts[0], [*_flat(parts[1:]), *metadata])
@@ -215,7 +221,7 @@ def _words(annotation: Any, metadata: Sequence[Any]) -> str:
         noun = "a whole number" if annotation is int else "a number"
         return f"{noun}{_range(metadata)}"
     if annotation is str:
-        return "a text"
+        return "a string"
     if nested_config(annotation) is not None:
         return "a dict of options"
     container = origin or annotation
@@ -247,7 +253,7 @@ def _number(value: Any) -> str:
 
 
 def _flat(metadata: Sequence[Any]) -> list[Any]:
-    """Constraints, with those in a `pydantic.Field` of an `Annotated` type."""
+    """Returns the constraints, including the constraints inside a `pydantic.Field`."""
     found: list[Any] = []
     for one in metadata:
         found += one.metadata if isinstance(one, FieldInfo) else [one]

@@ -1,5 +1,5 @@
-"""Whole episodes of one environment, played in this process: `polopt evaluate`, `polopt.evaluate`
-and `trainer.evaluate`."""
+"""Plays whole episodes of one environment in this process. `polopt evaluate`, `polopt.evaluate` and
+`trainer.evaluate` use this module."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
     from polopt.optimizers.policy_optimizer import PolicyOptimizer
     from polopt.trainers.experiment import Experiment
 
-#: Seconds of one episode after which a line says so.
+#: Seconds after which a line reports that an episode has not ended yet.
 _LONG_S = 10.0
 
 
 @dataclass(frozen=True, repr=False)
 class EvaluationResult:
-    """Episodes that were played with a policy.
+    """The episodes that were played with a policy.
 
     Attributes:
-        episodes: in the order in which they were played.
+        episodes: the episodes in the order in which they were played.
     """
 
     episodes: Sequence[Episode]
@@ -64,7 +64,7 @@ class EvaluationResult:
 
     @property
     def episode_len_mean(self) -> float:
-        """Mean number of environment steps."""
+        """Mean number of environment steps in an episode."""
         return float(np.mean([episode.episode_len for episode in self.episodes]))
 
     def __repr__(self) -> str:
@@ -76,40 +76,41 @@ class EvaluationResult:
 
 
 def check_episodes(episodes: Any) -> None:
-    """Accepts whole numbers of episodes from 1 on.
+    """Checks that `episodes` is an integer of 1 or more.
 
     Raises:
-        ConfigError: says so.
+        ConfigError: `episodes` is not such an integer.
     """
     if not isinstance(episodes, int) or isinstance(episodes, bool) or episodes < 1:
         raise ConfigError(f"episodes: got {shown(episodes)}. Allowed: whole numbers of 1 or more")
 
 
 def check_spaces(policy: Policy, env: Any) -> None:
-    """Refuses an environment whose observations or actions do not fit the policy.
+    """Checks that the observation space and the action space of an environment fit the policy.
 
     Raises:
-        CheckpointError: other spaces than in the checkpoint.
+        CheckpointError: a space differs from the space in the checkpoint.
     """
     same = same_encoding(env.observation_space, policy.encoder.space)
     if not same or env.action_space != policy.action_space:
         raise CheckpointError(
-            f"the checkpoint's policy does not fit observation space {env.observation_space!s:.200}"
-            f" and action space {env.action_space!s:.200}: it is of {policy.encoder.space!s:.200} "
-            f"and {policy.action_space!s:.200}"
+            "the environment does not fit the checkpoint's policy. The environment has observation "
+            f"space {env.observation_space!s:.200} and action space {env.action_space!s:.200}. "
+            f"The policy needs {policy.encoder.space!s:.200} and {policy.action_space!s:.200}"
         )
 
 
 @contextmanager
 def environment(rollout: RolloutConfig, video: Path | None = None) -> Iterator[Any]:
-    """Makes one environment that is not vectorised, and closes it at the end.
+    """Makes one environment that is not vectorised, and closes the environment at the end of the
+    block.
 
     Args:
-        rollout: its environment is what `resolve_env` returned.
-        video: directory in which every episode is recorded.
+        rollout: options of the environment. `rollout.env` is a value that `resolve_env` returned.
+        video: directory for videos of all episodes. `None` means that no videos are recorded.
 
     Raises:
-        ConfigError: it cannot be made, or cannot be recorded.
+        ConfigError: the environment cannot be made or recorded.
     """
     source, options = rollout.env, dict(rollout.env_config)
     name = env_name(source)
@@ -117,7 +118,7 @@ def environment(rollout: RolloutConfig, video: Path | None = None) -> Iterator[A
         options["render_mode"] = "rgb_array"
         if importlib.util.find_spec("moviepy") is None:
             raise ConfigError("--video needs moviepy, which is not installed: pip install moviepy")
-        # pygame needs neither a window nor a sound card.
+        # With these drivers, pygame works on machines without a display or a sound card.
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     try:
@@ -131,7 +132,8 @@ def environment(rollout: RolloutConfig, video: Path | None = None) -> Iterator[A
         raise ConfigError(missing_package(error, name) or problem) from error
     if isinstance(env, VectorEnv):
         raise ConfigError(
-            f"{name!r} makes a vector environment; evaluation takes a single one: give --env"
+            f"environment {name!r} is a vector environment, but evaluation needs a single "
+            "environment. Give a single environment with --env"
         )
     if limit := rollout.max_frames_per_traj:
         env = TimeLimit(env, limit)
@@ -139,8 +141,8 @@ def environment(rollout: RolloutConfig, video: Path | None = None) -> Iterator[A
         if video is not None:
             if env.render_mode not in ("rgb_array", "rgb_array_list"):
                 raise ConfigError(
-                    "--video needs an environment with render_mode 'rgb_array'; "
-                    f"got {env.render_mode!r}"
+                    "--video needs an environment with render_mode 'rgb_array'. "
+                    f"Got {env.render_mode!r}"
                 )
             env = gymnasium.wrappers.RecordVideo(env, str(video), episode_trigger=lambda _: True)
         yield env
@@ -159,22 +161,22 @@ def play(
     seed: int | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Episode]:
-    """Plays complete episodes, as evaluation during training does.
+    """Plays complete episodes in the same way as evaluation during training.
 
     Args:
-        policy: of the checkpoint.
-        env: not vectorised. Not closed.
+        policy: the policy that chooses actions.
+        env: an environment that is not vectorised. This function does not close it.
         episodes: number of episodes.
-        stochastic: sample actions. Else the mode of the policy's distribution.
-        seed: of the environment and of the actions. None draws one.
-        say: gets a line for each episode as it ends, and one when an episode has gone on for
-            10 s, 20 s, 40 s and so on.
+        stochastic: True samples actions. False takes the mode of the policy's distribution.
+        seed: seed of the environment and of the actions. `None` draws a seed.
+        say: called with one line of text when an episode ends. Also called when an episode has
+            lasted for 10 s, 20 s, 40 s, and after each further doubling of this time.
 
     Raises:
         ConfigError: the environment returned values that are not finite.
     """
-    # Reset by the step after an end, and stepped one by one: no episode begins that is not played,
-    # which a video would show.
+    # With NEXT_STEP, the environment is reset only when the next episode is played. With SAME_STEP,
+    # a video would show the beginning of one episode too many.
     single = TransformReward(env, reward_of)
     vector = SyncVectorEnv([lambda: single], copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
     seeds = seeds_from([secrets.randbits(31) if seed is None else seed], 0)
@@ -197,10 +199,10 @@ def play(
                 wait_s *= 2
                 say(
                     f"episode {number + 1:<4}has not ended after {steps:,} steps ({elapsed_s:.0f} "
-                    "s); max_frames_per_traj=STEPS bounds the length of episodes"
+                    "s). max_frames_per_traj=STEPS limits the length of episodes"
                 )
     finally:
-        vector.closed = True  # its finalizer would close the environment
+        vector.closed = True  # otherwise, the finalizer of `vector` would close `env`
     return playing.episodes
 
 
@@ -212,13 +214,15 @@ def evaluate_now(
     stochastic: bool | None,
     seed: int | None,
 ) -> EvaluationResult:
-    """Plays episodes in an environment of evaluation. It gets the running statistics of the
-    environments of training. The global generators of the process are put back at the end.
+    """Plays episodes in an evaluation environment.
+
+    The wrappers of this environment get the running statistics of the training environments. At
+    the end, the global random generators of the process have the same states as before.
 
     Args:
-        experiment: of the trainer.
-        policy: that plays.
-        optimizer: of the trainer, for the statistics.
+        experiment: config of the trainer.
+        policy: the policy that chooses actions.
+        optimizer: the trainer's optimizer, from which the running statistics are taken.
         episodes: see `PolicyOptimizerTrainer.evaluate`.
         stochastic: see `PolicyOptimizerTrainer.evaluate`.
         seed: see `PolicyOptimizerTrainer.evaluate`.

@@ -1,5 +1,5 @@
-"""What `help` and the signature of a preset show: its options, as their config classes declare
-them."""
+"""Adds the options of a preset to its `help` and to its signature. The options come from the config
+classes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from polopt.trainers.options import Option, first_sentence, options_of, shown_de
 
 
 class PresetDoc:
-    """The attribute `__doc__` of a preset: its docstring, an example and its options. It is made
-    when it is asked for, so that importing a preset costs no time.
+    """Descriptor for the attribute `__doc__` of a preset: the docstring, an example and the
+    options. The text is made when it is read, so importing a preset takes no extra time.
 
     Args:
-        text: the docstring.
+        text: docstring of the class.
     """
 
     def __init__(self, text: str) -> None:
@@ -36,7 +36,7 @@ class PresetDoc:
             '    print(result["episode_return_mean"])',
             "    trainer.stop()",
             "",
-            f"Options and defaults. `polopt list {owner.__name__}` also says what is allowed.",
+            f"Options and defaults. `polopt list {owner.__name__}` also shows the allowed values.",
             "",
         ]
         for option in options:
@@ -46,7 +46,8 @@ class PresetDoc:
 
 
 class PresetSignature:
-    """The attribute `__signature__` of a preset, from which notebooks complete its options."""
+    """Descriptor for the attribute `__signature__` of a preset. Notebooks use the signature to
+    complete the names of options."""
 
     def __get__(self, instance: object, owner: type[Any]) -> inspect.Signature:
         keyword, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
@@ -70,7 +71,8 @@ class PresetSignature:
 
 
 def _plain_types(annotations: dict[str, Any]) -> dict[str, Any]:
-    """The types without the metadata of `Annotated`, which a reader of a signature cannot use."""
+    """Returns the types without the metadata of `Annotated`, which readers of a signature do not
+    need."""
 
     def holder() -> None: ...
 
@@ -79,7 +81,8 @@ def _plain_types(annotations: dict[str, Any]) -> dict[str, Any]:
 
 
 def _options(preset: type[Any]) -> list[Option]:
-    """The options of a preset. None where its optimizer or policy is not known here."""
+    """Returns the options of a preset. Returns an empty list if its optimizer or policy is not
+    known in this process."""
     try:
         return options_of(preset.preset)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""Presets: an optimizer and a policy under the name of the published algorithm."""
+"""Presets: combinations of an optimizer and a policy, named after the published algorithms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from polopt.common.tune_registry import registered_trainable, rllib_is_imported
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 logger = logging.getLogger("polopt")
-#: One update with 256 rows for each environment step.
+#: Options of SAC and TD3: one update with 256 rows for each environment step.
 _CONTINUOUS: dict[str, Any] = {
     "num_workers": 0,
     "num_envs_per_worker": 1,
@@ -29,7 +29,7 @@ class A3C(PolicyOptimizerTrainer):
 
 
 class A2C(PolicyOptimizerTrainer):
-    """Advantage actor-critic: A3C's loss on synchronous samples."""
+    """Advantage actor-critic: the loss of A3C on synchronous samples."""
 
     preset: ClassVar[dict[str, Any]] = {"optimizer": "sync_samples", "policy": "a2c"}
 
@@ -55,7 +55,8 @@ class DDPPO(PolicyOptimizerTrainer):
 
 
 class IMPALA(PolicyOptimizerTrainer):
-    """Importance weighted actor-learner (Espeholt et al., 2018): asynchronous samples, V-trace."""
+    """Importance weighted actor-learner (Espeholt et al., 2018): asynchronous samples that are
+    corrected with V-trace."""
 
     preset: ClassVar[dict[str, Any]] = {
         "optimizer": "async_samples",
@@ -93,7 +94,7 @@ class DQN(PolicyOptimizerTrainer):
 
 class ApexDQN(PolicyOptimizerTrainer):
     """Ape-X (Horgan et al., 2018): DQN whose samplers, replay shards and learner run at the same
-    time. Each environment explores with an epsilon of its own."""
+    time. Each environment explores with a different epsilon."""
 
     preset: ClassVar[dict[str, Any]] = {
         "optimizer": "async_replay",
@@ -134,8 +135,8 @@ class TD3(PolicyOptimizerTrainer):
 
 
 class PQN(PolicyOptimizerTrainer):
-    """Parallelised Q-network (Gallici et al., 2024): Q(lambda) on synchronous samples, without a
-    replay buffer and a target network."""
+    """Parallelised Q-network (Gallici et al., 2024): Q(lambda) on synchronous samples. PQN has
+    neither a replay buffer nor a target network."""
 
     preset: ClassVar[dict[str, Any]] = {
         "optimizer": "sync_samples",
@@ -153,28 +154,30 @@ PRESETS: dict[str, type[PolicyOptimizerTrainer]] = {
 }
 
 
-#: Before the names that no other library registers.
+#: Prefix of names that no other library registers with Tune.
 PREFIX = "polopt/"
-#: Names of presets that RLlib registers too, when Tune looks up a name that nobody has registered.
+#: Names that RLlib registers, too. RLlib does so when Tune looks up a name that is not registered.
 _ALSO_OF_RLLIB = ("APPO", "IMPALA", "DQN", "PPO", "SAC")
 _warned: set[str] = set()
 
 
 def register(override: bool | None = None) -> None:
-    """Registers every preset with Tune under its class name, for `Tuner("A3C", ...)`, and under
-    `polopt/A3C` and so on, which no other library has.
+    """Registers every preset with Tune. Each preset gets two names: its class name, for example
+    `A3C`, and a name such as `polopt/A3C`, which no other library uses. `Tuner("A3C", ...)` then
+    finds the preset.
 
-    RLlib registers algorithms under some of the same names. The last one who registers a name has
-    it.
+    RLlib registers its algorithms under some of the same class names. Tune uses the class that was
+    registered last.
 
     Args:
-        override: whether to take a name that something else has. None: take it, with one warning.
-            False: leave it. The preset has its name with `polopt/`.
+        override: whether to register a preset under a class name that is already registered for
+            another class. `None` registers it and logs one warning. True registers it without a
+            warning. False does not register it, and only `polopt/A3C` and so on are available.
 
-    Stop conditions use the result keys of RLlib 2.60. Tune ignores a key that no result holds, so
-    old names never stop a run:
+    Stop conditions use the result keys of RLlib 2.60. Tune ignores a key that results do not
+    contain. The old keys therefore never stop a run:
 
-    | old key | key |
+    | old key | current key |
     |---|---|
     | `episode_reward_mean` (also `_min`, `_max`) | `env_runners/episode_return_mean` |
     | `episode_len_mean` | `env_runners/episode_len_mean` |
@@ -190,7 +193,7 @@ def register(override: bool | None = None) -> None:
 def register_names(
     presets: Mapping[str, type[PolicyOptimizerTrainer]], override: bool | None = None
 ) -> None:
-    """Registers trainers with Tune by name, as `register` does."""
+    """Registers trainers with Tune under the keys of `presets`. See `register`."""
     from ray.tune.registry import register_trainable
 
     for name, cls in presets.items():
@@ -203,15 +206,16 @@ def register_names(
         if other is not None and override is None:
             _warn(
                 name,
-                f"{name!r} was registered with Tune by {other.__module__}. It is polopt's now. "
-                f"{PREFIX + name!r} is always polopt's; polopt.register(override=False) leaves "
-                f"{name!r} to the other, and override=True takes it without this warning",
+                f"{name!r} was registered with Tune by {other.__module__}, and now names the "
+                f"preset of polopt. {PREFIX + name!r} always names the preset of polopt. Call "
+                f"polopt.register(override=False) to keep the other {name!r}, or "
+                "polopt.register(override=True) to hide this warning",
             )
         elif override is None and name in _ALSO_OF_RLLIB and rllib_is_imported():
             _warn(
                 name,
-                f"RLlib is imported, and registers {name!r} with Tune as soon as Tune looks up a "
-                f"name that nobody has registered. {PREFIX + name!r} is always polopt's",
+                f"RLlib is imported. It registers {name!r} with Tune as soon as Tune looks up a "
+                f"name that is not registered. {PREFIX + name!r} always names the preset of polopt",
             )
         register_trainable(name, cls)
 

@@ -1,4 +1,4 @@
-"""`PrometheusExporter`: records results through `ray.util.metrics`."""
+"""`PrometheusExporter`: records results with `ray.util.metrics`."""
 
 from __future__ import annotations
 
@@ -13,34 +13,38 @@ from ray.util.metrics import Counter, Gauge, Histogram
 
 from polopt.metrics.prometheus import LAG_BOUNDARIES, METRICS, Metric
 
-#: Values of one recording in a histogram, before the count of each bin is rounded up. Bounds the
-#: time that a recording costs.
+#: The largest number of values that one recording adds to a histogram, before the count of each bin
+#: is rounded up. This number limits the duration of a recording.
 _MAX_OBSERVED = 256
-#: Time between two recordings. Ray reports metrics every 10 s, and a recording takes 5 ms.
+#: Minimum time between two recordings. A recording takes about 5 ms, and Ray exports metrics only
+#: every 10 s.
 PERIOD_S = 5.0
 
 
 class PrometheusExporter:
-    """Records results of one trial as the metrics of `polopt.metrics.prometheus.METRICS`, and those
-    that the optimizer declares.
+    """Records the results of one trial as Prometheus metrics. `polopt.metrics.prometheus.METRICS`
+    and the optimizer declare the metrics.
 
-    Ray's agent on the node exports them. Without Ray, nothing is recorded. Results that follow each
-    other within `PERIOD_S` are recorded together: the last numbers, and the sums of histograms.
+    Ray's agent on the node exports the metrics. Nothing is recorded without Ray. Results that
+    arrive within `PERIOD_S` are recorded together. For such results, the last number of each
+    metric is recorded, and histograms are added up.
     """
 
     def __init__(self) -> None:
         self._series = cache(_make)
-        self._values: dict[str, Any] = {}  # not recorded yet, by path in the result
+        self._values: dict[str, Any] = {}  # values that are not recorded yet, by path in the result
         self._tags: dict[str, str] = {}
         self.restart(())
 
     def restart(self, metrics: Sequence[Metric] | None = None, restored: bool = False) -> None:
-        """Records what has been added. Counts begin again, in a new optimizer or at a checkpoint.
+        """Prepares for a new optimizer or a restored checkpoint, whose counts begin with other
+        values. First records all results that have been added.
 
         Args:
-            metrics: that the new optimizer declares. None: the same optimizer.
-            restored: at a checkpoint. Counters then begin with what the second result adds, because
-                the first one holds counts from before.
+            metrics: the metrics that the new optimizer declares. `None` means that the optimizer is
+                the same.
+            restored: whether a checkpoint was restored. The first result then includes counts from
+                before the checkpoint. Counters therefore start to increase with the second result.
         """
         self.record()
         if metrics is not None:
@@ -48,14 +52,15 @@ class PrometheusExporter:
             self._histograms = {m.key for m in self._metrics if m.kind == "histogram"}
         self._recorded_s = -math.inf
         self._restored = restored
-        self._known: set[str] = set()  # paths in results so far
-        self._recorders: list[tuple[str, Callable[[Any], None]]] = []  # by path in the result
+        self._known: set[str] = set()  # all paths in the results so far
+        #: Pairs of a path in the result and the function that records its value.
+        self._recorders: list[tuple[str, Callable[[Any], None]]] = []
 
     def add(self, result: Mapping[str, Any], trial: str) -> None:
-        """Records a result, now or together with later ones.
+        """Adds a result. The result is recorded at once or together with later results.
 
         Args:
-            result: as `make_result` returns it.
+            result: a result of `make_result`.
             trial: Tune's id of the trial.
         """
         if not ray.is_initialized():
@@ -70,7 +75,7 @@ class PrometheusExporter:
             self.record()
 
     def record(self) -> None:
-        """Records what has been added since the last recording."""
+        """Records the results that were added since the previous recording."""
         values, self._values = self._values, {}
         if not values or not ray.is_initialized():
             return
@@ -89,7 +94,7 @@ class PrometheusExporter:
     def _recorder(
         self, metric: Metric, series: Any, tag: dict[str, str], first: Any
     ) -> Callable[[Any], None]:
-        """Returns the function that records the value of one path."""
+        """Returns a function that records the values of one path."""
         tags = {**self._tags, **tag}
         if metric.kind == "gauge":
             return lambda value: series.set(float(value), tags) if math.isfinite(value) else None
@@ -114,7 +119,8 @@ def _make(metric: Metric) -> Any:
 
 
 def _observe(series: Histogram, tags: dict[str, str], counts: list[int]) -> None:
-    """Observes each integer as often as it was counted, or proportionally less often."""
+    """Adds each integer to the histogram as many times as it was counted. If there are more than
+    `_MAX_OBSERVED` values, all integers are added proportionally fewer times."""
     every = max(1.0, sum(counts) / _MAX_OBSERVED)
     for value, count in enumerate(counts):
         for _ in range(math.ceil(count / every)):
@@ -122,7 +128,7 @@ def _observe(series: Histogram, tags: dict[str, str], counts: list[int]) -> None
 
 
 def _flat(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Numbers and lists of a nested result by path."""
+    """Returns the numbers and lists of a nested result, by path."""
     flat: dict[str, Any] = {}
     for key, value in result.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""`polopt.rerun`: runs a recorded run again, bit for bit."""
+"""`polopt.rerun`: repeats a recorded run bit for bit."""
 
 from __future__ import annotations
 
@@ -32,33 +32,37 @@ def rerun(
     before: Callable[[int], None] | None = None,
     **changes: Any,
 ) -> Iterator[PolicyOptimizerTrainer]:
-    """Runs a recorded run again, and compares it with its record.
+    """Repeats a recorded run, and compares it with its record.
 
         for trainer in polopt.rerun("~/ray_results/my_run/A3C_CartPole-v1_00000"):
             print(trainer.iteration, trainer.optimizer.metrics.lag.in_updates.report())
 
-    Processes run for real. Their answers are taken in the recorded order, the deaths of workers are
-    repeated, and the driver reads the recorded clock. So results are equal to the run's, even their
-    seconds. What a program of its own did with the trainer between two results, such as
-    `trainer.workers.add_workers(1)`, has to be done again in the loop.
+    The rerun starts real workers. The driver takes their replies in the recorded order, repeats the
+    deaths of workers, and reads the recorded clock. All results are therefore equal to the results
+    of the recorded run, even the durations in them. If a program changed the trainer between two
+    results, for example with `trainer.workers.add_workers(1)`, the loop has to make the same change
+    again.
 
     Args:
-        trial: directory of a trial that was trained with `record_arrivals: true`, or of an
-            experiment with one trial, a result of Tune, or a file of the record.
-        until: last iteration. None: to the end of the record.
-        start: checkpoint that a restored run began at: the rerun begins there. None: it begins with
-            the first process of the trial.
-        before: called with the number of each event before it is repeated.
-        changes: values of the config that the record does not hold or may not import, such as a
-            callable `env`. `policy` and `optimizer` may be classes, and `network` is the class of
-            a custom network.
+        trial: directory of a trial that was trained with `record_arrivals: true`. It may also be
+            the directory of an experiment with one such trial, a result of Tune, or a file of the
+            record.
+        until: last iteration of the rerun. `None` means that the rerun ends at the end of the
+            record.
+        start: a checkpoint from which the recorded run was restored. The rerun begins at this
+            checkpoint. `None` means that the rerun begins with the first process of the trial.
+        before: a function that is called with the number of each event before the event is
+            repeated.
+        changes: values of the config that the record lacks, or that a rerun may not import, such as
+            a callable `env`. `policy` and `optimizer` may be classes. `network` is the class of a
+            custom network.
 
     Yields:
-        the trainer, after each result.
+        the trainer after each result.
 
     Raises:
         ConfigError: the record or a value of the config is missing.
-        RerunDifference: at the first difference.
+        RerunDifference: the rerun differs from the record. Raised at the first difference.
     """
     paths = find_records(trial)
     if start is not None:
@@ -73,10 +77,10 @@ def rerun(
 
 
 def find_records(trial: Any) -> list[Path]:
-    """The files of a trial's record, in order of time.
+    """Returns the files of a trial's record in chronological order.
 
     Raises:
-        ConfigError: the directory holds no file, or the files of several trials.
+        ConfigError: the directory contains no record, or the records of several trials.
     """
     path = Path(getattr(trial, "path", trial)).expanduser()
     if path.is_file():
@@ -87,21 +91,24 @@ def find_records(trial: Any) -> list[Path]:
         folders = sorted({one.parent for one in below})
         if len(folders) > 1:
             names = ", ".join(str(one.relative_to(path)) for one in folders[:6])
-            raise ConfigError(f"{path} holds records of {len(folders)} trials. Name one: {names}")
+            raise ConfigError(
+                f"{path} contains the records of {len(folders)} trials. Give one trial: {names}"
+            )
         found = below
     if not found:
         raise ConfigError(
-            f"{path} holds no record of a run, arrivals_000000.jsonl.gz. A run writes one with "
+            f"{path} contains no record of a run (arrivals_000000.jsonl.gz). To record a run, set "
             "record_arrivals: true"
         )
     return found
 
 
 def _from_checkpoint(paths: list[Path], checkpoint: Path) -> list[Path]:
-    """The files from the one on that began with the restore of a checkpoint.
+    """Returns the files of the record, beginning with the file whose run was restored from the
+    checkpoint.
 
     Raises:
-        ConfigError: none did.
+        ConfigError: no file begins with a restore of the checkpoint.
     """
     begun = [_restored(path) for path in paths]
     for number, restored in enumerate(begun):
@@ -109,14 +116,15 @@ def _from_checkpoint(paths: list[Path], checkpoint: Path) -> list[Path]:
             return paths[number:]
     known = ", ".join(restored for restored in begun if restored is not None) or "none"
     raise ConfigError(
-        f"no process of this trial began at checkpoint {checkpoint}. A checkpoint does not hold "
-        "what environments are doing, so a rerun can begin only where the run itself was restored. "
-        f"Allowed: {known}"
+        f"the recorded run was never restored from checkpoint {checkpoint}. A checkpoint does not "
+        "contain the states of environments, so a rerun can begin only at a checkpoint from which "
+        f"the run was restored. Allowed: {known}"
     )
 
 
 def _restored(path: Path) -> str | None:
-    """Checkpoint at which the run of a record began. None: at its first weights."""
+    """Returns the checkpoint from which the run of a file was restored before training. Returns
+    None if the run was not restored."""
     for kind, *values in read_log(path)[1]["events"]:
         if kind == "restore":
             return str(values[0])
@@ -126,7 +134,7 @@ def _restored(path: Path) -> str | None:
 
 
 def _config_of(header: Mapping[str, Any], path: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of a run, with what the user gives.
+    """Returns the config of a recorded run with the user's changes.
 
     Raises:
         ConfigError: a value is missing.
@@ -151,15 +159,15 @@ def _config_of(header: Mapping[str, Any], path: Path, changes: Mapping[str, Any]
         missing["callbacks"] = f"{callbacks}, which is not imported unless you name it"
     if missing:
         raise ConfigError(
-            f"{path} does not hold {described_values(missing)}. Give it: "
-            "polopt.rerun(trial, KEY=VALUE), or on the command line --env, --policy, --optimizer, "
-            "--network, --callbacks"
+            f"{path} does not contain {described_values(missing)}. Give the missing values with "
+            "polopt.rerun(trial, KEY=VALUE), or on the command line with --env, --policy, "
+            "--optimizer, --network or --callbacks"
         )
     if "env" not in given:
         try:
             given["env"] = resolve_env(config["env"], allow_import=False)
         except ConfigError as error:
-            raise ConfigError(f"{error}; to import it: --env {config['env']}") from None
+            raise ConfigError(f"{error}. To import it, give --env {config['env']}") from None
     return {**config, **given}
 
 
@@ -171,7 +179,7 @@ def _rerun_one(
     until: int | None,
     before: Callable[[int], None] | None,
 ) -> Iterator[PolicyOptimizerTrainer]:
-    """Reruns what one process has trained."""
+    """Reruns one file of the record, which one process wrote."""
     kind = type(str(header["trainer"]), (PolicyOptimizerTrainer,), {"recorded": recorded})
     trainer: PolicyOptimizerTrainer | None = None
     log: Rerun | None = None
@@ -192,15 +200,15 @@ def _rerun_one(
                             trainer.save_checkpoint(folder)
                     case ["restore", checkpoint]:
                         trainer.load_checkpoint(_found(checkpoint, path))
-                    case ["kill", _]:  # the run was stopped
+                    case ["kill", _]:  # recorded when the run was stopped
                         break
                     case _:
                         log.depart(
                             log.num_events,
-                            f"the record goes on with {described(event)}, which no trainer does by "
-                            "itself",
+                            f"the record continues with {described(event)}, which a trainer does "
+                            "not do by itself",
                         )
-    except RecordEnded:  # while the trainer was made
+    except RecordEnded:  # the record ended while the trainer was made
         return
     except Departure as departure:
         raise RerunDifference(
@@ -214,7 +222,8 @@ def _rerun_one(
 
 
 def _found(checkpoint: str, path: Path) -> str:
-    """A checkpoint where it was, or beside the record, which may have been moved with it."""
+    """Returns the path of a checkpoint. If the checkpoint does not exist at its recorded path,
+    returns its path next to the record, because both may have been moved together."""
     beside = path.parent / Path(checkpoint).name
     return checkpoint if Path(checkpoint).exists() or not beside.exists() else str(beside)
 
@@ -228,12 +237,12 @@ def _sentence(
     iterations = sum(event[0] == "train" for event in events[: departure.event + 1])
     return (
         f"at event {departure.event}, in iteration {max(iterations, 1)} of this record, the rerun "
-        f"differs: {departure}; likely because {_cause(departure, header, config)}"
+        f"differs: {departure}. A likely cause: {_cause(departure, header, config)}"
     )
 
 
 def _cause(departure: Departure, header: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """What is likely."""
+    """Returns the most likely cause of a difference."""
     recorded, own = header["made_by"], this_machine()
     changed = [
         f"{name} {own.get(name, 'none')} (recorded with {recorded.get(name, 'none')})"
@@ -252,4 +261,4 @@ def _cause(departure: Departure, header: Mapping[str, Any], config: Mapping[str,
             f"the environment {env_name(config['env'])!r} is not deterministic: it depends on the "
             "clock, on other processes, or on random numbers that its seed does not set"
         )
-    return "the program is not the one that was recorded"
+    return "the program has changed since the run was recorded"

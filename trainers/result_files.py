@@ -1,4 +1,4 @@
-"""The files of a trial, for a trainer that runs without Tune."""
+"""`ResultFiles`: writes the files of a Tune trial for a trainer that runs without Tune."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _RESULTS = "result.json"
 
 
 class ResultFiles:
-    """Writes `result.json`, `progress.csv`, `params.json` and TensorBoard events, with the loggers
-    that Tune has for a trial.
+    """Writes `result.json`, `progress.csv`, `params.json` and TensorBoard events with Tune's own
+    loggers.
 
     Args:
-        folder: directory of the files. It is made if it does not exist.
-        continues: True if the folder holds the results of the earlier run that was restored. New
-            results are then appended.
+        folder: directory of the files. It is created if it does not exist.
+        continues: whether the trainer was restored from a run whose results are in `folder`. New
+            results are then appended to the files. If False, `folder` must not contain results.
 
     Attributes:
-        folder: absolute path of the folder.
+        folder: absolute path of the directory.
 
     Raises:
-        ConfigError: `folder` cannot be made, or holds the results of another run.
+        ConfigError: `folder` cannot be created, or contains the results of another run.
     """
 
     def __init__(self, folder: Any, continues: bool = False) -> None:
@@ -38,15 +38,15 @@ class ResultFiles:
             raise ConfigError(f"log_dir: got {shown(folder)}: {error}. Allowed: a path") from None
         if not continues and (self.folder / _RESULTS).exists():
             raise ConfigError(
-                f"log_dir: got {str(folder)!r}, which holds the results of another run. Allowed: "
-                f"another directory. To continue that run: from_checkpoint({str(folder)!r}, "
+                f"log_dir: got {str(folder)!r}, which contains the results of another run. Give "
+                f"another directory. To continue that run, call from_checkpoint({str(folder)!r}, "
                 f"log_dir={str(folder)!r})"
             )
         self._loggers = [JsonLoggerCallback(), CSVLoggerCallback(), TBXLoggerCallback()]
-        self._trial: Any = None  # a _Trial, which Tune's types do not know
+        self._trial: Any = None  # a `_Trial`. The annotations of Tune's loggers do not allow it
 
     def begin(self, config: Mapping[str, Any]) -> None:
-        """Writes the config, from which dashboards know the run before its first result."""
+        """Writes the config. Dashboards can then show the run before its first result."""
         self._trial = _Trial(self.folder, config)
         for logger in self._loggers:
             logger.on_trial_start(0, [self._trial], self._trial)
@@ -67,15 +67,15 @@ class ResultFiles:
 
 
 class _Trial:
-    """What Tune's loggers read of a trial.
+    """Replaces Tune's `Trial`. It has only the attributes that Tune's loggers read.
 
     Attributes:
         local_path: directory of the files.
-        config: written to `params.json`, and to `params.pkl` by cloudpickle. A value that cannot be
-            pickled is written as its text: without Tune, a run may have one.
-        evaluated_params: options that a search has chosen.
-        checkpoint: None. From the checkpoint of a trial, loggers conclude that there are files to
-            fetch from its storage.
+        config: the config, which the loggers write to `params.json`, and with cloudpickle to
+            `params.pkl`. Values that cannot be pickled are replaced by text.
+        evaluated_params: options that a search algorithm has chosen. This dict is always empty.
+        checkpoint: always None. With a checkpoint, the loggers would try to fetch files from the
+            trial's storage.
     """
 
     checkpoint = None
@@ -86,12 +86,12 @@ class _Trial:
         self.evaluated_params: dict[str, Any] = {}
 
     def init_local_path(self) -> None:
-        """Called by loggers. The directory exists."""
+        """Does nothing, because the directory exists. Tune's loggers call this method."""
 
 
 def _picklable(value: Any) -> Any:
     try:
         cloudpickle.dumps(value)
-    except Exception:  # a user's `__reduce__` may raise anything
+    except Exception:  # a user's `__reduce__` may raise any exception
         return shown(value)
     return value

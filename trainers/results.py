@@ -1,4 +1,4 @@
-"""The result dict of one training iteration, under the keys of RLlib 2.60 and Tune."""
+"""Makes the result dict of a training iteration, with the keys of RLlib 2.60 and Tune."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def make_result(
 ) -> dict[str, Any]:
     """Returns the result of one iteration.
 
-    Every key is present from the first result on, because Tune's CSV logger fixes its columns then.
-    The order counts: Tune's table of trials has columns for the first four numbers of the top level
-    (in a notebook, three), and no option to choose others.
+    The first result already has every key, because Tune's CSV logger takes its columns from the
+    first result. The order of the keys matters: Tune's table of trials shows the first four numbers
+    of the top level, or the first three in a notebook. Tune has no option to choose other columns.
 
     Args:
-        optimizer: after the iteration.
-        sampled_before: its `num_env_steps_sampled` before the iteration.
-        iteration_s: duration in seconds.
-        steps: optimizer steps of the iteration.
+        optimizer: the optimizer after the iteration.
+        sampled_before: value of the optimizer's `num_env_steps_sampled` before the iteration.
+        iteration_s: duration of the iteration in seconds.
+        steps: number of optimizer steps in the iteration.
     """
     metrics = optimizer.metrics
     sampled, trained = metrics.num_env_steps_sampled, metrics.num_env_steps_trained
@@ -100,39 +100,42 @@ def make_result(
 
 
 def custom_block(metrics: CustomMetrics) -> dict[str, dict[str, float]]:
-    """The block of custom metrics since the last result, once there have been any."""
+    """Returns the block of custom metrics since the previous result. Returns an empty dict before
+    the first custom metric."""
     report = metrics.report()
     return {"custom_metrics": report} if report else {}
 
 
 def result_keys() -> list[str]:
-    """Returns the paths of the numbers that every result holds, whatever the optimizer."""
+    """Returns the paths of the numbers that every result contains, with any optimizer."""
     report = EpisodeWindow().report().items()
     episodes = [f"env_runners/{key}" for key, value in report if not isinstance(value, list)]
     return [*_TUNE_KEYS, *_COUNTS, *episodes]
 
 
 def check_stop_key(path: str) -> None:
-    """Refuses a stop key that no result holds. Keys of the optimizer and the policy are not known
-    before the first result, so all paths in their blocks pass.
+    """Checks that results can contain a stop key. The keys of the optimizer and the policy are not
+    known before the first result, so this function accepts all paths in their blocks.
 
     Raises:
-        ConfigError: with the new name of a renamed key, or the nearest known key.
+        ConfigError: results never contain the key. The message has the new name of a renamed key,
+            or the most similar known key.
     """
     if path in RENAMED_KEYS:
         raise ConfigError(f"stop: result key {path!r} is now {RENAMED_KEYS[path]!r}")
     if path not in result_keys() and not path.startswith(_OPEN_BLOCKS):
         raise ConfigError(
-            f"stop: unknown result key {path!r}{nearest_of(path, result_keys())}, and optimizer/..."
+            f"stop: unknown result key {path!r}{nearest_of(path, result_keys())} (all keys in "
+            "optimizer/ are also allowed)"
         )
 
 
 def look_up(result: Mapping[str, Any], path: str) -> float:
-    """Returns the number at a path such as `env_runners/episode_return_mean`. A custom metric that
-    no episode has reported yet is NaN.
+    """Returns the number at a path such as `env_runners/episode_return_mean`. Returns NaN for a
+    custom metric that no episode has reported yet.
 
     Raises:
-        ConfigError: the result holds no number there.
+        ConfigError: the result does not have a number at this path.
     """
     value: Any = result
     for part in path.split("/"):

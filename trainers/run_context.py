@@ -1,4 +1,5 @@
-"""The process of a trial: what the command line passes to it, and how it ends."""
+"""Sets up the process of a trial: its current directory, its log file, and its handling of
+SIGTERM."""
 
 from __future__ import annotations
 
@@ -21,13 +22,15 @@ from ray.train.constants import RAY_CHDIR_TO_TRIAL_DIR
 
 @dataclass(frozen=True)
 class RunContext:
-    """Arguments that the command line passes to its trial besides the config.
+    """Arguments that the command line passes to its trial in addition to the config.
 
     Attributes:
-        folder: directory of the experiment. The trainer appends its warnings to `polopt.log`
-            there, and ends the current iteration early once a file `stop` exists there.
+        folder: directory of the experiment. The trainer appends its warnings to the file
+            `polopt.log` in this directory. The trainer ends the current iteration early if the
+            directory contains a file `stop`.
         working_dir: current directory of the command.
-        restore: checkpoint with which training starts. None: train from scratch.
+        restore: checkpoint from which training starts. `None` means that training starts from
+            scratch.
     """
 
     folder: Path
@@ -36,17 +39,17 @@ class RunContext:
 
     @property
     def log_file(self) -> Path:
-        """Warnings of the trial."""
+        """File with the warnings of the trial."""
         return self.folder / "polopt.log"
 
     @property
     def stop_file(self) -> Path:
-        """Request to end the current iteration."""
+        """File whose existence requests the end of the current iteration."""
         return self.folder / "stop"
 
     def enter(self) -> logging.Handler:
-        """Prepares the process of the trial, which may be on another node than the command. Returns
-        the handler that writes the log file."""
+        """Sets the current directory and the logging of the trial's process. This process may run
+        on another node than the command. Returns the handler that writes the log file."""
         if self.working_dir.is_dir():
             os.chdir(self.working_dir)
             if str(self.working_dir) not in sys.path:
@@ -58,11 +61,13 @@ class RunContext:
 
 
 def directory_before_tune(storage: Any) -> str | None:
-    """The current directory, if Tune is about to change it to the directory of a trial, in this
-    process only: workers stay in it. None if Tune leaves it as it is.
+    """Returns the current directory if Tune is about to change it to the directory of the trial.
+    Returns None if Tune will not change it. Tune changes the directory only in the process of the
+    trial, and not in workers.
 
     Args:
-        storage: Tune's `StorageContext` of the trial. None without Tune.
+        storage: Tune's `StorageContext` of the trial. `None` means that the trainer runs without
+            Tune.
     """
     changes = storage is not None and os.environ.get(RAY_CHDIR_TO_TRIAL_DIR, "1") != "0"
     return os.getcwd() if changes else None
@@ -70,9 +75,10 @@ def directory_before_tune(storage: Any) -> str | None:
 
 @contextmanager
 def in_directory(folder: str | None) -> Iterator[None]:
-    """Runs a block in a directory. None: where it is.
+    """Makes `folder` the current directory inside the block. `None` means that the directory is not
+    changed.
 
-    Environments, networks and callbacks are made in the user's directory, so that a relative path
+    Environments, networks and callbacks are made in the user's directory. A relative path then
     means the same in the trial's process as in workers.
     """
     before = os.getcwd() if folder is not None else None
@@ -87,11 +93,11 @@ def in_directory(folder: str | None) -> Iterator[None]:
 
 @contextmanager
 def explain_missing_file(users: str | None) -> Iterator[None]:
-    """Adds to the error of a block that a path exists in the user's directory and was looked for in
-    the trial's.
+    """Adds a hint to an error of the block if a relative path exists in the user's directory, but
+    was looked up in the trial's directory.
 
     Args:
-        users: what `directory_before_tune` has returned.
+        users: the return value of `directory_before_tune`.
     """
     try:
         yield
@@ -99,9 +105,9 @@ def explain_missing_file(users: str | None) -> Iterator[None]:
         path = _missing(error, users) if users is not None else None
         if path is not None:
             hint = (
-                f"{path!r} exists in {users}, and was looked for in the directory of the trial, to "
-                "which Tune has changed. Give an absolute path, or set the environment variable "
-                f"{RAY_CHDIR_TO_TRIAL_DIR}=0"
+                f"{path!r} exists in {users}, but was looked up in the directory of the trial, "
+                "because Tune has changed the current directory. Give an absolute path, or set the "
+                f"environment variable {RAY_CHDIR_TO_TRIAL_DIR}=0"
             )
             if isinstance(error, OSError):
                 error.strerror = f"{error.strerror}. {hint}"
@@ -111,9 +117,12 @@ def explain_missing_file(users: str | None) -> Iterator[None]:
 
 
 def _missing(error: Exception, users: str) -> str | None:
-    """The relative path that an error says was not found although it, or its folder, is in the
-    user's directory. None for other errors. Errors of environments and callbacks hold the traceback
-    of the original error as text."""
+    """Returns the relative path that an error reports as missing, if this path or its folder exists
+    in the user's directory. Returns None for other errors.
+
+    The path is searched in the text of the error, because errors of environments and callbacks
+    contain the original error only as text.
+    """
     for path in re.findall(re.escape(os.strerror(errno.ENOENT)) + ": '([^/'][^']*)'", str(error)):
         if any(os.path.exists(Path(users, one)) for one in (path, os.path.dirname(path)) if one):
             return str(path)
@@ -121,11 +130,11 @@ def _missing(error: Exception, users: str) -> str | None:
 
 
 def finish_despite_sigterm() -> None:
-    """In an actor of Tune, makes this process ignore SIGTERM.
+    """Makes this process ignore SIGTERM if it is an actor of Tune.
 
-    Ray sends SIGTERM to actors that are still being stopped when the driver leaves. Its handler
-    raises SystemExit. Inside `close` or `__del__` of an environment or an actor handle, that would
-    leave them open and print a traceback. The process ends after `cleanup` in any case.
+    When the driver exits, Ray sends SIGTERM to actors that are still stopping. Ray's handler raises
+    SystemExit. If this happened inside `close` or `__del__`, environments or actor handles would
+    stay open, and a traceback would be printed. The process ends after `cleanup` in any case.
     """
     in_actor = ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
     if in_actor and threading.current_thread() is threading.main_thread():

@@ -1,4 +1,4 @@
-"""`RunRecord`: the file with the record of a run, beside its results (`record_arrivals: true`)."""
+"""`RunRecord`: writes the record of a run next to its results (`record_arrivals: true`)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from polopt.trainers.saved_config import encode_config
 
 logger = logging.getLogger("polopt")
 
-#: Files of a trial: one for each process that has trained it.
+#: Name pattern of the files of a record. Each process that trains a trial writes one file.
 PATTERN = f"arrivals_{'[0-9]' * 6}.jsonl.gz"
-#: Packages whose version may change what a run computes.
+#: Packages whose version may change the numbers that a run computes.
 _PACKAGES = (
     "polopt",
     "numpy",
@@ -45,18 +45,20 @@ _PACKAGES = (
 
 
 class RunRecord:
-    """What a trainer tells the record of its run, or asks of it in a rerun. Without
-    `record_arrivals`, the methods record nothing.
+    """Gives the trainer access to the record of its run. In a recorded run, the methods add events
+    to the record. In a rerun, the methods compare events with the record. Without
+    `record_arrivals`, the methods do not record anything.
 
     Args:
-        workers: of training.
-        config: the flat config, with the seed that was drawn.
+        workers: the training workers.
+        config: the flat config. It includes the seed, even if the workers drew the seed.
         trainer: name of the trainer's class.
-        storage: Tune's `StorageContext` of the trial. None without Tune.
-        logdir: of the trainable.
+        storage: Tune's `StorageContext` of the trial. `None` means that the trainer runs without
+            Tune.
+        logdir: `logdir` of the trainable.
 
     Attributes:
-        log: the record. None: the run is not recorded.
+        log: the record. It is None if the run is neither recorded nor rerun.
     """
 
     def __init__(
@@ -80,22 +82,26 @@ class RunRecord:
             logger.warning("%s: the run is not recorded: %s", path, error)
 
     def mark(self, kind: str, *values: Any) -> None:
-        """Notes what the trainer does next, or compares it. See `EVENT_KINDS`."""
+        """Records the next action of the trainer, or compares this action with the record. See
+        `EVENT_KINDS`."""
         if self.log is not None:
             self.log.mark(kind, *values)
 
     def decide(self, decision: Callable[[], bool], repeat: Callable[[], object]) -> bool:
-        """A decision that depends on time. See `ArrivalLog.decide`."""
+        """Makes and records a decision that depends on time, or repeats the recorded decision. See
+        `ArrivalLog.decide`."""
         return decision() if self.log is None else self.log.decide(decision, repeat)
 
     def result(self, iteration: int, policy: Policy) -> None:
-        """Notes the hash of the weights after an iteration, or compares it."""
+        """Records the hash of the weights after an iteration, or compares this hash with the
+        record."""
         if self.log is not None:
             self.log.result(iteration, policy.version, digest_of(policy))
 
 
 def digest_of(policy: Policy) -> str:
-    """SHA-256 of the weights, and of the moments if the policy normalises, as hexadecimal."""
+    """Returns the SHA-256 of the policy's weights as hexadecimal text. If the policy normalises
+    observations, the hash also covers the running moments."""
     weights = policy.get_weights()
     digest = hashlib.sha256(weights.flat.tobytes())
     if (moments := weights.moments) is not None:
@@ -105,19 +111,21 @@ def digest_of(policy: Policy) -> str:
 
 
 def header_of(config: Mapping[str, Any], trainer: str) -> dict[str, Any]:
-    """The first line of the file: what the run was made from, and where."""
+    """Returns the first line of the file: the config of the run, and the software and processor
+    with which the run was made."""
     encoded, unsaved = encode_config(config)
     for key in list(encoded):
         try:
             json.dumps(encoded[key])
-        except TypeError:  # a tensor
+        except TypeError:  # the value contains a tensor
             unsaved[key] = type(config[key]).__name__
             del encoded[key]
     return {"trainer": trainer, "config": encoded, "unsaved": unsaved, "made_by": this_machine()}
 
 
 def this_machine() -> dict[str, str]:
-    """What decides how this process rounds: versions of packages, and the processor."""
+    """Returns the versions of packages and the processor, which may change how numbers are
+    rounded."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -139,7 +147,8 @@ def _processor() -> str:
 
 
 def _folder(storage: Any, logdir: str) -> Path:
-    """The directory of the trial's results. For a cloud, the local one that Tune copies."""
+    """Returns the directory of the trial's results. If the results are in cloud storage, returns
+    the local directory that Tune copies there."""
     if storage is None or not isinstance(storage.storage_filesystem, fs.LocalFileSystem):
         return Path(logdir)
     return Path(storage.trial_fs_path)

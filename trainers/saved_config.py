@@ -1,8 +1,9 @@
-"""The config of a checkpoint: values that JSON does not have are written with their type, and what
-cannot be written is named.
+"""Encodes the config of a checkpoint as JSON and tensors, and decodes it again.
 
-`{"__type__": NAME, "value": ...}` stands for a value of another type than JSON's. Reading one
-imports and executes nothing: `NAME` is looked up in the tables of this file.
+A value of a type that JSON does not have is written as `{"__type__": NAME, "value": ...}`. Decoding
+such a value never imports a module or executes code from the checkpoint. `NAME` is only looked up
+in the tables of this file. Values that cannot be encoded are left out, and `encode_config` returns
+their paths.
 """
 
 from __future__ import annotations
@@ -26,20 +27,22 @@ from torch import Tensor
 from polopt.trainers.checkpoints import CheckpointError
 
 _TYPE, _VALUE = "__type__", "value"
-#: A dict with one of these keys would be read as something else. See `polopt.trainers.checkpoints`.
+#: Keys with a special meaning in the JSON of a checkpoint. A user's dict that has one of these keys
+#: is encoded as a list of pairs. See `polopt.trainers.checkpoints`.
 _RESERVED = {_TYPE, "__tensor__", "__array__"}
-#: Kinds of NumPy's dtypes whose values are nothing but their bytes.
+#: Kinds of NumPy dtypes whose values can be restored from their bytes alone.
 _PLAIN_KINDS = "biufcSUmM"
-#: Values that a message names.
+#: The largest number of values that a message names.
 _MOST_NAMED = 6
-#: Nested containers. JSON's reader has a limit of about 1,000.
+#: The deepest nesting of containers. JSON's reader has a limit of about 1,000.
 _MOST_NESTED = 100
-#: Keys that a path of keys shows as they are.
+#: Keys that need no quotation marks in a path of keys.
 _PLAIN_KEY = re.compile(r"[^\s.\[\]=]+")
-#: Larger integers are written as hexadecimal: Python refuses to read thousands of decimal digits.
+#: Integers of more bits are written as hexadecimal text, because Python refuses to read thousands
+#: of decimal digits.
 _MOST_BITS = 4096
 
-#: Of a value of a subclass, the value of the class.
+#: For each base class, a function that converts a value of a subclass to the base class.
 _BASES: dict[type, Callable[[Any], Any]] = {
     int: int.__int__,
     float: float.__float__,
@@ -60,7 +63,8 @@ def _path_of(kind: type[PurePath]) -> tuple[Callable[[Any], Any], Callable[[Any]
     return str, kind
 
 
-#: Types besides containers: how a value is written, as JSON or a tensor, and how it is read.
+#: Types that are not containers. The first function converts a value to JSON, and the second
+#: function converts the JSON back to a value.
 _TYPES: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     bytes: (_text_of, _bytes_of),
     bytearray: (_text_of, lambda text: bytearray(_bytes_of(text))),
@@ -96,17 +100,17 @@ _SEQUENCES: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "set": set, "froz
 
 
 def encode_config(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns a config as JSON values and tensors, for `write_checkpoint`, and what it leaves out.
+    """Encodes a config as JSON values and tensors for `write_checkpoint`.
 
-    A value of a subclass, as a member of an `IntEnum` or a named tuple, becomes one of its base
-    class, if both are equal.
+    A value of a subclass is encoded as a value of the base class if both values are equal. Examples
+    are members of an `IntEnum` and named tuples.
 
     Args:
         options: the flat config.
 
     Returns:
-        the options, and the type of each value that is left out, by its path of keys:
-        `{"env_config.loader": "maze.Loader"}`.
+        the encoded options, and the type of each value that is left out. The key of each type is
+        the path of the value, for example `{"env_config.loader": "maze.Loader"}`.
     """
     unsaved: dict[str, str] = {}
     encoded = {}
@@ -117,7 +121,7 @@ def encode_config(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 
 class _Unsaved(Exception):
-    """A value is left out of its container."""
+    """Raised for a value that cannot be encoded. The value is left out of its container."""
 
 
 def _encode(value: Any, path: str, unsaved: dict[str, str], within: tuple[int, ...]) -> Any:
@@ -157,13 +161,14 @@ def _encode_container(
         try:
             parts.append(_encode(part, f"{path}[{index}]", unsaved, within))
         except _Unsaved:
-            parts.append(None)  # keeps the places of the others
+            parts.append(None)  # keeps the positions of the other elements
     kind = next((name for name, base in _SEQUENCES.items() if isinstance(value, base)), "list")  # type: ignore[arg-type]
     return parts if kind == "list" else {_TYPE: kind, _VALUE: parts}
 
 
 def _encode_leaf(value: Any) -> Any:
-    """The value as JSON or a tensor. None if it would not be equal when it is read."""
+    """Returns the value as JSON or a tensor. Returns None if decoding would not give an equal
+    value."""
     if isinstance(value, Tensor):
         plain = type(value) is Tensor and value.layout == torch.strided
         return value if plain and value.device.type == "cpu" and not value.is_quantized else None
@@ -173,7 +178,8 @@ def _encode_leaf(value: Any) -> Any:
         data, dtype = value.tobytes(), value.dtype.str
         if isinstance(value, np.generic):
             return {_TYPE: "numpy.scalar", _VALUE: [dtype, _text_of(data)]}
-        # Of bytes: torch has neither texts nor dates, nor the other order of bytes.
+        # The tensor holds bytes, because torch supports neither text nor dates nor a foreign byte
+        # order.
         stored = torch.from_numpy(np.frombuffer(bytearray(data), np.uint8))
         return {_TYPE: "numpy.array", _VALUE: [dtype, list(value.shape), stored]}
     if isinstance(value, np.dtype) and value.kind in _PLAIN_KINDS:
@@ -209,15 +215,16 @@ def _has_class(scalar: type) -> bool:
 
 
 def decode_config(tree: Any, field: str) -> Any:
-    """Returns the config that `encode_config` wrote. One of earlier versions, in which all values
-    are of JSON, stays as it is.
+    """Decodes a config that `encode_config` encoded. A config of an earlier version has only JSON
+    values, and is returned unchanged.
 
     Args:
-        tree: from a checkpoint. It may be another user's.
-        field: where it is, with the opening quotation mark of its name, for messages.
+        tree: the encoded config, or a part of it. It may come from an untrusted user.
+        field: start of an error message. It ends with the quoted path of the field, without the
+            closing quotation mark.
 
     Raises:
-        CheckpointError: names the field.
+        CheckpointError: a value cannot be decoded. The message names the field.
     """
     if isinstance(tree, list):
         return [decode_config(part, f"{field}/{index}") for index, part in enumerate(tree)]
@@ -234,7 +241,9 @@ def decode_config(tree: Any, field: str) -> Any:
         return _READ[kind](value)
     except _UNREADABLE as error:
         why = f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"{field}' is no value of type {kind!r:.80}: {why:.200}") from None
+        raise CheckpointError(
+            f"{field}' cannot be decoded as type {kind!r:.80}: {why:.200}"
+        ) from None
 
 
 def _dtype(name: Any) -> np.dtype[Any]:
@@ -253,7 +262,7 @@ def _torch_dtype(name: str) -> torch.dtype:
 
 def _stored(tensor: Any) -> bytes:
     if not isinstance(tensor, Tensor) or tensor.dtype != torch.uint8:
-        raise TypeError("an array that is no tensor of bytes")
+        raise TypeError("the array is not stored as a tensor of bytes")
     return tensor.numpy().tobytes()
 
 
@@ -262,26 +271,27 @@ def _array(name: Any, shape: Any, data: bytes) -> np.ndarray:
 
 
 def unsaved_in(state: Mapping[str, Any], *keys: str) -> dict[str, str]:
-    """Returns what a checkpoint does not hold of some options: types by path.
+    """Returns the values of some options that the checkpoint does not contain. The result maps the
+    path of each value to its type.
 
     Args:
-        state: of the checkpoint.
-        keys: of the config.
+        state: the state of the checkpoint.
+        keys: keys of the options in the config.
     """
-    unsaved = state.get("unsaved", {})  # not in checkpoints of earlier versions
+    unsaved = state.get("unsaved", {})  # checkpoints of earlier versions lack this key
     return {path: kind for path, kind in unsaved.items() if _parts(path)[0] in keys}
 
 
 def described(unsaved: Mapping[str, str]) -> str:
-    """Returns paths and types as messages name them."""
+    """Returns the paths and types as text for a message."""
     named = [f"{path:.100} ({kind:.100})" for path, kind in unsaved.items()]
     others = len(named) - _MOST_NAMED
     return ", ".join(named[:_MOST_NAMED]) + (f" and {others} others" if others > 0 else "")
 
 
 def argument_for(path: str) -> str:
-    """Returns the key of the `KEY=VALUE` argument that gives a value. For a value inside a list, or
-    under a key that is not text, this is the key of the list or dict."""
+    """Returns the key for a `KEY=VALUE` argument that sets the value at a path. If the value is in
+    a list, or under a key that is not text, this is the key of the list or the dict."""
     return ".".join(itertools.takewhile(lambda part: not part.startswith("["), _parts(path)))
 
 

@@ -1,4 +1,4 @@
-"""The config of a checkpoint, for a run that continues it."""
+"""`config_of`: the config of a checkpoint for a run that continues from this checkpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.experiment import aliases_for, merged_options, plugin_names, with_preset
 from polopt.trainers.saved_config import argument_for, described
 
-#: Options that may name code: a module is imported only if the user names it, too.
+#: Options that may name a module. A module that a checkpoint names is imported only if the user
+#: names it, too.
 _CODE = (
     ("callbacks",),
     ("model", "custom"),
@@ -23,18 +24,23 @@ _CODE = (
 def config_of(
     state: Mapping[str, Any], where: str, changes: Mapping[str, Any], preset: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the flat config of a checkpoint with changes to it, which `Experiment.parse` accepts.
-    Options of another optimizer, and of another policy except the network, are left out.
+    """Returns the flat config of a checkpoint with changes. `Experiment.parse` accepts the result.
+
+    If the run continues with another optimizer, the options of the saved optimizer are left out. If
+    the run continues with another policy, the options of the saved policy are left out, except the
+    options of the network.
 
     Args:
-        state: of the checkpoint, from `read_trainer_state`.
-        where: name of the checkpoint in messages.
-        changes: options that replace saved ones. Nested dicts are merged.
-        preset: of the trainer that continues the run.
+        state: the state of the checkpoint, from `read_trainer_state`.
+        where: name of the checkpoint for messages.
+        changes: options that replace saved options. Nested dicts are merged.
+        preset: preset of the trainer that continues the run.
 
     Raises:
-        CheckpointError: the checkpoint lacks a value that could not be saved, or its plugins.
-        ConfigError: it names a module that `changes` do not name, or a plugin that is not known.
+        CheckpointError: the checkpoint lacks a value that could not be saved, or does not name its
+            optimizer or policy.
+        ConfigError: an optimizer or policy is unknown, or the checkpoint names a module that
+            `changes` does not name.
     """
     changes, preset = with_preset(changes, preset)
     saved = dict(state["config"])
@@ -74,7 +80,7 @@ def _saved_env(env: Any, where: str) -> Any:
     try:
         return resolve_env(env, allow_import=False)
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}; to import it, give it: env={env!r:.80}") from None
+        raise ConfigError(f"{where}: {error}. To import it, pass env={env!r:.80}") from None
 
 
 def _check_unsaved(
@@ -86,14 +92,14 @@ def _check_unsaved(
         if keys[0] in ("policy", "optimizer"):
             plugin, *keys = keys
             if plugin not in kept and keys[:1] != ["model"]:
-                continue  # the plugin is not used
+                continue  # the run continues with another optimizer or policy
         if not _has(changes, keys):
             missing[".".join(keys)] = kind
             arguments.append(f"{keys[0]}=...")
     if missing:
         raise CheckpointError(
-            f"{where} does not hold {described(missing)}, because a value of such a type cannot be "
-            f"saved. Give it: {', '.join(dict.fromkeys(arguments))}"
+            f"{where} does not contain {described(missing)}, because such values cannot be saved. "
+            f"Pass {', '.join(dict.fromkeys(arguments))}"
         )
 
 
@@ -102,8 +108,8 @@ def _check_imports(where: str, config: Mapping[str, Any], changes: Mapping[str, 
         value, given = _at(config, keys), _at(changes, keys)
         if isinstance(value, str) and ":" in value and given is None:
             raise ConfigError(
-                f"{where}: {'.'.join(keys)} is {value!r:.80}, and nothing that only a checkpoint "
-                f"names is imported. To import it: {keys[0]}=..."
+                f"{where}: {'.'.join(keys)} is {value!r:.80}. polopt does not import a module that "
+                f"only a checkpoint names. To import it, pass {keys[0]}=..."
             )
 
 
@@ -114,7 +120,8 @@ def _at(options: Any, keys: tuple[str, ...]) -> Any:
 
 
 def _has(options: Any, keys: list[str]) -> bool:
-    """Whether options have a value at nested keys, or one in the place of a dict above it."""
+    """Returns whether `options` has a value at the path `keys`. Also returns True if the path
+    begins with a value that is not a dict."""
     for key in keys:
         if not isinstance(options, Mapping):
             return True

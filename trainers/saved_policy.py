@@ -1,4 +1,4 @@
-"""`load`: the policy of a checkpoint, without Ray, a trainer, workers or an environment."""
+"""`load`: restores the policy of a checkpoint without Ray, a trainer, workers or an environment."""
 
 from __future__ import annotations
 
@@ -30,32 +30,38 @@ def load(
     device: str = "cpu",
     network: type[nn.Module] | None = None,
 ) -> Policy:
-    """Returns the policy of a checkpoint, which acts as in training: `policy.predict(observation)`.
+    """Returns the policy of a checkpoint. `policy.predict(observation)` returns its actions.
 
-    Starts nothing, and needs neither Ray nor the environment. Nothing that the checkpoint names is
-    imported, except policies and networks that are installed as entry points.
+    This function does not start Ray and does not make an environment. It does not import a module
+    that only the checkpoint names, except policies and networks that are installed as entry points.
 
     Args:
-        checkpoint: a directory that a trainer saved, or one above it, of which the newest is taken.
-            Or what `trainer.save()` returned, or the `checkpoint` of a Tune result.
-        policy_class: the class of the policy, where it is neither built in nor registered.
+        checkpoint: the directory of a checkpoint, the return value of `trainer.save()`, or the
+            `checkpoint` of a Tune result. For a directory that contains checkpoints, the newest
+            checkpoint is used.
+        policy_class: class of the policy. This argument is required if the policy is neither built
+            in nor registered.
         device: torch device of the network.
-        network: the class of a custom network, where it is not registered.
+        network: class of the custom network. This argument is required if the network is not
+            registered.
 
     Raises:
-        CheckpointError: missing, incomplete, damaged, of another network, without spaces, or
-            without an option of the policy that could not be saved.
-        ConfigError: the class of the policy or of the network is not known. The message names it.
+        CheckpointError: the checkpoint is missing, incomplete or damaged, or its network is
+            different. Also raised if the checkpoint lacks its spaces, or an option of the policy
+            that could not be saved.
+        ConfigError: the class of the policy or of the network is unknown. The message names this
+            class.
     """
     directory = find_checkpoint(checkpoint_path(checkpoint))
     return policy_of(read_whole(directory), directory, policy_class, network, device)
 
 
 def read_whole(directory: Path) -> dict[str, Any]:
-    """Reads a checkpoint that a trainer wrote. The message of an error also names the one before.
+    """Reads a checkpoint that a trainer wrote.
 
     Raises:
-        CheckpointError: missing, incomplete, damaged, or not one of a trainer.
+        CheckpointError: the checkpoint is missing, incomplete or damaged, or was not written by a
+            trainer. The message also names the previous checkpoint if there is one.
     """
     try:
         return read_trainer_state(directory)
@@ -70,11 +76,11 @@ def policy_of(
     network: type[nn.Module] | None = None,
     device: str = "cpu",
 ) -> Policy:
-    """Returns the policy of a checkpoint that was read.
+    """Returns the policy of a checkpoint that was already read.
 
     Args:
-        state: from `read_whole`.
-        directory: of the checkpoint, for messages.
+        state: the state of the checkpoint, from `read_whole`.
+        directory: directory of the checkpoint, for messages.
         policy_class: see `load`.
         network: see `load`.
         device: see `load`.
@@ -85,8 +91,8 @@ def policy_of(
     where = f"checkpoint {directory}"
     if unsaved := unsaved_in(state, "policy"):
         raise CheckpointError(
-            f"{where} does not hold {described(unsaved)}, because a value of such a type cannot "
-            "be saved. Restore it in a trainer whose config has the value, and use "
+            f"{where} does not contain {described(unsaved)}, because such values cannot be saved. "
+            "Restore the checkpoint in a trainer whose config has these values, and use "
             "trainer.get_policy()"
         )
     cls, options = _policy_class(state["config"], where, policy_class)
@@ -97,10 +103,11 @@ def policy_of(
         trained = cls.count_parameters(*found, config)
         saved = len(state["optimizer"]["policy"]["params"])
         if trained is not None and trained > saved:
-            # Before memory is allocated: the sizes are the checkpoint's, which may be anybody's.
+            # Checked before the network is made. Otherwise, the config of an untrusted checkpoint
+            # could make polopt allocate any amount of memory.
             raise CheckpointError(
-                f"it holds {saved:,} parameters, and its config and spaces describe a network of "
-                f"{trained:,}"
+                f"it has {saved:,} parameters, but its config and spaces describe a network of "
+                f"{trained:,} parameters"
             )
         policy = cls(*found, config, device=device)
         problem = restore_state(state, policy)
@@ -126,20 +133,21 @@ def _policy_class(
         return POLICIES.get(saved["name"]), options
     except ConfigError as error:
         raise ConfigError(
-            f"{where} is of policy {saved['name']!r:.80}, which is not known here: {error}. Give "
-            "its class: polopt.load(checkpoint, policy_class=...), --policy module:Class"
+            f"{where} has the policy {saved['name']!r:.80}, which is not known here: {error}. Give "
+            "its class with polopt.load(checkpoint, policy_class=...) or --policy module:Class"
         ) from None
 
 
 def _with_network(
     options: dict[str, Any], where: str, given: type[nn.Module] | None
 ) -> dict[str, Any]:
-    """The options of the policy with the class of its custom network, if it has one."""
+    """Returns the options of the policy. The class of the custom network is inserted if it is
+    given."""
     model = options.get("model")
     saved = model.get("custom") if isinstance(model, Mapping) else None
     if given is not None:
         if saved is None:
-            raise ConfigError(f"{where} has no custom network: network={given.__name__} is not its")
+            raise ConfigError(f"{where} has no custom network. Leave out network={given.__name__}")
         return {**options, "model": {**model, "custom": given}}  # type: ignore[dict-item]
     if saved is None:
         return options
@@ -147,8 +155,8 @@ def _with_network(
         NETWORKS.get(saved if isinstance(saved, str) else repr(saved))
     except ConfigError as error:
         raise ConfigError(
-            f"{where} is of network {saved!r:.80}, which is not known here: {error}. Give its "
-            "class: polopt.load(checkpoint, network=...), --network module:Class"
+            f"{where} has the network {saved!r:.80}, which is not known here: {error}. Give its "
+            "class with polopt.load(checkpoint, network=...) or --network module:Class"
         ) from None
     return options
 
@@ -157,7 +165,8 @@ def _spaces(state: Mapping[str, Any]) -> tuple[Any, Any]:
     saved = state.get("spaces")
     if not isinstance(saved, Mapping) or not {"observation", "action"} <= set(saved):
         raise CheckpointError(
-            "it holds no spaces, as those of older versions: restore it in a trainer, and save"
+            "it lacks the observation and action spaces, because an older version wrote it. "
+            "Restore it in a trainer, and save it again"
         )
     return (
         space_of(saved["observation"], "spaces/observation"),

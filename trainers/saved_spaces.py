@@ -1,4 +1,4 @@
-"""Observation and action spaces as plain data, for checkpoints."""
+"""Converts observation and action spaces to plain data for checkpoints, and back."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _MOST_DISCRETE = 2**62
 
 
 def describe_space(space: Space[Any]) -> dict[str, Any]:
-    """Returns a description of arrays, numbers and strings, from which `space_of` makes the space.
+    """Returns a description of a space, which consists of arrays, numbers and strings. `space_of`
+    makes the space from this description.
 
     Args:
-        space: one that policies support: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or
-            Tuple of those.
+        space: a Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of these.
 
     Raises:
-        TypeError: for another space.
+        TypeError: the space has another type.
     """
     if isinstance(space, spaces.Box):
         return {"type": "Box", "low": space.low, "high": space.high}
@@ -39,23 +39,23 @@ def describe_space(space: Space[Any]) -> dict[str, Any]:
     if isinstance(space, spaces.MultiBinary):
         return {"type": "MultiBinary", "shape": list(space.shape)}
     if isinstance(space, spaces.Dict):
-        # In the order of the space, in which observations are flattened.
+        # A list keeps the order of the space. Observations are flattened in this order.
         parts = [[key, describe_space(part)] for key, part in space.spaces.items()]
         return {"type": "Dict", "spaces": parts}
     if isinstance(space, spaces.Tuple):
         return {"type": "Tuple", "spaces": [describe_space(part) for part in space.spaces]}
-    raise TypeError(f"a checkpoint cannot hold the space {space}")
+    raise TypeError(f"a checkpoint cannot contain the space {space}")
 
 
 def space_of(description: Any, field: str) -> Space[Any]:
     """Returns the space that `describe_space` described.
 
     Args:
-        description: from a checkpoint. It may be another user's.
-        field: where it is in the checkpoint, for messages.
+        description: a description from a checkpoint. It may come from an untrusted user.
+        field: path of the description in the checkpoint, for messages.
 
     Raises:
-        CheckpointError: names the field.
+        CheckpointError: the description is not valid. The message names the field.
     """
     try:
         return _space_of(description, field)
@@ -63,7 +63,9 @@ def space_of(description: Any, field: str) -> Space[Any]:
         raise CheckpointError(f"field {field!r} is nested too deeply") from None
     except (KeyError, ValueError, TypeError, AssertionError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"field {field!r} describes no space: {reason:.200}") from None
+        raise CheckpointError(
+            f"field {field!r} is not a valid description of a space: {reason:.200}"
+        ) from None
 
 
 def _space_of(description: Any, field: str) -> Space[Any]:
@@ -73,7 +75,9 @@ def _space_of(description: Any, field: str) -> Space[Any]:
     if kind == "Box":
         low, high = _array(description["low"]), _array(description["high"])
         if low.shape != high.shape or low.dtype != high.dtype:
-            raise ValueError(f"bounds of {low.dtype} {low.shape} and {high.dtype} {high.shape}")
+            raise ValueError(
+                f"the bounds are {low.dtype} {low.shape} and {high.dtype} {high.shape}"
+            )
         return spaces.Box(low, high, low.shape, low.dtype.type)
     if kind == "Discrete":
         n, start = _integer(description["n"], 1), _integer(description["start"])
@@ -81,7 +85,7 @@ def _space_of(description: Any, field: str) -> Space[Any]:
     if kind == "MultiDiscrete":
         nvec, starts = _array(description["nvec"]), _array(description["start"])
         if nvec.dtype.kind not in "iu" or starts.dtype.kind not in "iu":
-            raise ValueError("sizes that are not integers")
+            raise ValueError("the sizes are not integers")
         return _with_dtype(spaces.MultiDiscrete, description["dtype"], nvec, start=starts)
     if kind == "MultiBinary":
         shape = [_integer(size, 1) for size in description["shape"]]
@@ -92,7 +96,7 @@ def _space_of(description: Any, field: str) -> Space[Any]:
             if not isinstance(key, str | int):
                 raise TypeError(f"got a key {key!r:.80}")
             parts[key] = space_of(part, f"{field}/{key}")
-        # A list keeps the order. A dict would be sorted.
+        # `spaces.Dict` keeps the order of a list, but sorts the keys of a dict.
         return spaces.Dict(list(parts.items()))  # type: ignore[arg-type]
     if kind == "Tuple":
         return spaces.Tuple(
@@ -104,7 +108,9 @@ def _space_of(description: Any, field: str) -> Space[Any]:
 
 
 def _with_dtype(make: Any, name: Any, *args: Any, **options: Any) -> Space[Any]:
-    if name == "int64":  # the default. The first versions of Gymnasium 1 have no other for Discrete
+    # The argument `dtype` is left out for the default, because `Discrete` does not have this
+    # argument in the first versions of Gymnasium 1.
+    if name == "int64":
         return make(*args, **options)
     dtype = np.dtype(str(name))
     if dtype.kind not in "iu":

@@ -1,5 +1,5 @@
-"""Reads checkpoints of trainers, checks their fields, and finds an older checkpoint if the newest
-cannot be read."""
+"""Reads checkpoints of trainers and checks their fields. Finds an older checkpoint if the newest
+checkpoint cannot be read."""
 
 from __future__ import annotations
 
@@ -35,23 +35,25 @@ logger = logging.getLogger("polopt")
 
 State = dict[str, Any]
 
-#: Directory of the checkpoint with the best evaluation, in the trial's directory.
+#: Name of the directory, in the trial's directory, for the checkpoint with the best evaluation.
 BEST = "best_checkpoint"
 _PICKLE = "_dict_checkpoint.pkl"
 _COUNTS = ("num_env_steps_sampled", "num_env_steps_trained", "num_updates", "restore_count")
 _LARGEST_COUNT = 2**62
 #: Errors that `set_state` raises if the state is from another policy, or was edited.
 _MISFITS = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
-#: Tune's names for directories of checkpoints. Those in one folder are from the same trial.
+#: Tune's names for checkpoint directories. Directories with such names in one folder are from the
+#: same trial.
 _TUNE_NAME = re.compile(r"checkpoint_\d{6,}")
 
 
 def read_trainer_state(directory: str | Path) -> dict[str, Any]:
-    """Reads a checkpoint that a trainer wrote. The main keys are `trainer`, `config`, `optimizer`.
+    """Reads a checkpoint that a trainer wrote. The main keys of the result are `trainer`, `config`
+    and `optimizer`.
 
     Raises:
-        CheckpointError: the checkpoint cannot be read, or is not from a trainer, or a field has a
-            value that cannot be restored. The message names the file and the field.
+        CheckpointError: the checkpoint cannot be read, was not written by a trainer, or has a field
+            whose value cannot be restored. The message names the file and the field.
     """
     state = read_checkpoint(directory)
     optimizer = state.get("optimizer")
@@ -89,7 +91,7 @@ def _problems(
         saved = state["config"].get(plugin)
         name = saved.get("name") if isinstance(saved, Mapping) else saved
         if isinstance(name, str) and ":" in name:
-            allowed = "a name that is registered: nothing that a checkpoint names is imported"
+            allowed = "a registered name, because a checkpoint cannot make polopt import a module"
             yield f"config/{plugin}/name", name, allowed
     yield from _evaluation_problems(state)
     if _runs(state) != state.get("runs", []):
@@ -130,7 +132,7 @@ def _evaluation_problems(state: Mapping[str, Any]) -> Iterator[tuple[str, Any, s
 
 
 def _is_score(saved: Any) -> bool:
-    """Whether a value from JSON is a `Score` of the best checkpoint."""
+    """Returns whether a value from JSON is a `Score` of the best checkpoint."""
     keys = ("episode_return_mean", "policy_version", "directory")
     if not isinstance(saved, Mapping) or set(saved) != set(keys):
         return False
@@ -139,8 +141,9 @@ def _is_score(saved: Any) -> bool:
 
 
 def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yields all fields and their values, with two exceptions. The state of a random generator has
-    128-bit integers, and the state of environments may have any numbers, so both are left out."""
+    """Yields each field and its value, except for two kinds of fields. The states of random
+    generators are left out because they have 128-bit integers. The states of environments are left
+    out because they may have any numbers."""
     if isinstance(tree, Mapping):
         if "bit_generator" not in tree:
             for key, value in tree.items():
@@ -170,12 +173,12 @@ def _shown(tensor: Tensor) -> str:
 
 
 def misfit(state: Mapping[str, Any], policy: Policy) -> str:
-    """Returns how the network of a checkpoint differs from the network of a policy. An empty string
-    if they are the same.
+    """Returns how the network of a checkpoint differs from the network of a policy. Returns an
+    empty string if the networks are the same.
 
     Args:
         state: the state of the checkpoint, from `read_trainer_state`.
-        policy: the policy that is to be restored.
+        policy: the policy that will be restored.
     """
     saved = state["optimizer"]["policy"]
     try:
@@ -188,28 +191,32 @@ def misfit(state: Mapping[str, Any], policy: Policy) -> str:
 def restore_state(
     state: Mapping[str, Any], policy: Policy, rest: Callable[[], None] | None = None
 ) -> str:
-    """Restores a policy whose network is the same as in the checkpoint. Returns why the checkpoint
-    does not fit, or an empty string if it does. Warns if the checkpoint scaled Box actions in
-    another way.
+    """Restores a policy whose network is the same as in the checkpoint.
+
+    Warns if the checkpoint was trained with other options for scaling Box actions.
 
     Args:
         state: the state of the checkpoint, from `read_trainer_state`.
-        policy: the policy that is restored.
-        rest: restores everything else, after the policy. None: only the policy is restored.
+        policy: the policy to restore.
+        rest: a function that restores everything else. It is called after the policy is restored.
+            `None` means that only the policy is restored.
+
+    Returns:
+        the reason why the checkpoint does not fit, or an empty string if it fits.
 
     Raises:
-        RuntimeError: `rest` raised it, for example because workers failed or episodes could not
-            begin. The checkpoint is not the cause.
+        RuntimeError: `rest` raised this error, for example because workers failed or episodes could
+            not begin. The checkpoint is not the cause.
     """
     before = policy.acting
     try:
         policy.set_state(state["optimizer"]["policy"])
-    except (*_MISFITS, RuntimeError) as error:  # torch raises RuntimeError for another shape
+    except (*_MISFITS, RuntimeError) as error:  # torch raises RuntimeError if a shape differs
         return f"{type(error).__name__}: {error}"
     if isinstance(policy.action_space, spaces.Box) and policy.acting[:2] != before[:2]:
         logger.warning(
-            "the policy acts as it did when its checkpoint was trained, with normalize_actions=%s "
-            "and clip_actions=%s. The config says %s and %s, which are not used",
+            "the policy scales actions as in its checkpoint, with normalize_actions=%s and "
+            "clip_actions=%s. The values in the config, %s and %s, are ignored",
             *policy.acting[:2],
             *before[:2],
         )
@@ -222,17 +229,17 @@ def restore_state(
 
 
 def restore_env_statistics(state: Mapping[str, Any], env: Any) -> None:
-    """Gives an environment the running statistics with which the checkpoint's policy was trained.
-    See `set_evaluation_statistics`.
+    """Copies the running statistics of the training environments from a checkpoint to the wrappers
+    of an environment. See `set_evaluation_statistics`.
 
     Args:
         state: the state of the checkpoint, from `read_trainer_state`.
         env: an environment for evaluation.
 
     Raises:
-        CheckpointError: the environment normalises observations in another way.
+        CheckpointError: the wrappers of the environment differ from the wrappers in training.
     """
-    # `polopt.load` imports this module, and needs no environments.
+    # Imported late, because `polopt.load` imports this module without any environment.
     from polopt.rollouts.envs.env_state import set_evaluation_statistics
 
     try:
@@ -243,8 +250,8 @@ def restore_env_statistics(state: Mapping[str, Any], env: Any) -> None:
     except (*_MISFITS, ArithmeticError) as error:
         why = f"{type(error).__name__}: {error}"
         raise CheckpointError(
-            "the checkpoint's running statistics of observations do not fit the environment. Use "
-            f"--env to name an environment with the same wrappers as in training ({why})"
+            "the running statistics in the checkpoint do not fit the wrappers of the environment. "
+            f"With --env, name an environment with the same wrappers as in training ({why})"
         ) from error
 
 
@@ -261,7 +268,7 @@ def _other_network(state: Mapping[str, Any], policy: Policy) -> str:
     why = "; ".join(different) or "another observation or action space"
     env = state["config"].get("env")
     where = "a callable environment" if env is None else f"{env!r:.80}"
-    return f"it has another network, which was trained on {where} ({why})"
+    return f"its network is different, and was trained on {where} ({why})"
 
 
 def _plain(value: Any) -> Any:
@@ -270,24 +277,27 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, repr=False)
 class SavedCheckpoint:
-    """The return value of `save` without Tune. `restore` and `polopt.load` accept it.
+    """A saved checkpoint: the return value of a trainer's `save` without Tune. `restore` and
+    `polopt.load` accept this object.
 
     Attributes:
-        checkpoint: Tune's object for the checkpoint. Its `path` is the directory.
-        metrics: the last result before the checkpoint. Empty before the first result.
+        checkpoint: Tune's object for the checkpoint. Its attribute `path` is the directory.
+        metrics: the last result before the checkpoint. It is empty before the first result.
     """
 
     checkpoint: Checkpoint
     metrics: dict[str, Any]
 
     def __repr__(self) -> str:
-        """One line, because a notebook shows it, and the metrics have thousands of characters."""
+        """Returns one line without the metrics. Notebooks show this text, and the metrics would
+        have thousands of characters."""
         iteration = self.metrics.get("training_iteration", 0)
         return f"<checkpoint after iteration {iteration} in {self.checkpoint.path}>"
 
 
 def checkpoint_path(checkpoint: Any) -> Path:
-    """The path of a checkpoint. Accepts a path, a Tune checkpoint, and what `save` returned."""
+    """Returns the path of a checkpoint. The argument is a path, a Tune checkpoint, or the return
+    value of a trainer's `save`."""
     checkpoint = getattr(checkpoint, "checkpoint", checkpoint)
     return Path(getattr(checkpoint, "path", checkpoint)).expanduser()
 
@@ -295,14 +305,14 @@ def checkpoint_path(checkpoint: Any) -> Path:
 def check_directory(checkpoint: Any) -> None:
     """Checks the directory of a checkpoint before Tune opens it.
 
-    If the directory has a certain file, Tune unpickles it before it calls the trainer. Unpickling
-    executes code, and polopt never writes this file.
+    If the directory contains a file `_dict_checkpoint.pkl`, Tune unpickles this file before Tune
+    calls the trainer. Unpickling executes code, and polopt never writes this file.
 
     Args:
-        checkpoint: a path, a Tune checkpoint, or what `Trainable.save` returned.
+        checkpoint: a path, a Tune checkpoint, or the return value of `Trainable.save`.
 
     Raises:
-        CheckpointError: the directory does not exist, or it has a file that Tune would unpickle.
+        CheckpointError: the directory does not exist, or contains a file that Tune would unpickle.
     """
     checkpoint = getattr(checkpoint, "checkpoint", checkpoint)
     if isinstance(checkpoint, str | Path):
@@ -313,25 +323,29 @@ def check_directory(checkpoint: Any) -> None:
         found = info.type.name != "NotFound"
     if found:
         raise CheckpointError(
-            f"checkpoint {getattr(checkpoint, 'path', checkpoint)} holds {_PICKLE}, a pickle, "
-            "which is not loaded, because unpickling executes code. polopt did not write this file"
+            f"checkpoint {getattr(checkpoint, 'path', checkpoint)} contains the pickle {_PICKLE}. "
+            "This file is not loaded, because unpickling executes code, and polopt did not write "
+            "the file. If the other files are a checkpoint of polopt, delete this file"
         )
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Returns `path` if it is a checkpoint. Otherwise, `path` is the directory of a trial or an
-    experiment, and the result is the newest checkpoint below it.
+    """Returns `path` if it is a checkpoint. If `path` is the directory of a trial or an experiment,
+    returns the newest checkpoint below this directory.
 
-    If the newest checkpoint cannot be read, the result is the newest one of the same run that can
-    be read. A warning names each newer one. The checkpoint of the best evaluation is tried last.
+    If the newest checkpoint cannot be read, this function returns the newest readable checkpoint of
+    the same run. It logs a warning for each newer checkpoint that cannot be read. The checkpoint of
+    the best evaluation is tried last.
 
     Raises:
-        CheckpointError: no checkpoint was found that can be read.
+        CheckpointError: `path` does not exist, or no readable checkpoint was found below it.
     """
     if os.path.lexists(path / "manifest.json"):
         return path
     _check_exists(path)
-    # An interrupted save leaves no manifest. Other programs also write files of this name.
+    # An interrupted save leaves no manifest, so directories without a manifest are skipped. Other
+    # programs also write files with the name manifest.json, so another file of a checkpoint is
+    # required, too.
     found = [
         (
             manifest.parent.name != BEST,
@@ -356,18 +370,21 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def read_or_fall_back(directory: str | Path) -> tuple[Path, State]:
-    """Reads a trainer's checkpoint. If it is damaged or incomplete, reads an older one instead: the
-    newest complete checkpoint before it, of the same run and in the same folder. A warning then
-    names both. The files of a replay buffer are checked as well.
+    """Reads a trainer's checkpoint, and checks the files of its replay buffer.
+
+    If the checkpoint is damaged or incomplete, this function reads an older checkpoint instead. It
+    chooses the newest complete one of the same run in the same folder. A warning then names both
+    checkpoints.
 
     Returns:
-        the directory that was read, and its state.
+        the directory of the checkpoint that was read, and its state.
 
     Raises:
-        CheckpointError: in one of three cases. The directory does not exist. The checkpoint is
-            damaged, and no older one can be read. Or the checkpoint is complete, but has another
-            format or is not from a trainer. The message then names the checkpoint before, which is
-            not read.
+        CheckpointError: in one of three cases:
+            - The directory does not exist.
+            - The checkpoint is damaged, and no older checkpoint can be read.
+            - The checkpoint is complete, but it has another format or was not written by a trainer.
+              The message then names an older checkpoint that can be read.
     """
     directory = Path(directory)
     _check_exists(directory)
@@ -380,7 +397,7 @@ def read_or_fall_back(directory: str | Path) -> tuple[Path, State]:
         if previous is None:
             raise
         logger.warning(
-            "%s. Restoring the checkpoint before it, %s", error, printable(str(previous[0]))
+            "%s. Restoring the previous checkpoint %s instead", error, printable(str(previous[0]))
         )
         return previous
     except CheckpointError as error:
@@ -393,14 +410,15 @@ def _check_exists(directory: Path) -> None:
 
 
 def name_previous(directory: str | Path) -> str:
-    """Returns the end of an error message that names the newest older checkpoint of the same run
-    that can be read. An empty string if none can.
+    """Returns a sentence for the end of an error message. The sentence names the newest older
+    checkpoint of the same run that can be read. Returns an empty string if no older checkpoint can
+    be read.
 
     Args:
         directory: directory of the checkpoint that cannot be used.
     """
     previous = _previous(Path(directory))
-    return "" if previous is None else f". The checkpoint before it, {previous[0]}, can be read"
+    return "" if previous is None else f". The previous checkpoint {previous[0]} can be read"
 
 
 def _previous(directory: Path) -> tuple[Path, State] | None:
@@ -416,8 +434,8 @@ def _previous(directory: Path) -> tuple[Path, State] | None:
 
 
 def _is_of_run(directory: Path, candidate: Path, state: State) -> bool:
-    """Whether `candidate` is a checkpoint of the run that wrote `directory`, or of an earlier run
-    from which this run was restored.
+    """Returns whether `candidate` is a checkpoint of the run that wrote `directory`, or of an
+    earlier run from which that run was restored.
 
     Args:
         directory: directory of a checkpoint, which may be damaged or missing.
@@ -431,22 +449,24 @@ def _is_of_run(directory: Path, candidate: Path, state: State) -> bool:
     theirs = _runs(state)
     if runs and theirs:
         return theirs[-1] in runs
-    # One of them does not name its runs. Then Tune's names in one folder have to decide.
+    # At least one checkpoint does not name its runs. Then Tune's names decide, because checkpoints
+    # with such names in one folder are from the same trial.
     alike = all(_TUNE_NAME.fullmatch(path.name) for path in (directory, candidate))
     return alike and directory.parent == candidate.parent
 
 
 def _runs(state: Mapping[str, Any]) -> list[str]:
-    """Identifiers of the runs behind a checkpoint. The last one is the run that wrote it. Before it
-    come the earlier runs from which that run was restored. Empty if the checkpoint names none."""
+    """Returns the identifiers of a checkpoint's runs. The last identifier belongs to the run that
+    wrote the checkpoint. The others belong to earlier runs from which that run was restored.
+    Returns an empty list if the checkpoint does not name its runs."""
     runs = state.get("runs")
     return [run for run in runs if isinstance(run, str)] if isinstance(runs, list) else []
 
 
 def _older(directory: Path) -> Iterator[Path]:
-    """Yields the checkpoints in the same folder that were written before, the newest first. The
-    order is given by the numbers at the end of their names, which Tune assigns. Without numbers, it
-    is given by the modification time of their manifests."""
+    """Yields the older checkpoints in the same folder, beginning with the newest. The order is the
+    order of the numbers at the end of their names, which Tune assigns. For names without numbers,
+    the order is the modification time of the manifests."""
     stem, number = _numbered(directory.name)
     try:
         others = [d for d in directory.parent.iterdir() if d.is_dir() and d.name != directory.name]

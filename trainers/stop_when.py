@@ -1,4 +1,4 @@
-"""`StopWhen`: ends a run at the first limit that it reaches, or on request."""
+"""`StopWhen`: ends a run when a result reaches a limit, or on request."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from polopt.trainers.results import look_up
 
 
 class StopWhen:
-    """Stops a run at the first limit that it reaches, or after the iteration in which `request` was
-    called. Tune then saves a checkpoint, which it does not on a signal.
+    """Ends a run when a result reaches one of the limits, or after the iteration in which `request`
+    was called. Tune then saves a checkpoint. Tune would not save a checkpoint if a signal ended the
+    run.
 
     Args:
-        limits: result key to the value that ends the run.
-        stop_file: created by `request`. The trainer ends its iteration early once it exists. None:
-            iterations do not end early.
+        limits: maps each result key to the value at which the run ends.
+        stop_file: path of a file that `request` creates. The trainer ends its iteration early when
+            this file exists. `None` means that iterations do not end early.
 
     Attributes:
-        error: why the limits could not be compared. None if they could.
-        reason: the limit that was reached, and the result's number. Empty before.
+        error: the reason why a result could not be compared with the limits. It is None without
+            such an error.
+        reason: the limit that was reached, with the value in the result. It is empty before a limit
+            is reached.
         is_requested: whether `request` was called.
     """
 
@@ -34,14 +37,15 @@ class StopWhen:
         self.reason = ""
 
     def request(self) -> None:
-        """Stops the trial after the current iteration. May be called in a signal handler."""
+        """Ends the trial after the current iteration. Signal handlers may call this method."""
         self.is_requested = True
         if self._stop_file is not None:
-            with suppress(OSError):  # disk full: the iteration is not shortened
+            with suppress(OSError):  # on a full disk, the iteration does not end early
                 self._stop_file.touch()
 
     def __call__(self, trial_id: str, result: Mapping[Any, Any]) -> bool:
-        """Called by Tune with each result."""
+        """Returns whether the trial ends after this result. Tune calls this method with each
+        result."""
         if self.is_requested:
             return True
         try:

@@ -1,4 +1,4 @@
-"""Writes what an optimizer's dashboard tab shows to the trial's directory."""
+"""Writes the description of an optimizer's dashboard tab to the trial's directory."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ logger = logging.getLogger("polopt")
 def tab_of(
     cls: type[PolicyOptimizer], extra_stats: Mapping[str, Any] | None = None
 ) -> OptimizerTab:
-    """What an optimizer declares, with its phases.
+    """Returns the description of an optimizer's dashboard tab.
 
     Args:
-        cls: its class.
-        extra_stats: what its method `extra_stats` returns. None: without the names of its numbers.
+        cls: the class of the optimizer.
+        extra_stats: the return value of the optimizer's method `extra_stats`. `None` means that the
+            description does not list the names of these numbers.
     """
     numbers = [
         key
@@ -38,13 +39,14 @@ def tab_of(
 
 
 def write_tab(optimizer: PolicyOptimizer, filesystem: fs.FileSystem, folder: str) -> None:
-    """Writes the file, or warns if that fails: results are the same without it.
+    """Writes the description of the tab. Only warns if the file cannot be written, because training
+    does not need this file.
 
     Args:
-        optimizer: the trial's.
-        filesystem: of the trial, which may be in a cloud.
-        folder: directory of the trial's results there. The trainable's own `logdir` is another
-            directory under Tune, which copies it only on request.
+        optimizer: the optimizer of the trial.
+        filesystem: file system of the trial's results. It may be cloud storage.
+        folder: directory of the trial's results in this file system. Under Tune, this differs from
+            the `logdir` of the trainable, which Tune copies only on request.
     """
     tab = tab_of(type(optimizer), optimizer.extra_stats())
     path = f"{folder}/{TAB_FILE}"

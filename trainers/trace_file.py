@@ -1,4 +1,5 @@
-"""`trace: true`: records some optimizer steps of a run, and writes them as a Chrome trace."""
+"""`StepTrace`: records some optimizer steps of a run, and writes them as a Chrome trace
+(`trace: true`)."""
 
 from __future__ import annotations
 
@@ -18,16 +19,17 @@ logger = logging.getLogger("polopt")
 
 
 class StepTrace:
-    """Records the optimizer's steps that the config names, in the driver and in all workers that
-    are up, and writes them after the last one.
+    """Records the optimizer steps that the config selects, in the driver and in all workers that
+    are up. Writes the trace after the last recorded step.
 
     Args:
-        config: its keys `trace`, `trace_first_step` and `trace_num_steps`.
-        folder: directory of the file, `TRACE_FILE`.
+        config: options of the trainer. The keys `trace`, `trace_first_step` and `trace_num_steps`
+            are used.
+        folder: directory of the trace file.
     """
 
     def __init__(self, config: TrainerConfig, folder: Path) -> None:
-        TRACER.take()  # an earlier trainer of this process may have ended while it recorded
+        TRACER.take()  # discards events of an earlier trainer that was stopped while it recorded
         self._first = config.trace_first_step if config.trace else 0
         self._last = self._first + config.trace_num_steps - 1 if config.trace else 0
         self._path = folder / TRACE_FILE
@@ -45,14 +47,16 @@ class StepTrace:
             self._begun_s = time.perf_counter()
 
     def after_step(self, optimizer: PolicyOptimizer) -> None:
-        """Ends the recording after the last recorded step. If the file cannot be written, warns."""
+        """Ends the recording after the last recorded step, and writes the file. Warns if the file
+        cannot be written."""
         if self._steps != self._last:
             return
         ended_s = time.perf_counter()
         timers_s = {
             phase: total_s - self._timers_s[phase] for phase, total_s in _totals(optimizer).items()
         }
-        optimizer.drain()  # so that workers read their clocks at once
+        # Without pending calls, a worker reads its clock as soon as it is called.
+        optimizer.drain()
         processes = _by_process(TRACER.take())
         shifts_s = {w.index: _shift_s(optimizer, w.index) for w in _up(optimizer)}
         for index, events in _call_each(optimizer, _take).items():
@@ -77,7 +81,7 @@ class StepTrace:
 
 
 def _by_process(events: list[Event]) -> dict[str, list[Event]]:
-    """Separates the local worker's events from the driver's."""
+    """Separates the events of the local worker from the events of the driver."""
     local = [event for event in events if event.track == "worker"]
     driver = {"driver": [event for event in events if event.track != "worker"]}
     return {**driver, "worker 0": local} if local else driver
@@ -98,14 +102,17 @@ def _shift_s(optimizer: PolicyOptimizer, index: int) -> float:
 
 
 def clock_shift_s(clock_s: float, called_s: float, answered_s: float) -> float:
-    """Seconds to add to a worker's clock for the driver's clock. 0 if the worker read its clock
-    between the driver's readings: then both have the clock of one machine. Otherwise the middle of
-    the call counts, which is wrong by at most half of its duration (Cristian, 1989).
+    """Returns the seconds to add to a worker's clock to get the driver's clock.
+
+    If the worker's reading is between the two readings of the driver, the driver and the worker
+    share the clock of one machine, and the result is 0. Otherwise, the worker is assumed to have
+    read its clock in the middle of the call. The error is at most half of the duration of the call
+    (Cristian, 1989).
 
     Args:
         clock_s: the worker's clock during the call.
         called_s: the driver's clock before the call.
-        answered_s: the driver's clock after it.
+        answered_s: the driver's clock after the call.
     """
     if called_s <= clock_s <= answered_s:
         return 0.0

@@ -1,4 +1,4 @@
-"""`PolicyOptimizerTrainer`: the Tune trainable around one policy optimizer."""
+"""`PolicyOptimizerTrainer`: a Tune trainable that trains a policy with one policy optimizer."""
 
 from __future__ import annotations
 
@@ -70,17 +70,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("polopt")
 
-#: During a long iteration, seconds between two checks for the stop file.
+#: Seconds between two checks for a request to stop, during a long iteration.
 _STOP_CHECK_S = 0.25
-#: Paths of options whose values may be code.
+#: Options whose values may be code.
 _CODE = ("env", "evaluation_config.env", "callbacks")
-#: The largest number of earlier runs that a checkpoint names.
+#: The largest number of earlier runs that a checkpoint lists.
 _MOST_EARLIER_RUNS = 100
 
 
 def _checked(request: Callable[..., tune.PlacementGroupFactory]) -> Any:
-    """Wraps `default_resource_request`. The wrapper checks the config first, and warns if Ray has
-    fewer resources than requested."""
+    """Wraps `default_resource_request`. The wrapper first checks the config. It warns if Ray has
+    fewer resources than the config requests."""
 
     def checked(cls: type[PolicyOptimizerTrainer], config: dict[str, Any]) -> Any:
         Experiment.parse(config, cls.preset)
@@ -93,7 +93,7 @@ def _checked(request: Callable[..., tune.PlacementGroupFactory]) -> Any:
 
 
 class PolicyOptimizerTrainer(tune.Trainable):
-    """Trains a policy with a policy optimizer. The config names both.
+    """Trains a policy with a policy optimizer. The config names the policy and the optimizer.
 
         tune.Tuner(
             PolicyOptimizerTrainer,
@@ -104,7 +104,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             },
         ).fit()
 
-    It also works without Tune. With `num_workers=0`, it does not start Ray either:
+    The trainer also works without Tune. With `num_workers=0`, it does not start Ray:
 
         trainer = PolicyOptimizerTrainer(env="CartPole-v1", policy="ppo", num_workers=0)
         result = trainer.train()
@@ -112,31 +112,32 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     Options may be given as a dict, as keyword arguments, or as both.
 
-    A checkpoint holds the weights, the state of the torch optimizer, the schedules, counters and
-    random generators. It can be restored under another optimizer. See `SyncSamples.worker_states`
-    for the case in which a resumed run continues bit for bit.
+    A checkpoint holds the weights, the state of the torch optimizer, the schedules, the counters
+    and the states of the random generators. It can be restored in a trainer with another policy
+    optimizer. `SyncSamples.worker_states` says when a resumed run continues bit for bit.
 
     The class attribute `preset` holds options that differ from the defaults of the config classes.
 
     Attributes:
         experiment: the parsed config.
-        workers: the WorkerSet. Its local worker holds the policy that is saved.
-        optimizer: the policy optimizer. None after `stop`.
-        logdir: directory of the trial. Without Tune, a directory below `~/ray_results`, which is
-            made when the first file is written.
-        evaluation: plays episodes with the policy. None without `evaluation_interval`.
-        stop_when: decides after each result whether the run ends. None under Tune, which decides
-            this itself.
+        workers: the WorkerSet. Its local worker holds the policy that checkpoints contain.
+        optimizer: the policy optimizer. It is None after `stop`.
+        logdir: directory of the trial. Without Tune and without `log_dir`, this is a directory
+            below `~/ray_results`. It is created when the first file is written.
+        evaluation: plays evaluation episodes. It is None without the option `evaluation_interval`.
+        stop_when: decides after each result whether the run ends. `polopt.train` sets this
+            attribute. Otherwise, it is None. Under Tune, Tune itself ends the run.
 
     Raises:
-        ConfigError: the config is wrong. Raised before any worker starts.
+        ConfigError: the config is wrong. This error is raised before any worker starts.
     """
 
     preset: ClassVar[dict[str, Any]] = {}
     __signature__ = PresetSignature()
-    #: The record that this trainer repeats. See `polopt.rerun`.
+    #: The recorded run that this trainer repeats. `None` means that the trainer does not repeat a
+    #: run. See `polopt.rerun`.
     recorded: ClassVar[dict[str, Any] | None] = None
-    #: Result keys that Tune prints. Without this list, it would print all, which takes 150 lines.
+    #: Result keys that Tune prints. Without this list, Tune would print all keys, in 150 lines.
     _progress_metrics = ProgressMetrics(
         "episode_return_mean",
         "num_env_steps_sampled_lifetime",
@@ -157,12 +158,14 @@ class PolicyOptimizerTrainer(tune.Trainable):
     _log_handler: logging.Handler | None = None
     _trace: StepTrace
     _record: RunRecord
-    #: The path to which Tune will move the checkpoint that is restored. None: it stays.
+    #: The path to which Tune will move the checkpoint that is being restored. `None` means that
+    #: Tune does not move this checkpoint.
     _restored_as: Path | None = None
-    #: Identifiers of the runs from which this run was restored. The last one is its own identifier.
+    #: Identifiers of the runs from which this run was restored. The last identifier is the
+    #: identifier of this run itself.
     _runs: list[str]
     _has_warned = False
-    #: Iterations and seconds before `restore` that Tune's own counters do not include.
+    #: Iterations and seconds before a restore. Tune's own counters do not include them.
     _earlier_iterations = 0
     _earlier_s = 0.0
 
@@ -174,37 +177,39 @@ class PolicyOptimizerTrainer(tune.Trainable):
         storage: Any = None,
         **options: Any,
     ) -> None:
-        """Starts the workers.
+        """Checks the config, and starts the workers.
 
         Args:
-            config: options by key.
-            log_dir: directory in which each `train()` writes its result, in the files of a Tune
-                trial: `result.json`, `progress.csv` and TensorBoard events. Checkpoints are saved
-                there, too. None: nothing is written before `save()`.
-            storage: Tune sets this argument.
-            options: options as keyword arguments, in addition to `config`.
+            config: a dict of options.
+            log_dir: directory to which each `train()` writes its result. The files are the same as
+                in a Tune trial: `result.json`, `progress.csv` and TensorBoard events. `save()`
+                makes its checkpoints in this directory, too. `None` means that no results are
+                written. `save()` then makes its checkpoints in `logdir`.
+            storage: set by Tune.
+            options: further options, as keyword arguments.
 
         Raises:
             ConfigError: an option is wrong, or `log_dir` holds the results of another run.
         """
-        self._storage_of_trial = storage  # None without Tune
+        self._storage_of_trial = storage
         self._users_directory = directory_before_tune(storage)
-        # Up to Ray 2.54, Tune also passes a `logger_creator`, which comes before `storage`.
+        # Up to Ray 2.54, Tune also passes the argument `logger_creator`.
         others = {name: options.pop(name) for name in ("logger_creator",) if name in options}
         config = with_keywords({} if config is None else config, options)
-        refuse_made_env(config.get("env"))  # copying one may even damage it
+        refuse_made_env(config.get("env"))  # copying a made environment may even damage it
         if isinstance(log_dir, ResultFiles):
             self._files = log_dir
         elif log_dir is not None:
-            Experiment.parse(config, self.preset)  # before the directory is made
+            Experiment.parse(config, self.preset)  # raises before the directory is created
             self._files = ResultFiles(log_dir)
         super().__init__(OwnCopies(config), storage=storage, **others)
 
     def __repr__(self) -> str:
-        """The environment, optimizer, policy, workers, and the progress of training."""
+        """Returns one line with the class, environment, optimizer, policy, number of workers, and
+        progress of training."""
         name = type(self).__name__
         if self._storage_of_trial is not None:
-            return name  # Ray asks once, and begins each line of the trial's log with it
+            return name  # Ray reads this text only once, and prints it before each line of the log
         run, optimizer = self.experiment, self.optimizer
         parts = [env_name(run.rollout.env), run.optimizer_name, run.policy_name]
         parts.append(f"{run.rollout.num_workers} workers")
@@ -216,8 +221,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
         return f"{name}({', '.join(parts)})"
 
     def _setup_logdir(self) -> None:
-        """Called by Tune. Without Tune, this only chooses a name, because Tune's method would make
-        a directory for each trainer, and most of them would stay empty."""
+        """Sets `logdir`. Without Tune, this method does not create the directory. Tune's own method
+        would create a directory for each trainer, and most of these directories would stay
+        empty."""
         if self._storage_of_trial is not None:
             super()._setup_logdir()  # type: ignore[no-untyped-call]
             return
@@ -228,8 +234,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._logdir = f"{DEFAULT_STORAGE_PATH}/{name}"  # type: ignore[assignment]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        # `tune.with_resources` overrides `default_resource_request`, the only method that Tune
-        # calls before it starts an actor. The subclass still has to refuse bad configs there.
+        # Tune calls only `default_resource_request` before it starts an actor, so this method has
+        # to check the config. `tune.with_resources` makes a subclass that overrides the method, so
+        # the override is wrapped to check the config, too.
         super().__init_subclass__(**kwargs)
         text = cls.__dict__.get("__doc__")
         if isinstance(text, str):
@@ -241,8 +248,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
     @_checked
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
         """Returns the resources that the run needs to start: one bundle for the driver, and one for
-        each other process. These are workers, the workers below them, processes of the optimizer
-        and workers of evaluation. Warns if the cluster has fewer resources.
+        each other process. See `bundles`. Warns if the cluster has fewer resources.
 
         Raises:
             ConfigError: the config is wrong. See `Experiment.parse`.
@@ -250,14 +256,15 @@ class PolicyOptimizerTrainer(tune.Trainable):
         return bundles(Experiment.parse(config, cls.preset))
 
     def setup(self, config: dict[str, Any], run: RunContext | None = None) -> None:
-        """Creates workers and optimizer.
+        """Creates the workers and the optimizer.
 
         Args:
-            config: flat dict. See `Experiment.parse`.
+            config: a flat config dict. See `Experiment.parse`.
             run: set by the command line.
         """
-        # Tune first writes checkpoints into Python's temporary directory, which Python chooses at
-        # the first use. It is chosen now: on a full disk, the error would not mention the disk.
+        # Tune first writes each checkpoint to Python's temporary directory. Python chooses this
+        # directory at the first use. If the disk is full at that time, the error does not mention
+        # the disk. Therefore, the directory is chosen here, before training.
         tempfile.gettempdir()
         warn_of_untested_versions()
         self._exporter = PrometheusExporter()
@@ -266,7 +273,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self._log_handler = run.enter()
         self.experiment = Experiment.parse(config, self.preset)
         self._runs = [secrets.token_hex(8)]
-        if self._files is not None:  # Ray up to 2.54 has chosen a directory of its own
+        if self._files is not None:  # up to version 2.54, Ray has chosen another directory
             self._logdir = str(self._files.folder)  # type: ignore[assignment]
         with in_directory(self._users_directory):
             self._build()
@@ -278,7 +285,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
     def _build(self) -> None:
         experiment = self.experiment
         device = experiment.learner_device()
-        # Idle threads of torch use CPU time, so the driver has one thread for each reserved CPU.
+        # Idle threads of torch use CPU time. The driver therefore gets one thread per reserved CPU.
         threads = min(int(experiment.trainer.num_cpus_for_driver), os.cpu_count() or 1)
         limit_threads(max(1, threads))
         worker_config = experiment.make_worker_config()
@@ -316,18 +323,22 @@ class PolicyOptimizerTrainer(tune.Trainable):
     def _make_evaluation(self, config: WorkerConfig | None, device: str) -> None:
         self._best = BestCheckpoint(*results_folder(self._storage_of_trial, self.logdir))
         if config is not None:
-            with kept_global_generators():  # environments that are made here may use them
+            with kept_global_generators():  # new environments may use the global generators
                 workers = WorkerSet(
                     config,
                     device,
-                    meanwhile="Training goes on, but no evaluation ends without them.",
+                    meanwhile="Training continues, but no evaluation ends before they start.",
                 )
             self.evaluation = Evaluation(self.experiment.trainer, workers)
 
     def step(self) -> dict[str, Any]:
-        """Runs one training iteration. It takes optimizer steps until the iteration has
-        `min_sample_timesteps_per_iteration` environment steps, and has lasted for
-        `min_time_s_per_iteration`. Then it evaluates the policy if an evaluation is due."""
+        """Runs one training iteration, and returns its result.
+
+        Calls `optimizer.step()` until the iteration has at least
+        `min_sample_timesteps_per_iteration` environment steps and has lasted for at least
+        `min_time_s_per_iteration`. If an evaluation of the policy is due, the driver then plays its
+        episodes, or begins the evaluation in the evaluation workers.
+        """
         self._check_runs("train")
         with explain_missing_file(self._users_directory):
             return self._step()
@@ -365,8 +376,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
         # `Trainable.train` keeps the keys that a result already has.
         result["training_iteration"] = self.iteration + 1
         result["timesteps_total"] = metrics.num_env_steps_sampled
-        # `tune.Result.from_path` finds the metrics of a checkpoint by this name. They are in the
-        # last row that has the name, because the checkpoint was saved after that row.
+        # `tune.Result.from_path` uses `checkpoint_dir_name` to find the metrics of a checkpoint. If
+        # several results have the same name, the last one belongs to the checkpoint, because the
+        # checkpoint was saved after that result.
         checkpoint = next_checkpoint(self)
         if checkpoint is None and self._files is not None:
             checkpoint = following(self.logdir)
@@ -381,23 +393,25 @@ class PolicyOptimizerTrainer(tune.Trainable):
         return result
 
     def request_stop(self, reason: str) -> None:
-        """Ends the current iteration early, and training with it. The result of the iteration has
-        `done=True` and the reason as `stop_reason`. Tune, `polopt train` and `polopt.train` then
-        save a checkpoint and end the run. May be called in callbacks and in signal handlers.
+        """Requests that the current iteration ends early, and that the run ends after it.
+
+        The result of the iteration has `done=True`, and the reason as `stop_reason`. Tune,
+        `polopt train` and `polopt.train` then save a checkpoint and end the run. Callbacks and
+        signal handlers may call this method.
 
         Raises:
             ValueError: the reason is empty.
         """
         if not reason:
-            raise ValueError("request_stop: got an empty reason. Allowed: a text")
+            raise ValueError("request_stop: got an empty reason. Give a text")
         self._stop_reason = reason
 
     def train(self) -> dict[str, Any]:
         """Runs one training iteration.
 
         Returns:
-            the result of the iteration. `docs/results.md` lists its keys. If there is a `log_dir`,
-            the result is also written there.
+            the result of the iteration. `docs/results.md` lists its keys. With `log_dir`, this
+            method also writes the result to that directory.
 
         Raises:
             RuntimeError: the trainer has been stopped.
@@ -408,8 +422,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         return result
 
     def log_result(self, result: dict[str, Any]) -> None:
-        """Called by `train` with each result. Marks it as the last one if a limit is reached, and
-        writes it to `log_dir`."""
+        """Writes a result to `log_dir`. If the result reaches a limit of `stop_when`, this method
+        marks it as the last result of the run. `train` calls this method with each result."""
         super().log_result(result)
         stop = self.stop_when
         if stop is not None and not result["done"] and stop(self.trial_id, result):
@@ -418,25 +432,26 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self._files.add(result)
 
     def _warn_without_return(self) -> None:
-        """In a trial of Tune, warns once if no episode has ended in the first iteration."""
+        """Warns in a Tune trial if no episode has ended in the first iteration."""
         metrics = self.optimizer.metrics
         in_sweep = self._storage_of_trial is not None and self._run is None
         if in_sweep and self.iteration == 0 and not metrics.episodes.lifetime:
             logger.warning(
-                "no episode has ended in the first %d environment steps, so episode_return_mean is "
-                "NaN, and schedulers of Tune cannot rank this trial (MedianStoppingRule stops it, "
-                "whatever its later returns). Raise min_sample_timesteps_per_iteration to the "
-                "number of environments times the steps of the longest episode; "
-                "max_frames_per_traj bounds the length of episodes",
+                "no episode has ended in the first %d environment steps. Therefore, "
+                "episode_return_mean is NaN, and schedulers of Tune cannot rank this trial. "
+                "MedianStoppingRule even stops such a trial. Raise "
+                "min_sample_timesteps_per_iteration to the number of environments times the steps "
+                "of the longest episode, or limit the length of episodes with max_frames_per_traj",
                 metrics.num_env_steps_sampled,
             )
 
     def _check_runs(self, method: str) -> None:
         if self.optimizer is None:
             raise RuntimeError(
-                f"{type(self).__name__} has been stopped: {method}() needs its workers and "
-                "environments, which are closed. Make a new trainer, and call its restore() to "
-                "continue from a checkpoint. get_policy() and compute_single_action() still work"
+                f"{type(self).__name__} has been stopped: {method}() needs workers and "
+                "environments, but they are closed. To continue from a checkpoint, make a new "
+                "trainer and call its restore(). get_policy() and compute_single_action() still "
+                "work"
             )
 
     def _is_stopped(self) -> bool:
@@ -445,8 +460,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         return self._run is not None and self._run.stop_file.exists()
 
     def _evaluate(self, evaluation: Evaluation) -> None:
-        """Takes the result of an evaluation that ran beside training and has ended. Begins a new
-        evaluation if one is due."""
+        """Takes the result of an evaluation in workers if this evaluation has ended. Then begins a
+        new evaluation if one is due."""
         if self._record.decide(evaluation.poll, evaluation.finish):
             self._offer_best(evaluation)
         iteration, optimizer = self.iteration + 1, self.optimizer
@@ -469,7 +484,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     @property
     def iteration(self) -> int:
-        """The number of iterations so far. Includes the iterations before a `restore`."""
+        """The number of iterations so far, including the iterations before a restore."""
         return int(super().iteration) + self._earlier_iterations
 
     @property
@@ -478,7 +493,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         return self.iteration
 
     def get_auto_filled_metrics(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Adds the seconds before `restore` to Tune's own metrics."""
+        """Returns Tune's own metrics. `time_total_s` includes the seconds before a restore."""
         metrics: dict[str, Any] = super().get_auto_filled_metrics(*args, **kwargs)
         if "time_total_s" in metrics:
             metrics["time_total_s"] += self._earlier_s
@@ -489,15 +504,17 @@ class PolicyOptimizerTrainer(tune.Trainable):
         return float(state["time_total"])
 
     def save(self, checkpoint_dir: str | None = None) -> Any:
-        """Saves a checkpoint. Under Tune, in the trial's directory.
+        """Saves a checkpoint.
+
+        Under Tune, the checkpoint is first written to `checkpoint_dir` or to a temporary directory.
+        Tune then copies it to the trial's directory.
 
         Args:
-            checkpoint_dir: directory of the checkpoint. None: a new `checkpoint_*` directory in
-                `logdir`. Under Tune, the checkpoint is first written to `checkpoint_dir` (None: a
-                temporary directory), and then copied.
+            checkpoint_dir: directory of the checkpoint. `None` means a new `checkpoint_*` directory
+                in `logdir`.
 
         Returns:
-            a `SavedCheckpoint`. Under Tune, the return value of Tune's own method.
+            a `SavedCheckpoint`. Under Tune, this is the return value of Tune's own method.
 
         Raises:
             CheckpointError: the checkpoint cannot be written or copied. The message names the
@@ -510,7 +527,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         target = next_checkpoint(self) or checkpoint_dir
         try:
             saved = super().save(checkpoint_dir)
-        except OSError as error:  # without a path if copying failed
+        except OSError as error:  # `error.filename` is None if Tune could not copy the checkpoint
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise CheckpointError(
                 f"checkpoint {error.filename or target} cannot be written: {reason}"
@@ -520,7 +537,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         return SavedCheckpoint(tune.Checkpoint.from_directory(str(checkpoint_dir)), saved.metrics)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Writes tensors and JSON. See `polopt.trainers.checkpoints`."""
+        """Writes a checkpoint of tensors and JSON. See `polopt.trainers.checkpoints`."""
         self._record.mark("save")
         state = self._state(self.optimizer.get_state(), self.iteration)
         if self.evaluation is not None:
@@ -540,7 +557,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self._go_on_as_restored(checkpoint_dir)
 
     def _go_on_as_restored(self, checkpoint_dir: str) -> None:
-        """Makes workers and a record anew, and restores the checkpoint that was just written."""
+        """Makes new workers and a new record, and restores the checkpoint that was just written."""
         self._rebuild()
         self._restored_as = next_checkpoint(self)
         try:
@@ -549,17 +566,17 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self._restored_as = None
 
     def _state(self, optimizer_state: dict[str, Any], iteration: int) -> dict[str, Any]:
-        """The state that a checkpoint holds, without evaluation."""
+        """Returns the state for a checkpoint, without the state of evaluation."""
         # `update_algorithm_parameter` may have changed the policy's options.
         experiment = dataclasses.replace(self.experiment, policy=self.get_policy().config)
-        # If the config has no seed, the checkpoint has the seed that was drawn.
+        # If the config has no seed, the checkpoint holds the seed that the workers drew.
         config, unsaved = encode_config(experiment.to_dict() | {"seed": self.workers.config.seed})
         self._warn_unsaved(unsaved)
         return {
             "trainer": type(self).__name__,
             "config": config,
             "unsaved": unsaved,
-            "spaces": {  # for `polopt.load`, which makes no environment
+            "spaces": {  # for `polopt.load`, which does not make an environment
                 "observation": describe_space(self.workers.config.observation_space),
                 "action": describe_space(self.workers.config.action_space),
             },
@@ -570,37 +587,41 @@ class PolicyOptimizerTrainer(tune.Trainable):
         }
 
     def _warn_unsaved(self, unsaved: dict[str, str]) -> None:
-        """Warns once about values of the config that checkpoints of this run cannot hold. The
-        warning leaves out environments and callbacks that are given as code. Code is never saved,
-        and `polopt evaluate` asks for the environment."""
+        """Warns once about values of the config that cannot be saved. Does not warn about
+        environments and callbacks that the user gave as code. Checkpoints never contain code, and
+        the error of `polopt evaluate` asks for the environment."""
         named = {path: kind for path, kind in unsaved.items() if path not in _CODE}
         if named and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "checkpoints of this run do not hold %s, because a value of such a type cannot be "
-                "saved; `polopt evaluate` and `polopt.load` fail if they need it and do not get it",
+                "checkpoints of this run do not contain %s, because values of these types cannot "
+                "be saved. Give them to `polopt evaluate` or `polopt.load` if an error asks for "
+                "them",
                 described(named),
             )
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Restores a checkpoint of any trainer whose policy has the same network. If the checkpoint
-        is damaged, restores an older one of the same run, with a warning that names both.
+        is damaged, this method restores an older checkpoint of the same run. A warning then names
+        both checkpoints.
 
         Args:
             checkpoint: directory of the checkpoint.
 
         Raises:
-            CheckpointError: the checkpoint does not exist. Or it is incomplete or damaged, and no
-                older one can be read. Or it is from another network, version or program.
+            CheckpointError: the checkpoint does not exist, or was made with another network,
+                version or program. Also raised if the checkpoint is incomplete or damaged, and no
+                older checkpoint can be read.
         """
         self._check_runs("restore")
         found, state = read_or_fall_back(checkpoint)
-        # Tune will move a checkpoint that was just written, so its final path is noted.
+        # Tune will move a checkpoint that was just written, so the record holds the final path.
         self._record.mark("restore", str(self._restored_as or found))
         policy, own = self.get_policy(), self._runs[-1]
         problem = misfit(state, policy)
         if not problem:
-            self.optimizer.drain()  # so that errors of pending calls are not taken for misfits
+            # Errors of pending calls are raised here. Otherwise, they would look like a misfit.
+            self.optimizer.drain()
 
             def restore_rest() -> None:
                 self.optimizer.set_state(state["optimizer"])
@@ -617,7 +638,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self.evaluation.set_state(state.get("evaluation", {}))
             self._best.set_state(state.get("best"))
         self._exporter.restart(restored=True)
-        # A checkpoint may lack these two.
+        # Some checkpoints have neither `training_iteration` nor `time_total_s`.
         counted, seconds = super().iteration, self._counted_s()
         self._earlier_iterations = int(state.get("training_iteration", counted)) - counted
         self._earlier_s = float(state.get("time_total_s", seconds)) - seconds
@@ -631,22 +652,26 @@ class PolicyOptimizerTrainer(tune.Trainable):
             trainer = polopt.SyncPPO.from_checkpoint("runs/a", lr=1e-4, log_dir="runs/a")
 
         Args:
-            checkpoint: the directory of a checkpoint, or what `save` or `polopt.train` returned.
-                In a directory above checkpoints, the newest checkpoint is used.
-            log_dir: as in the constructor. If it is the directory of the checkpoint's run, the
-                results of that run are continued.
-            changes: options that replace saved ones. A preset also replaces the saved optimizer.
-                `PolicyOptimizerTrainer` keeps the saved optimizer.
+            checkpoint: the directory of a checkpoint, or the return value of `save` or
+                `polopt.train`. For a directory that contains checkpoints, the newest checkpoint is
+                used.
+            log_dir: see the constructor. If this is the directory of the checkpoint's run, the new
+                results are added to the files of that run.
+            changes: options that replace the saved options. If the class is a preset, the preset's
+                optimizer replaces the saved optimizer. `PolicyOptimizerTrainer` keeps the saved
+                optimizer.
 
         Raises:
-            CheckpointError: the checkpoint is missing or damaged. Or a value of its config could
-                not be saved: the message names the option, which `changes` then has to give.
-            ConfigError: an option is wrong. Or a module is named only in the checkpoint: it is not
-                imported, because that would execute code.
+            CheckpointError: the checkpoint is missing or damaged. Also raised if a value of its
+                config could not be saved. The message names the option. Pass this option in
+                `changes`.
+            ConfigError: an option is wrong. Also raised if the checkpoint names a module that
+                `changes` do not name. Such a module is not imported, because importing it would
+                execute code.
         """
         found, state = read_or_fall_back(find_checkpoint(checkpoint_path(checkpoint)))
         config = config_of(state, f"checkpoint {found}", changes, cls.preset)
-        Experiment.parse(config, cls.preset)  # before the directory is made
+        Experiment.parse(config, cls.preset)  # raises before the directory is created
         files = None
         if log_dir is not None:
             continues = Path(log_dir).expanduser().resolve() in found.resolve().parents
@@ -666,14 +691,16 @@ class PolicyOptimizerTrainer(tune.Trainable):
         stochastic: bool | None = None,
         seed: int | None = None,
     ) -> EvaluationResult:
-        """Plays whole episodes with the current policy, in this process. The environment is an
-        environment for evaluation (`evaluation_config`). This does not change training in any way.
+        """Plays whole episodes with the current policy in this process. The environment is made
+        with the options of `evaluation_config`. The episodes do not affect training.
 
         Args:
-            episodes: number of episodes. None: `evaluation_duration`, 10 by default.
+            episodes: number of episodes. `None` means the value of `evaluation_duration`, which is
+                10 by default.
             stochastic: True samples actions. False takes the mode of the policy's distribution.
-                None: `explore` of `evaluation_config`, False by default.
-            seed: seed of the environment and of the actions. None draws one.
+                `None` means the value of `explore` in `evaluation_config`, which is False by
+                default.
+            seed: seed of the environment and of the actions. `None` draws a seed.
 
         Raises:
             ConfigError: `episodes` is wrong, or the environment cannot be made or evaluated.
@@ -685,14 +712,15 @@ class PolicyOptimizerTrainer(tune.Trainable):
         )
 
     def restore(self, checkpoint_path: Any) -> None:
-        """Restores a checkpoint. Iterations, steps and seconds are counted on from there.
+        """Restores a checkpoint. The counts of iterations, steps and seconds continue from the
+        values in the checkpoint.
 
         Args:
-            checkpoint_path: a directory, a Tune checkpoint, or what `save` returned.
+            checkpoint_path: a directory, a Tune checkpoint, or the return value of `save`.
 
         Raises:
-            CheckpointError: the checkpoint cannot be restored (see `load_checkpoint`), or it has a
-                pickle file, which Tune would load.
+            CheckpointError: the checkpoint cannot be restored (see `load_checkpoint`), or the
+                directory contains a pickle file, which Tune would load.
             RuntimeError: the trainer has been stopped.
         """
         check_directory(checkpoint_path)
@@ -703,12 +731,13 @@ class PolicyOptimizerTrainer(tune.Trainable):
         super().restore(checkpoint_path)
 
     def reset(self, new_config: dict[str, Any], storage: Any = None, **others: Any) -> bool:
-        """Called by Tune where it reuses actors."""
+        """Prepares this trainer for another trial. Tune calls this method when it reuses actors."""
         self._storage_of_trial = storage
         return bool(super().reset(new_config, storage=storage, **others))  # type: ignore[no-untyped-call]
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Changes this trainer to `new_config`. Worker processes are reused if they fit."""
+        """Rebuilds this trainer with `new_config`. Reuses the worker processes if they fit the new
+        config."""
         self.experiment = Experiment.parse(new_config, self.preset)
         self._runs, self._has_warned = [secrets.token_hex(8)], False
         self._earlier_iterations, self._earlier_s = 0, 0.0
@@ -716,7 +745,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         return True
 
     def _rebuild(self) -> None:
-        """Makes anew all that the config describes, except processes that can be reused."""
+        """Makes the workers, the optimizer and the evaluation again from the config. Reuses worker
+        processes where possible."""
         device = self.experiment.learner_device()
         self.optimizer.stop()
         self._stop_evaluation()
@@ -726,7 +756,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             evaluation = evaluation_config(self.experiment.trainer, worker_config)
             self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
             recorded = worker_config.rollout.record_arrivals or self._record.log is not None
-            # A rerun begins with new processes, so the run that it repeats has to do so, too.
+            # A rerun begins with new processes. Therefore, a recorded run also needs new processes.
             if recorded or not self.workers.reconfigure(worker_config, device):
                 self.workers.stop()
                 self.workers = make_workers(worker_config, device)
@@ -740,7 +770,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         super().stop()  # type: ignore[no-untyped-call]
 
     def cleanup(self) -> None:
-        """Stops the workers, and releases the handles of their actors while Ray is still up."""
+        """Stops the workers, and releases the handles of their actors before Ray shuts down."""
         finish_despite_sigterm()
         optimizer, self.optimizer = self.optimizer, None
         try:
@@ -768,23 +798,26 @@ class PolicyOptimizerTrainer(tune.Trainable):
         return policy
 
     def compute_single_action(self, observation: Any, explore: bool = False) -> Any:
-        """Returns the action for one observation of the environment's space, for `env.step`.
+        """Returns the action for one observation. The observation is from the environment's
+        observation space. `env.step` accepts the action.
 
         Raises:
-            ValueError: the policy has memory, which this method does not carry.
+            ValueError: the policy has memory. This method cannot keep the policy's state from one
+                call to the next.
         """
         policy = self.get_policy()
         if policy.state_size:
             raise ValueError(
-                f"{type(policy).__name__} has memory: use get_policy().predict(observation, state),"
-                " which returns the state for the next call"
+                f"{type(policy).__name__} has memory. Use get_policy().predict(observation, state),"
+                " which also returns the state for the next call"
             )
         action, _ = policy.predict(observation, deterministic=not explore)
         return action
 
 
 def make_workers(config: WorkerConfig, learner_device: str = "cpu") -> WorkerSet:
-    """Makes the workers of a config. With `num_workers_below` of 1 or more, these are gradient
-    workers. Otherwise they are rollout workers, which compute gradients from their own samples."""
+    """Makes the workers of a config. If `num_workers_below` is 1 or more, the workers are gradient
+    workers, which gather fragments from the rollout workers below them. Otherwise, the workers are
+    rollout workers, which sample their own fragments."""
     kind = GradientWorkerSet if config.rollout.num_workers_below else WorkerSet
     return kind(config, learner_device)

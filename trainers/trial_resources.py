@@ -1,4 +1,4 @@
-"""What a trial requests of Ray."""
+"""`bundles`: the Ray resources that a trial requests."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from polopt.trainers.experiment import Experiment
 
 
 def bundles(experiment: Experiment) -> tune.PlacementGroupFactory:
-    """One bundle for the driver, and one for each process that the run cannot start without:
-    workers, the workers below them, processes that the optimizer starts, evaluation workers."""
+    """Returns the placement group of a trial. It has one bundle for the driver, and one for each
+    other process that the run needs to start. These processes are the workers, the workers below
+    them, the processes that the optimizer starts, and the evaluation workers."""
     driver, rollout = experiment.trainer, experiment.rollout
     head = {"CPU": driver.num_cpus_for_driver, "GPU": driver.num_gpus}
     worker = {
@@ -25,5 +26,5 @@ def bundles(experiment: Experiment) -> tune.PlacementGroupFactory:
         for bundle in [head, *([worker] * places), *experiment.further_processes, *evaluation]
     ]
     if not any(nonzero):
-        nonzero = [{"CPU": 0.001}]  # Tune does not accept an empty request
+        nonzero = [{"CPU": 0.001}]  # Tune rejects an empty request
     return tune.PlacementGroupFactory([nonzero[0], *(b for b in nonzero[1:] if b)])

@@ -1,6 +1,7 @@
-"""Where the next checkpoint of a trainer and its results go, with Tune and without.
+"""Finds the directories of a trainer's results and of its next checkpoint, with and without Tune.
 
-Tune has no public name for the storage of a trial: this file alone uses `Trainable._storage`."""
+Tune has no public name for the storage of a trial. Only this file uses `Trainable._storage`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from ray import tune
 
 
 def next_checkpoint(trainable: tune.Trainable) -> Path | None:
-    """The directory that Tune gives the next checkpoint, in its storage. None without Tune."""
+    """Returns the directory in Tune's storage to which Tune will move the next checkpoint. Returns
+    None without Tune."""
     storage = trainable._storage
     if storage is None:
         return None
@@ -23,19 +25,21 @@ def next_checkpoint(trainable: tune.Trainable) -> Path | None:
 
 
 def following(logdir: str) -> Path:
-    """The first directory in `logdir` after all that have Tune's name for a checkpoint."""
+    """Returns the directory in `logdir` for the next checkpoint of a trainer without Tune. Its name
+    has the same form as under Tune, with a larger number than the existing checkpoints."""
     found = Path(logdir).glob(f"checkpoint_{'[0-9]' * 6}")
     last = max((int(path.name[-6:]) for path in found), default=-1)
     return Path(logdir, f"checkpoint_{last + 1:06}")
 
 
 def results_folder(storage: Any, logdir: str) -> tuple[fs.FileSystem, str]:
-    """The file system of a run's results, and their directory there.
+    """Returns the file system of a run's results, and the directory of the results in this file
+    system.
 
     Args:
-        storage: Tune's `StorageContext` of the trial, whose directory may be in a cloud. None:
-            without Tune.
-        logdir: directory of the trainable, which has the results without Tune.
+        storage: Tune's `StorageContext` of the trial. Its directory may be in cloud storage. `None`
+            means that the trainer runs without Tune.
+        logdir: directory of the trainable. Without Tune, this is the directory of the results.
     """
     if storage is None:
         return fs.LocalFileSystem(), logdir

@@ -1,6 +1,7 @@
-"""What type checkers and editors see of the presets and of `polopt.train`.
+"""The signatures of the presets and of `polopt.train` for type checkers and editors.
 
-Made by `python tests/generated_files.py` from the config classes. Not imported when a program runs.
+`python tests/generated_files.py` makes this file from the config classes. Programs do not import
+this file.
 """
 
 import os

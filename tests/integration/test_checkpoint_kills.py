@@ -1,4 +1,4 @@
-"""Checkpoints after SIGKILL while one is written: an older one is complete."""
+"""Tests that a SIGKILL while a checkpoint is written leaves an older checkpoint complete."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ for number in range(1, 10**6):
 
 
 def test_sigkill_leaves_the_other_checkpoint_complete(tmp_path: Path) -> None:
-    """Two directories are written in turn, as by Tune: after a kill at any time, one of them is
-    complete, and the other is complete or refused."""
+    """Like Tune, the process writes to two directories in turn. After a kill at any time, one
+    checkpoint is complete. The other checkpoint is complete or refused."""
     outcomes, refusals = [], []
     for wait_ms in (3, 11, 17, 29):
         root = tmp_path / str(wait_ms)
@@ -56,7 +56,8 @@ def test_sigkill_leaves_the_other_checkpoint_complete(tmp_path: Path) -> None:
     assert all("complete" in refusal and "damaged" not in refusal for refusal in refusals)
 
 
-# Forks a process for each line it reads, so that torch is imported once. Prints its id.
+# Forks a process for each line that it reads, so that torch is imported only once. Prints the
+# process id.
 _WRITERS = """
 import os, shutil, sys, torch
 from pathlib import Path
@@ -82,7 +83,8 @@ for line in sys.stdin:
 
 
 def kill_while_saving(tmp_path: Path, kills: int) -> int:
-    """Checks the checkpoints after each kill. Returns how many kills left an incomplete one."""
+    """Checks the checkpoints after each kill. Returns the number of kills that left an incomplete
+    checkpoint."""
     rng = random.Random(0)
     cut_off = 0
     with subprocess.Popen(

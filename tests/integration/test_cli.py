@@ -1,4 +1,5 @@
-"""`polopt train` as a process: results, printed commands, signals, modules, clusters."""
+"""Tests of `polopt train` as a process: results, printed commands, signals, modules and
+clusters."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ callbacks = [Count()]
 
 
 def train(*arguments: object, cwd: Path, env: dict[str, str] | None = None) -> list[str]:
-    """Lines of a run that ends by itself without an error."""
+    """Returns the output lines of a run that ends by itself without an error."""
     command = [*POLOPT, "train", *map(str, arguments), "--results-dir", "results"]
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -73,7 +74,7 @@ def train(*arguments: object, cwd: Path, env: dict[str, str] | None = None) -> l
 
 
 def small(folder: Path, **config: Any) -> str:
-    """A file with a small experiment."""
+    """Writes a file with a small experiment."""
     (folder / "small.yaml").write_text(yaml.dump({"run": "A2C", "config": {**SMALL, **config}}))
     return "small.yaml"
 
@@ -92,7 +93,7 @@ def runs_as_printed(lines: list[str], cwd: Path) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """The directory and the output of a run of four iterations."""
+    """Returns the directory and the output of a run of four iterations."""
     folder = tmp_path_factory.mktemp("trained")
     changes = ["stop.training_iteration=4", "--checkpoint-every", "1"]
     return folder, train(small(folder), *changes, cwd=folder)
@@ -261,13 +262,15 @@ def test_unwritable_checkpoint_ends_with_one_error(tmp_path: Path) -> None:
 
 @pytest.fixture
 def two_nodes() -> Iterator[str]:
-    """Address of a cluster in a process of its own. The node of its head has no CPUs."""
+    """Returns the address of a cluster that runs in a separate process. Its head node has no
+    CPUs."""
     script = Path(__file__).parents[1] / "chaos_scripts.py"
     with (
         tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder,
         subprocess.Popen(
             [sys.executable, str(script), "two_nodes"],
-            # Ray names a cluster in this folder, where other programs would find it.
+            # Ray writes the address of a cluster to this folder, where other programs would find
+            # it.
             env={**os.environ, "RAY_TMPDIR": folder},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -277,7 +280,7 @@ def two_nodes() -> Iterator[str]:
         try:
             assert process.stdout is not None
             yield json.loads(process.stdout.readline())["address"]
-            process.communicate(timeout=60)  # ends standard input
+            process.communicate(timeout=60)  # closes standard input, which ends the process
         finally:
             process.kill()
 
@@ -290,8 +293,8 @@ assert ray.get(ray.remote(num_cpus=2)(lambda: 5).remote(), timeout=100.0) == 5
 
 
 def test_trial_on_another_node(tmp_path: Path, two_nodes: str) -> None:
-    """The command's node has no CPUs, so Tune places the trial on the other one. The cluster
-    remains."""
+    """The command's node has no CPUs, so Tune places the trial on the other node. The cluster keeps
+    running after the command."""
     (tmp_path / "mygame.py").write_text(GAME)
     (tmp_path / "level.txt").write_text("easy")
     env = {**os.environ, "RAY_ADDRESS": two_nodes}
@@ -303,7 +306,7 @@ def test_trial_on_another_node(tmp_path: Path, two_nodes: str) -> None:
 
 def test_starts_ray_beside_a_running_cluster(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:
-        # `ray start` writes the address of its cluster to this file.
+        # `ray start` writes the address of the cluster to this file.
         (Path(folder) / "ray").mkdir()
         (Path(folder) / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
         env = {**os.environ, "RAY_TMPDIR": folder, "RAY_ADDRESS": ""}
@@ -335,15 +338,15 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="re
 
 
 def of_session(session: int) -> list[str]:
-    """Command lines of the processes of a session that have not ended. One without a command line
-    has been killed: the kernel has its memory back and has not yet ended it."""
+    """Returns the command lines of the processes in a session that have not ended. A process
+    without a command line has been killed, but the kernel has not removed it yet."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             state, _, _, of = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
-            continue  # has ended
+            continue  # the process has ended
         if int(of) == session and state not in "ZX" and command:
             found.append(command)
     return found
@@ -353,7 +356,7 @@ def of_session(session: int) -> list[str]:
 def endless_run(
     folder: Path, checkpoint_every: int = 1, file: str = "", polopt: list[str] = POLOPT
 ) -> Iterator[subprocess.Popen[str]]:
-    """A run without a limit, which leads its own session and process group."""
+    """Starts a run without a limit. The run leads its own session and process group."""
     command = [*polopt, "train", file or small(folder), "--results-dir", "results"]
     with subprocess.Popen(
         [*command, "--checkpoint-every", str(checkpoint_every)],
@@ -367,7 +370,8 @@ def endless_run(
             yield process
         finally:
             process.kill()
-    deadline_s = time.monotonic() + 20  # Ray's agents would end by themselves after a minute
+    # Ray's agents would end by themselves after a minute.
+    deadline_s = time.monotonic() + 20
     while left := of_session(process.pid):
         assert time.monotonic() < deadline_s, left
         time.sleep(0.1)
@@ -383,7 +387,8 @@ def wait_for_line(process: subprocess.Popen[str], start: str, count: int = 1) ->
 
 
 def usual_first(usual: list[Any], others: list[Any]) -> list[Any]:
-    """The cases of a test. Only `make test-slow` runs the others, each of which starts Ray."""
+    """Returns the cases of a test. `make test-slow` runs all cases. Other commands run only the
+    first, because each case starts Ray."""
     return [*usual, *(pytest.param(*case, marks=pytest.mark.slow) for case in others)]
 
 
@@ -391,13 +396,14 @@ def usual_first(usual: list[Any], others: list[Any]) -> list[Any]:
 @pytest.mark.parametrize(
     ("number", "target"),
     usual_first(
-        # Ctrl-C and a closed terminal signal the group, a service manager one process.
+        # Ctrl-C and a closed terminal signal the process group. A service manager signals one
+        # process.
         [(signal.SIGINT, "group"), (signal.SIGTERM, "process"), (signal.SIGHUP, "group")],
         [(signal.SIGINT, "process"), (signal.SIGTERM, "group"), (signal.SIGHUP, "process")],
     ),
 )
 def test_signal_keeps_a_checkpoint(tmp_path: Path, number: signal.Signals, target: str) -> None:
-    # Without periodic checkpoints the one at the end is the only one.
+    # Without periodic checkpoints, only the end of the run saves a checkpoint.
     with endless_run(tmp_path, 10**6 if target == "process" else 1) as process:
         wait_for_line(process, "return ", count=3)
         (os.kill if target == "process" else os.killpg)(process.pid, number)
@@ -410,10 +416,11 @@ def test_signal_keeps_a_checkpoint(tmp_path: Path, number: signal.Signals, targe
         shown = 3 + sum(line.startswith("return ") for line in out.splitlines())
         assert state["training_iteration"] == shown, "the last iteration is saved"
     else:
-        # Ray's processes get the signal, too. A driver that misses them first is ended by Ray.
+        # Ray's processes get the signal, too. If they end first, Ray ends the driver.
         assert process.returncode in (1, 128 + number), out + err
         kept = max((tmp_path / "results").glob("**/checkpoint_*"))
-        _, state = read_or_fall_back(kept)  # as --restore. The newest may be half written
+        # The newest checkpoint may be incomplete, so this reads a checkpoint like --restore.
+        _, state = read_or_fall_back(kept)
         assert state["training_iteration"] >= 1
 
 
@@ -422,7 +429,7 @@ def handles_sigterm(process: subprocess.Popen[str]) -> bool:
 
 
 def caught_signals(pid: int) -> int:
-    """Bits of the signals for which a process has a handler."""
+    """Returns the bits of the signals for which a process has a handler."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("SigCgt:")[2].split()[0], 16)
 
@@ -432,7 +439,7 @@ def caught_signals(pid: int) -> int:
     ("line", "after_s", "twice"),
     usual_first(
         [
-            ("", 0.0, True),  # before it prints "starting Ray". This case starts no Ray
+            ("", 0.0, True),  # before the output "starting Ray". This case does not start Ray
             ("starting Ray", 0.0, False),
             ("starting Ray", 0.5, True),
             ("starting Ray", 1.5, False),
@@ -470,7 +477,7 @@ def test_sigterm_at_any_moment_of_the_start(
     assert left == []
     assert line or after_s or "starting Ray" not in out
     if "checkpoint " not in out:
-        assert out.splitlines()[-1] == "stopped before the first result; nothing was saved"
+        assert out.splitlines()[-1] == "stopped before the first result. Nothing was saved"
         assert list((tmp_path / "results").glob("*")) == []
 
 
@@ -573,7 +580,8 @@ def test_sweep_trains_each_preset_and_names_the_best(tmp_path: Path) -> None:
     folder = Path(line_of(lines, "results"))
     results = [json.loads(file.read_text()) for file in folder.glob("*/result.json")]
     assert {one["config"]["preset"] for one in results} == {"A2C", "SyncPPO"}
-    assert len({one["config"]["lr"] for one in results}) == 1  # a fair comparison
+    # All presets train with the same learning rate.
+    assert len({one["config"]["lr"] for one in results}) == 1
     best, _, label = line_of(lines, "best").partition(" (")
     assert Path(best, "manifest.json").is_file()
     assert label.startswith("lr=")

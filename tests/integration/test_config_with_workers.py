@@ -1,4 +1,4 @@
-"""Random configs on running workers: `reset_config` accepts each valid one."""
+"""Tests that `reset_config` accepts each valid random config while workers run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each optimizer continues from the checkpoint of every other one."""
+"""Tests that each optimizer continues from the checkpoints of all other optimizers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make(pool: Pool, name: str, seed: int) -> PolicyOptimizer:
 
 @pytest.fixture(scope="module")
 def saved(worker_pool: Pool) -> dict[str, dict[str, Any]]:
-    """A state of each after three steps."""
+    """Returns a state of each optimizer after three steps."""
     states = {}
     for name in OPTIMIZERS:
         optimizer = make(worker_pool, name, seed=0)
@@ -47,8 +47,8 @@ def saved(worker_pool: Pool) -> dict[str, dict[str, Any]]:
 
 
 def common(state: dict[str, Any]) -> dict[str, Any]:
-    """The part of a state that all have, in a form that can be compared. (Each rank shuffles by a
-    generator of its own, wherever its weights are from.)"""
+    """Returns the part of a state that all optimizers have, in a form that can be compared.
+    Generators for shuffling are left out, because each rank has its own generator."""
     policy = {key: value for key, value in state["policy"].items() if key != "shuffle"}
     policy["params"] = policy["params"].tolist()
     policy["adam"] = {k: v.tolist() for k, v in policy["adam"]["network"].items()}
@@ -68,12 +68,13 @@ def test_every_optimizer_restores_the_state_of_every_other(
     state = saved[source]
     expected = common(state)
     optimizer = make(worker_pool, target, seed=1)
-    optimizer.step()  # somewhere else already, and with a full pipeline where it has one
+    optimizer.step()  # now the state differs, and the pipeline is full
     optimizer.set_state(state)
     restored = optimizer.get_state()
     assert common(restored) == expected
-    assert all(restored[name] >= state[name] for name in TIMES)  # time goes on
-    assert restored["restore_count"] == state["restore_count"] + 1  # with other random numbers
+    assert all(restored[name] >= state[name] for name in TIMES)  # total times increase
+    # The restored run uses other random numbers.
+    assert restored["restore_count"] == state["restore_count"] + 1
 
     result = optimizer.step()
     assert result.updates > 0
@@ -82,7 +83,7 @@ def test_every_optimizer_restores_the_state_of_every_other(
     assert after["num_env_steps_sampled"] > expected["num_env_steps_sampled"]
     assert after["num_env_steps_trained"] > expected["num_env_steps_trained"]
     assert after["policy"]["env_steps"] == after["num_env_steps_sampled"]
-    # Each update is one step of Adam and one version, over both parts of the run and on all ranks.
+    # Each update is one step of Adam and one version, in both parts of the run and on all ranks.
     assert after["policy"]["version"] == after["num_updates"]
     assert after["policy"]["adam"]["network"]["step"].item() == after["num_updates"]
     assert after["policy"]["params"].tolist() != expected["policy"]["params"]

@@ -1,4 +1,4 @@
-"""Evaluation beside training, in Ray actors."""
+"""Tests of evaluation in Ray actors during training."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ TINY: dict[str, Any] = {
 
 
 def train_until(trainer: PolicyOptimizerTrainer, evaluations: int) -> dict[str, Any]:
-    """Trains until so many evaluations have ended. The result in which the last one has."""
+    """Trains until a number of evaluations have ended. Returns the result in which the last
+    evaluation ended."""
     for _ in range(1000):
         result = trainer.train()
         if result["evaluation"]["num_evaluations"] >= evaluations:
@@ -72,7 +73,7 @@ def test_killed_evaluation_worker_costs_no_training() -> None:
 
 
 class Placed(Drift):
-    """Writes down where it is."""
+    """An environment that writes its indices to a file."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

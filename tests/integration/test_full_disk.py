@@ -1,4 +1,5 @@
-"""A run whose disk is full says so, with the directory. Disks are tmpfs in a mount namespace."""
+"""Tests that a run with a full disk reports the directory. The disks are tmpfs in a mount
+namespace."""
 
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ def _can_mount() -> bool:
 
 pytestmark = pytest.mark.skipif(not _can_mount(), reason="needs a user namespace that can mount")
 
-#: The disk holds a few checkpoints of 120 KB.
+#: The disk has space for a few checkpoints of 120 KB.
 _RESULTS_FULL = """
 mount -t tmpfs -o size=700k disk "$1"
 cd "$1"
 """
-#: The disk also holds Ray's files, and is filled once there is a checkpoint.
+#: The disk also contains Ray's files. The test fills the disk when there is a checkpoint.
 _RAY_FULL = """
 mount -t tmpfs -o size=300m disk "$1"
 cd "$1"
@@ -46,7 +47,7 @@ export RAY_TMPDIR="$1/ray" TMPDIR="$1/tmp"
 ) >/dev/null 2>&1 &
 """
 #: The example stops at a return of 450, which a fast machine reaches before its disk is full.
-#: CartPole-v1 pays 500 at most.
+#: The return of CartPole-v1 is 500 at most.
 _TRAIN = """
 exec "$2" -m polopt.trainers.command_line.cli train cartpole_a3c --results-dir results \\
   --checkpoint-every 1 num_workers=1 model.fcnet_hiddens=[64,64] min_time_s_per_iteration=0.3 \\
@@ -57,7 +58,8 @@ exec "$2" -m polopt.trainers.command_line.cli train cartpole_a3c --results-dir r
 
 @pytest.fixture
 def mounted() -> Iterator[Path]:
-    """Where the disk is mounted. The path is short, because paths of Ray's sockets have to be."""
+    """Returns the directory where the disk is mounted. Its path is short, because paths of Ray's
+    sockets must be short."""
     with tempfile.TemporaryDirectory(prefix="disk") as folder:
         yield Path(folder)
 

@@ -1,4 +1,5 @@
-"""Tune's loggers take the results of every optimizer: JSON, CSV, TensorBoard, W&B, MLflow."""
+"""Tests that Tune's loggers accept the results of every optimizer: JSON, CSV, TensorBoard, W&B and
+MLflow."""
 
 from __future__ import annotations
 
@@ -37,9 +38,9 @@ class Logged(NamedTuple):
     """The trial of one optimizer.
 
     Attributes:
-        folder: of its result files.
-        trial_id: Tune's.
-        result: the last one.
+        folder: directory of the trial's result files.
+        trial_id: Tune's id of the trial.
+        result: the last result.
     """
 
     folder: Path
@@ -48,7 +49,7 @@ class Logged(NamedTuple):
 
 
 class Warnings(logging.Handler):
-    """Keeps warnings of Ray."""
+    """Collects warnings of Ray."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -59,7 +60,7 @@ class Warnings(logging.Handler):
 
 
 def train(folder: Path, callbacks: list[tune.Callback]) -> tuple[dict[str, Logged], list[str]]:
-    """Two iterations of each optimizer. Returns the trials and the warnings."""
+    """Runs two iterations with each optimizer. Returns the trials and the warnings."""
     points = [{"optimizer": name, "policy": policy} for name, policy in SCHEMES.items()]
     config = {
         "env": "CartPole-v1",
@@ -110,12 +111,12 @@ def train(folder: Path, callbacks: list[tune.Callback]) -> tuple[dict[str, Logge
 def logged(
     ray_session: None, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Logged], list[str]]:
-    """Trials with the default loggers and the layout of TensorBoard."""
+    """Returns trials with the default loggers and the TensorBoard layout."""
     return train(tmp_path_factory.mktemp("loggers"), [polopt.TensorBoardLayout()])
 
 
 def flat(result: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Leaves by path."""
+    """Returns the leaves of a nested dict by path."""
     leaves: dict[str, Any] = {}
     for key, value in result.items():
         leaves |= (
@@ -125,7 +126,7 @@ def flat(result: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def optimizer_numbers(result: dict[str, Any]) -> dict[str, float]:
-    """Numbers of the block `optimizer/` by path."""
+    """Returns the numbers in the block `optimizer/` by path."""
     numbers = {
         path: value
         for path, value in flat({"optimizer": result["optimizer"]}).items()
@@ -136,30 +137,34 @@ def optimizer_numbers(result: dict[str, Any]) -> dict[str, float]:
 
 
 def events(folder: Path) -> Iterator[Any]:
-    """TensorBoard's events, files in the order in which TensorBoard reads them."""
+    """Yields the events in TensorBoard's files, in the order in which TensorBoard reads the
+    files."""
     from tensorboardX.proto.event_pb2 import Event
 
     for path in sorted(folder.glob("events.out.tfevents.*")):
         data = path.read_bytes()
-        while data:  # length (8 bytes), its checksum (4), event, checksum (4)
+        # Each event has a length (8 bytes), its checksum (4), the data, and their checksum (4).
+        while data:
             size = int.from_bytes(data[:8], "little")
             yield Event.FromString(data[12 : 12 + size])
             data = data[16 + size :]
 
 
 def wandb_records(path: Path) -> Iterator[Any]:
-    """Records of a W&B file, which is a log of LevelDB: blocks of 32 KiB hold parts of records."""
+    """Yields the records of a W&B file. This is a log in the format of LevelDB, whose blocks of 32
+    KiB contain parts of records."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    data, record, at = path.read_bytes(), b"", 7  # W&B's header has 7 bytes, as has each part's
+    # W&B's header has 7 bytes, and so has the header of each part.
+    data, record, at = path.read_bytes(), b"", 7
     while at < len(data):
-        if (left := 2**15 - at % 2**15) < 7:  # a header does not fit: padding
+        if (left := 2**15 - at % 2**15) < 7:  # padding, because another header does not fit
             at += left
             continue
         size, kind = struct.unpack_from("<HB", data, at + 4)  # after the checksum
         record += data[at + 7 : at + 7 + size]
         at += 7 + size
-        if kind in {1, 4}:  # whole, or the last part
+        if kind in {1, 4}:  # a whole record, or its last part
             yield Record.FromString(record)
             record = b""
 
@@ -236,7 +241,7 @@ def test_wandb_takes_every_optimizer(
     pytest.importorskip("wandb", reason="the extra polopt[trackers] is not installed")
     from ray.air.integrations.wandb import WandbLoggerCallback
 
-    monkeypatch.setenv("WANDB_MODE", "offline")  # no key is needed
+    monkeypatch.setenv("WANDB_MODE", "offline")  # needs no API key
     callback = WandbLoggerCallback(project="polopt", mode="offline", dir=str(tmp_path))
     trials, _ = train(tmp_path, [callback])
     for trial in trials.values():

@@ -1,4 +1,5 @@
-"""Population-based training goes on with another policy optimizer, from another trial's weights."""
+"""Tests that population-based training continues with another policy optimizer and the weights of
+another trial."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def test_trial_goes_on_with_another_optimizer(tmp_path: Path) -> None:
     explored: list[dict[str, Any]] = []
 
     def explore(config: dict[str, Any]) -> dict[str, Any]:
-        """Changes the optimizer of each trial that takes over another one."""
+        """Changes the optimizer of each trial that copies another trial."""
         explored.append(dict(config))
         return {**config, "optimizer": "sync_gradients"}
 

@@ -1,4 +1,4 @@
-"""Runs on Ray, each with a worker that is killed: a rerun is equal bit for bit."""
+"""Tests of runs on Ray in which a worker is killed. A rerun is equal bit for bit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from polopt.trainers.run_record import digest_of
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 _REPLAY: dict[str, Any] = {"learning_starts": 100, "train_batch_size": 16}
-#: By name: options of the run.
+#: Options of each run.
 STRATEGIES: dict[str, dict[str, Any]] = {
     "async_gradients": {"optimizer": "async_gradients", "policy": "a2c"},
     "sync_gradients": {"optimizer": "sync_gradients", "policy": "a2c"},
@@ -49,7 +49,7 @@ OFTEN = [
     ("allreduce", "socket"),
     ("async_replay", "ray"),
 ]
-#: Strategies whose runs depend on the order of arrival.
+#: Strategies with runs that depend on the order of arrival.
 ASYNCHRONOUS = ["async_gradients", "async_samples", "elastic", "async_replay"]
 
 
@@ -79,7 +79,8 @@ def options_of(name: str, transport: str) -> dict[str, Any]:
 
 
 def train(options: dict[str, Any]) -> tuple[str, list[str], int]:
-    """Three iterations, with a death in the second: directory, digests, and restarts."""
+    """Runs three iterations. In the second iteration, a worker dies. Returns the directory, the
+    digests, and the number of restarts."""
     trainer = PolicyOptimizerTrainer(options)
     digests = []
     for iteration in range(3):
@@ -127,15 +128,15 @@ def test_a_rerun_begins_at_a_checkpoint(
 def test_a_free_second_run_is_another_run(
     ray_session: None, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What makes a rerun equal is the record, and not the seed."""
+    """A rerun is equal because of the record, and not because of the seed."""
     monkeypatch.setattr("polopt.trainers.trainer.DEFAULT_STORAGE_PATH", str(tmp_path))
     (_, first, _), (_, second, _) = (train(options_of(name, "ray")) for _ in range(2))
     assert first[-1] != second[-1]
 
 
 def collected(seed: int = 5, **options: Any) -> list[np.ndarray]:
-    """The weights after each batch of an asynchronous collector. A worker of the recorded run is
-    killed."""
+    """Returns the weights after each batch of an asynchronous collector. In the recorded run, a
+    worker is killed."""
     batches, killed = [], False
     with polopt.Collector(
         Drift,

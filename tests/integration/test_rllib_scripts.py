@@ -1,4 +1,5 @@
-"""Scripts of RLlib's users train with polopt: all scripts of `rllib_scripts` that run in full."""
+"""Tests that scripts for RLlib train with polopt. These are all complete scripts in
+`rllib_scripts`."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from pathlib import Path
 
 from rllib_scripts import SCRIPTS
 
-#: With and without workers, under Tune, by old names and today's.
+#: Scripts with and without workers, with Tune, with old names and with current names.
 NAMES = ("2.7 callbacks", "2.7 ddppo", "2.60 callbacks")
-#: What Tune reports of the first one.
+#: The output of Tune for the first script.
 _REPORT = """
 (trial,) = results.trials
 last = trial.last_result
@@ -23,7 +24,7 @@ assert last["evaluation"]["episode_reward_mean"] > 8.0
 assert trial.trainable_name == "PPO"
 """
 
-#: The name that no other library has is also one of Tune's directories.
+#: The name that no other library uses is also a directory of Tune.
 _BY_NAME = """
 import polopt
 polopt.register()
@@ -44,7 +45,7 @@ def test_scripts_train(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "scripts.py"],
         cwd=tmp_path,
-        env={**os.environ, "HOME": str(tmp_path)},  # of the results
+        env={**os.environ, "HOME": str(tmp_path)},  # the directory of results
         capture_output=True,
         text=True,
         timeout=500,

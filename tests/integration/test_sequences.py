@@ -115,7 +115,7 @@ def test_restored_run_continues_bit_for_bit(tmp_path: Path) -> None:
     [
         (
             {"policy": "dqn"},
-            "policy 'dqn' with optimizer 'sync_replay': the policy learns from Transitions, and "
+            "policy 'dqn' with optimizer 'sync_replay': the policy learns from Transitions, but "
             "the optimizer gives it Sequences",
         ),
         (

@@ -1,4 +1,4 @@
-"""`trace: true` and `polopt trace`, of real runs."""
+"""Tests of `trace: true` and `polopt trace` with real runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIG: dict[str, Any] = {
     "trace_first_step": 2,
     "trace_num_steps": 4,
 }
-#: Preset, its options, and the phases that fill the time of its workers.
+#: A preset, its options, and the phases that fill the time of its workers.
 RUNS = [
     (A3C, {"grads_per_step": 10}, {"sample", "gradient"}),
     (A2C, {}, {"sample"}),
@@ -42,12 +42,12 @@ Run = tuple[dict[str, Any], set[str], Path]
 
 @pytest.fixture(scope="module", params=RUNS, ids=lambda run: f"{run[0].__name__}-{len(run[1])}")
 def run(request: pytest.FixtureRequest, ray_session: None) -> Iterator[Run]:
-    """The trace, the names of the workers' spans, and the trial's directory."""
+    """Returns the trace, the names of the workers' spans, and the trial's directory."""
     preset, options, names = request.param
     trainer = preset(config={**CONFIG, **options})
     folder = Path(trainer.logdir)
     try:
-        # On a busy machine the first call of a worker can take longer than the recorded steps.
+        # On a busy machine, the first call to a worker can take longer than the recorded steps.
         foreach_worker(trainer.workers, lambda worker: len(worker.sample()))
         while not (folder / "trace.json").exists():
             assert trainer.train()["training_iteration"] <= 5
@@ -58,7 +58,7 @@ def run(request: pytest.FixtureRequest, ray_session: None) -> Iterator[Run]:
 
 
 def tracks_of(trace: dict[str, Any]) -> dict[tuple[str, str], list[tuple[float, float, str]]]:
-    """Start, end and name of the spans by process and track, outer ones first."""
+    """Returns start, end and name of the spans by process and track. Outer spans come first."""
     names = {
         (event["name"], event["pid"], event["tid"]): event["args"]["name"]
         for event in trace["traceEvents"]

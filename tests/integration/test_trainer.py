@@ -1,4 +1,5 @@
-"""The trainer under Ray Tune, for every preset: results, restore, schedulers, resources."""
+"""Tests of the trainer in Ray Tune with every preset: results, restoring, schedulers and
+resources."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from polopt.trainers.presets import A2C, A3C, DDPPO, PRESETS, SyncPPO
 from polopt.trainers.results import check_stop_key, result_keys
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
-#: One worker and a few steps.
+#: Options for one worker and a few steps.
 TINY: dict[str, Any] = {
     "env": "CartPole-v1",
     "num_workers": 1,
@@ -42,13 +43,14 @@ OPTIMIZERS = ["async_gradients", "sync_samples", "decentralized_allreduce"]
 
 
 def tiny(preset: type[PolicyOptimizerTrainer], **changes: Any) -> dict[str, Any]:
-    """`TINY` for a preset, with short steps of AsyncGradients."""
+    """Returns `TINY` for a preset, with short steps of AsyncGradients."""
     own = {"grads_per_step": 2} if preset is A3C else {}
     return {**TINY, **own, **changes}
 
 
 def smallest(preset: type[PolicyOptimizerTrainer]) -> dict[str, Any]:
-    """`tiny` without workers where the preset allows it. Each takes seconds to start."""
+    """Returns `tiny` without workers if the preset allows this, because each worker takes seconds
+    to start."""
     return tiny(preset, num_workers=1 if preset in (A3C, DDPPO) else 0)
 
 
@@ -128,7 +130,7 @@ def test_every_result_has_the_same_keys(preset: type[PolicyOptimizerTrainer]) ->
     assert int(action) in (0, 1)
     trainer.stop()
     first = set(paths(results[0]))
-    # Outside of Tune, Tune's own keys are missing. The echo of the config is left out.
+    # Outside of Tune, Tune's own keys are missing. The copy of the config is left out.
     assert first >= PROMISED
     assert first >= {f"optimizer/{phase}_time_ms" for phase in PHASES[preset]}
     assert first >= set(result_keys()), "the command line would refuse to stop at"
@@ -154,7 +156,7 @@ def test_ray_validates_save_and_restore(preset: type[PolicyOptimizerTrainer]) ->
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize("preset", FOUR)
 def test_tune_run_by_name(preset: type[PolicyOptimizerTrainer], tmp_path: Path) -> None:
-    from ray.rllib.utils.test_utils import check_learning_achieved  # heavy, so only here
+    from ray.rllib.utils.test_utils import check_learning_achieved  # a slow import
 
     polopt.register()
     analysis = tune.run(
@@ -170,7 +172,7 @@ def test_tune_run_by_name(preset: type[PolicyOptimizerTrainer], tmp_path: Path) 
         check_learning_achieved(grid, 501.0)
     columns = set(grid.get_dataframe().columns)
     assert columns >= {"env_runners/episode_return_mean", "optimizer/policy_lag/mean"}
-    # Tune's CSV logger fixed its columns with the first result.
+    # Tune's CSV logger takes its columns from the first result.
     header = next(tmp_path.glob("*/*/progress.csv")).read_text().partition("\n")[0].split(",")
     assert set(header) >= PROMISED
 
@@ -212,7 +214,7 @@ def test_reset_config_reuses_processes(optimizer: str) -> None:
     result = trainer.train()
     assert [pid_of(worker) for worker in trainer.workers.remote] == pids
     assert result["training_iteration"] == 2
-    assert 64 <= result["num_env_steps_sampled_lifetime"] < 128  # counts from 0 again
+    assert 64 <= result["num_env_steps_sampled_lifetime"] < 128  # the count starts at 0 again
     assert result["learners"]["default_policy"]["default_optimizer_learning_rate"] == 0.5
     # Another number of workers needs other processes.
     assert trainer.reset_config({**changed, "optimizer": "sync_samples", "num_workers": 0})
@@ -265,7 +267,7 @@ def test_population_based_training(tmp_path: Path) -> None:
 
 
 class ClockOfLength(Clock):
-    """Its return is the option `length`."""
+    """An environment whose return is the option `length`."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config["length"], longest=64)
@@ -274,10 +276,11 @@ class ClockOfLength(Clock):
 def sweep_of_lengths(
     scheduler: tune.schedulers.TrialScheduler, first_steps: int, tmp_path: Path
 ) -> dict[int, tuple[int, float]]:
-    """Trials whose return is the length of an episode, one after the other, the longest last.
+    """Runs trials one after the other. In each trial, the return of an episode is its length. The
+    trial with the longest episodes runs last.
 
     Returns:
-        by length: the iterations and the last return.
+        for each length, the number of iterations and the last return.
     """
     lengths = tune.grid_search([{"length": length} for length in (4, 8, 16, 64)])
     steps = {"min_sample_timesteps_per_iteration": first_steps, "rollout_fragment_length": 8}
@@ -309,12 +312,13 @@ def test_trial_without_an_episode_in_its_first_result_and_schedulers(tmp_path: P
     asha = tune.schedulers.ASHAScheduler(
         time_attr="training_iteration", max_t=8, grace_period=1, reduction_factor=2
     )
-    # In results of 16 steps of each of 2 environments, the longest episode ends in the fourth one.
+    # In results of 16 steps of each of 2 environments, the longest episode ends in the fourth
+    # result.
     stopped = sweep_of_lengths(median(), 32, tmp_path / "median")
     assert stopped[64] == (6, 64.0), "stopped by the rule although its return is the highest"
     kept = sweep_of_lengths(asha, 32, tmp_path / "asha")
     assert kept[64] == (8, 64.0)
-    # As the docs say: 2 environments times 64 steps.
+    # The docs give this formula: 2 environments times 64 steps.
     first_has_a_return = sweep_of_lengths(median(), 2 * 64, tmp_path / "longer")
     assert first_has_a_return[64] == (8, 64.0)
 
@@ -324,7 +328,8 @@ def test_trial_without_an_episode_in_its_first_result_and_schedulers(tmp_path: P
 def test_episodes_longer_than_the_perturbation_interval_never_end(
     steps: int, best: float, tmp_path: Path
 ) -> None:
-    # 32: trials are paused after 2 * 16 steps of each environment, of 64 in all.
+    # Trials are paused after 32 steps (2 results of 16 steps) of each environment. An episode has
+    # 64 steps.
     lengths = tune.grid_search([{"length": length} for length in (8, 64)])
     size = {"min_sample_timesteps_per_iteration": steps, "rollout_fragment_length": 8}
     grid = tune.Tuner(
@@ -380,7 +385,7 @@ def test_first_result_without_a_return_says_what_to_set(
 
 
 class FailsOnce(A2C):
-    """Fails in its third iteration until a file exists."""
+    """A callback that raises in the third iteration unless a file exists."""
 
     def step(self) -> dict[str, Any]:
         if self.iteration == 2 and not Path(self.config["env_config"]["repaired"]).exists():
@@ -431,7 +436,7 @@ def test_checkpoints_read_from_disk_have_their_results(tmp_path: Path) -> None:
 
 
 class KillsTrialOnce(tune.Callback):
-    """Kills the process of a trial after its fourth result."""
+    """A callback that kills the process of a trial after the fourth result."""
 
     killed = False
 
@@ -446,8 +451,8 @@ class KillsTrialOnce(tune.Callback):
 def test_retry_by_tune_keeps_rows_that_were_copied(
     setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # With neither, Tune copies after the second checkpoint, and the retry, which continues from the
-    # third, loses row 3.
+    # Without these options, Tune copies the results after the second checkpoint. The retry
+    # continues from the third checkpoint, and loses row 3.
     if setting == "period":
         monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "0")
     kept = 1 if setting == "num_to_keep" else 2
@@ -471,7 +476,8 @@ def test_retry_by_tune_keeps_rows_that_were_copied(
 
 
 class ReadsLevel(gymnasium.Wrapper):  # type: ignore[type-arg]
-    """Reads a file by its relative path: when it is made, or at each reset."""
+    """An environment that reads a file by its relative path, either when it is made or at each
+    reset."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))
@@ -486,7 +492,7 @@ class ReadsLevel(gymnasium.Wrapper):  # type: ignore[type-arg]
 
 
 def trial_with_relative_path(when: str, num_workers: int, tmp_path: Path) -> tune.Result:
-    """The file is in the directory of the trial's process before Tune changes it."""
+    """The file is in the process's directory before Tune changes this directory."""
     level = Path("level.txt")
     assert not level.exists()
     level.write_text("easy")
@@ -516,7 +522,7 @@ def test_file_that_only_the_users_directory_has_is_named(
     error = str(trial_with_relative_path("reset", 0, tmp_path).error)
     assert f"'level.txt' exists in {Path.cwd()}" in error
     assert "RAY_CHDIR_TO_TRIAL_DIR=0" in error
-    monkeypatch.setenv("RAY_CHDIR_TO_TRIAL_DIR", "0")  # Tune passes it to trials
+    monkeypatch.setenv("RAY_CHDIR_TO_TRIAL_DIR", "0")  # Tune passes the variable to trials
     assert trial_with_relative_path("reset", 0, tmp_path).error is None
 
 
@@ -557,7 +563,7 @@ trainer.stop()
 
 @pytest.mark.parametrize(("preset", "num_workers"), [(DDPPO, 1), (SyncPPO, 0)])
 def test_trainer_without_tune(preset: type[PolicyOptimizerTrainer], num_workers: int) -> None:
-    """No `ray.init`. Without workers, no Ray."""
+    """Without `ray.init` and without workers, the trainer does not start Ray."""
     script = _ALONE.replace("PRESET", preset.__name__)
     script = script.replace("CONFIG", repr(tiny(preset, num_workers=num_workers)))
     done = subprocess.run(
@@ -580,7 +586,7 @@ def test_presets_are_registered_by_name() -> None:
 def test_tuner_with_resources_refuses_bad_config_early(
     given: dict[str, Any], tmp_path: Path
 ) -> None:
-    """`tune.with_resources` replaces the method in which Tune would find a bad config."""
+    """`tune.with_resources` replaces the method with which Tune would find a bad config."""
     trainable = tune.with_resources(A2C, tune.PlacementGroupFactory([{"CPU": 1}]))
     tuner = tune.Tuner(trainable, param_space={**TINY, **given}, run_config=run_config(tmp_path, 1))
     with pytest.raises(Exception, match=f"key '{next(iter(given))}'") as caught:
@@ -591,7 +597,8 @@ def test_tuner_with_resources_refuses_bad_config_early(
 
 @pytest.mark.usefixtures("ray_session")
 def test_sigterm_does_not_interrupt_the_end_of_a_trial(tmp_path: Path) -> None:
-    """Ray sends SIGTERM to trials that are still closing environments when the driver leaves."""
+    """When the driver exits, Ray sends SIGTERM to trials that are still closing their
+    environments."""
     closed = tmp_path / "closed"
 
     class KilledInClose(gymnasium.Wrapper):  # type: ignore[type-arg]
@@ -628,7 +635,7 @@ assert "torch._dynamo" not in sys.modules
 
 
 def test_training_imports_no_compiler() -> None:
-    """It takes seconds to import."""
+    """Importing a compiler takes seconds."""
     config = {**TINY, "num_workers": 0, "optimizer": "sync_samples", "policy": "ppo"}
     script = TRAIN_ONCE.replace("CONFIG", repr(config))
     subprocess.run([sys.executable, "-c", script], check=True, timeout=300)

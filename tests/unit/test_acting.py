@@ -218,7 +218,9 @@ def test_older_checkpoints_act_on_boxes_as_they_were_trained(
     obs = np.linspace(-1.0, 1.0, 20, dtype=np.float32)[:, None]
     with caplog.at_level(logging.WARNING, "polopt"):
         policies = restored(checkpoint, Dose, tmp_path / "again")
-    warning = "normalize_actions=False and clip_actions=True. The config says True and True"
+    warning = (
+        "normalize_actions=False and clip_actions=True. The values in the config, True and True"
+    )
     assert sum(warning in record.getMessage() for record in caplog.records) == 1, "of restore"
     for policy in policies:
         expected = former_params(policy, obs)
@@ -240,7 +242,7 @@ def test_older_checkpoints_scale_bytes_as_they_were_trained(
     rewrite(checkpoint, made_older)
     with caplog.at_level(logging.WARNING, "polopt"):
         former = restored(checkpoint, Board, tmp_path / "again")
-    assert "acts as" not in caplog.text, "nothing that the config says differs"
+    assert "scales actions" not in caplog.text, "the options in the config are the same"
     for policy in former:
         expected = former_params(policy, obs)
         np.testing.assert_allclose(policy.action_params(obs), expected, rtol=1e-4, atol=1e-6)

@@ -380,7 +380,7 @@ def test_a_restored_run_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found = [(t.iteration, digest_of(t.get_policy())) for t in polopt.rerun(restored.logdir)]
     assert found == list(zip([3, 4, 5], digests, strict=True))
     assert rerun_digests(restored.logdir, start=checkpoint) == digests
-    with pytest.raises(ConfigError, match="can begin only where the run itself was restored"):
+    with pytest.raises(ConfigError, match="can begin only at a checkpoint"):
         rerun_digests(trainer.logdir, start=checkpoint)
 
 
@@ -410,7 +410,7 @@ def test_a_trial_may_have_several_processes(
     record.rename(Path(first.logdir) / "arrivals_000001.jsonl.gz")
     assert rerun_digests(first.logdir) == digests + more
     assert rerun_digests(first.logdir, start=checkpoint) == more
-    with pytest.raises(ConfigError, match="holds no record of a run"):
+    with pytest.raises(ConfigError, match="contains no record of a run"):
         find_records(second.logdir)
 
 
@@ -418,13 +418,13 @@ def test_an_environment_that_reads_the_clock_gives_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer, _ = trained(tmp_path, monkeypatch, env=Clock)
-    with pytest.raises(ConfigError, match=r"does not hold env .*Give it"):
+    with pytest.raises(ConfigError, match=r"does not contain env .*Give the missing values"):
         rerun_digests(trainer.logdir)
     with pytest.raises(polopt.RerunDifference) as error:
         rerun_digests(trainer.logdir, env=Clock)
     said = str(error.value)
     assert "in iteration 1" in said
-    assert "likely because the environment" in said
+    assert "A likely cause: the environment" in said
     assert "is not deterministic: it depends on the clock" in said
     monkeypatch.setattr(
         "polopt.trainers.rerun.this_machine",
@@ -458,7 +458,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert command("--until", 1).output.endswith("equal       1 iterations\n")
     stopped = command("--at", 1)
     assert stopped.exit_code == 0
-    assert "stopped     before event 1: equal up to there" in stopped.output
+    assert "stopped     before event 1. The rerun is equal to the record so far" in stopped.output
     assert "the beginning of an iteration" in command("--show", "0:5").output
     assert command("--show", "5").exit_code == 2
     assert command("--pdb").exit_code == 2

@@ -1,4 +1,4 @@
-"""The configs of the badly configured runs, which are trained by hand only."""
+"""Tests of the configs of badly configured runs. These runs are only trained by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Fields of checkpoints that cannot be restored, and checkpoints that cannot be written."""
+"""Tests of checkpoints with fields that cannot be restored, and of checkpoints that cannot be
+written."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """A checkpoint of a trained trainer."""
+    """Writes a checkpoint of a trained trainer."""
     made = PolicyOptimizerTrainer(SMALL)
     made.train()
     made.save(str(tmp_path / "checkpoint"))
@@ -33,7 +34,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 def rewrite(directory: Path, change: Callable[[dict[str, Any], dict[str, Any]], Any]) -> None:
-    """Changes the files of a checkpoint and signs them."""
+    """Changes the files of a checkpoint, and writes a manifest with the new SHA-256 sums."""
     tensors = torch.load(directory / "tensors.pt", weights_only=True)
     tree = json.loads((directory / "state.json").read_text())
     change(tensors, tree)
@@ -122,7 +123,7 @@ def test_integer_of_thousands_of_digits_is_one_error(saved: Path) -> None:
 
 
 def test_full_disk_is_one_error_and_leaves_no_temporary_file(tmp_path: Path) -> None:
-    """A limit on the size of files stands for the full disk."""
+    """A limit on the size of files has the same effect as a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))

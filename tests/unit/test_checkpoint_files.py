@@ -1,4 +1,5 @@
-"""Files of a checkpoint besides tensors and JSON, as a replay buffer has: complete or refused."""
+"""Tests of the further files of a checkpoint, for example the files of a replay buffer. A
+checkpoint with a damaged file is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from polopt.trainers.checkpoints import (
 )
 from polopt.trainers.saved_trainer import read_or_fall_back, read_trainer_state
 
-ROWS = bytes(range(256)) * 20_000  # more than is read at a time
+ROWS = bytes(range(256)) * 20_000  # larger than one read of `check_further_files`
 
 
 def state_of(number: int) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def state_of(number: int) -> dict[str, Any]:
 
 
 def adds(**files: bytes) -> Callable[[Path], dict[str, str]]:
-    """Writes files under the names of the arguments."""
+    """Returns a function that writes files under the names of the arguments."""
 
     def add_files(directory: Path) -> dict[str, str]:
         directory.mkdir()
@@ -44,7 +45,7 @@ def adds(**files: bytes) -> Callable[[Path], dict[str, str]]:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """The second of two checkpoints of a trial."""
+    """Returns the second of two checkpoints of a trial."""
     for number in (0, 1):
         directory = tmp_path / f"checkpoint_{number:06d}"
         write_checkpoint(directory, state_of(number), adds(rows=ROWS, more=b"x"))

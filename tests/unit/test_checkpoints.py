@@ -1,4 +1,5 @@
-"""Checkpoints: complete or refused, and nothing in one executes."""
+"""Tests that a checkpoint is either complete or refused, and that loading a checkpoint executes no
+code."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def trainer(**changes: Any) -> PolicyOptimizerTrainer:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """A checkpoint of a trained trainer."""
+    """Writes a checkpoint of a trained trainer."""
     made = trainer()
     made.train()
     made.save(str(tmp_path / "checkpoint"))
@@ -49,14 +50,14 @@ def saved(tmp_path: Path) -> Path:
 
 
 def sampled(checkpoint: Path) -> int:
-    """Environment steps in a checkpoint."""
+    """Returns the number of environment steps in a checkpoint."""
     steps = int(read_checkpoint(checkpoint)["optimizer"]["num_env_steps_sampled"])
     assert steps >= 32
     return steps
 
 
 def resign(directory: Path) -> None:
-    """Writes a manifest that agrees with the files."""
+    """Writes a manifest that agrees with the changed files."""
     sums = {
         name: hashlib.sha256((directory / name).read_bytes()).hexdigest()
         for name in ("tensors.pt", "state.json")
@@ -71,7 +72,7 @@ def test_state_round_trip(tmp_path: Path) -> None:
         "array": np.array([[True, False]]),
         "number": np.float64(0.25),
         "nested": {"list": [1, 2.5, "three", None, True, {"t": torch.ones(1)}], "empty": {}},
-        "huge": 2**100,  # random generators hold such integers
+        "huge": 2**100,  # the states of random generators have such integers
         "nan": float("nan"),
     }
     write_checkpoint(tmp_path, state)
@@ -94,7 +95,7 @@ def test_state_round_trip(tmp_path: Path) -> None:
 
 
 def test_only_data_is_written(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="got function at '/a/1'"):
+    with pytest.raises(TypeError, match="Got function at '/a/1'"):
         write_checkpoint(tmp_path, {"a": [1, lambda: None]})
 
 
@@ -159,7 +160,7 @@ def test_pickle_in_tensors_file_does_not_run(saved: Path, tmp_path: Path) -> Non
         assert "\n" not in str(caught.value)
         made.stop()
         assert not went_off.exists()
-    pickle.loads(pickle.dumps(_Bomb(went_off)))  # the pickle does work
+    pickle.loads(pickle.dumps(_Bomb(went_off)))  # the pickle would execute code
     assert went_off.exists()
 
 
@@ -168,7 +169,7 @@ def test_pickle_for_tune_does_not_run(saved: Path, tmp_path: Path) -> None:
     (saved / "_dict_checkpoint.pkl").write_bytes(pickle.dumps(_Bomb(went_off)))
     made = trainer()
     for given in (str(saved), tune.Checkpoint.from_directory(saved)):
-        with pytest.raises(CheckpointError, match=r"holds _dict_checkpoint\.pkl, a pickle"):
+        with pytest.raises(CheckpointError, match=r"contains the pickle _dict_checkpoint\.pkl"):
             made.restore(given)
     made.stop()
     assert not went_off.exists()
@@ -212,11 +213,11 @@ def _foreign(directory: Path) -> None:
         (lambda d: (d / "manifest.json").unlink(), "is incomplete: manifest.json is missing"),
         (lambda d: (d / "manifest.json").write_text(""), "is incomplete: manifest.json is empty"),
         (shutil.rmtree, "is incomplete: manifest.json is missing"),
-        (_manifest('{"format": 3}'), "has format 3; this version of polopt reads formats 1, 2"),
+        (_manifest('{"format": 3}'), "has format 3, but this version of polopt reads formats 1, 2"),
         (_manifest("{"), "is damaged: manifest.json"),
         (_manifest("\x00\xff"), "is damaged: manifest.json"),
         (_manifest("[]"), "is damaged: manifest.json is not a mapping"),
-        (_manifest('{"format": 1}'), "is damaged: manifest.json has no sums"),
+        (_manifest('{"format": 1}'), "is damaged: manifest.json has no SHA-256 of the files"),
         (_dangling, "names a tensor that cannot be used: KeyError: '/nowhere'"),
         (_foreign, "was not written by a polopt trainer"),
     ],
@@ -233,7 +234,7 @@ def test_damage_is_one_error(saved: Path, damage: Any, said: str) -> None:
 def test_other_network_is_refused(saved: Path, change: dict[str, Any]) -> None:
     made = trainer(**change)
     before = made.optimizer.get_state()["policy"]["params"]
-    with pytest.raises(CheckpointError, match=r"does not fit: it has another network"):
+    with pytest.raises(CheckpointError, match=r"does not fit: its network is different"):
         made.restore(str(saved))
     assert torch.equal(made.optimizer.get_state()["policy"]["params"], before)
     made.stop()
@@ -252,9 +253,9 @@ def test_restore_continues_the_counters(saved: Path, tmp_path: Path) -> None:
     assert result["time_total_s"] > before["time_total_s"] > 0
     assert result["timesteps_total"] == result["num_env_steps_sampled_lifetime"]
     kept = made.save(str(tmp_path / "again"))
-    made.restore(kept)  # through Tune, which counts by itself
+    made.restore(kept)  # restores with Tune's method, which has its own counters
     assert made.train()["training_iteration"] == 3
-    # Ray 2.52 closes the logger and needs a new one. Later versions have none.
+    # Ray 2.52 closes the logger, so a new one is needed. Later versions have no logger.
     needs_logger = "logger_creator" in inspect.signature(tune.Trainable.reset).parameters
     loggers = {"logger_creator": lambda _: Mock(logdir=str(tmp_path))} if needs_logger else {}
     made.reset({**SMALL}, **loggers)

@@ -1,4 +1,5 @@
-"""The command line: refusals, list, help and evaluation. Nothing here starts Ray."""
+"""Tests of the command line: errors, `list`, `--help` and `evaluate`. No test in this file starts
+Ray."""
 
 from __future__ import annotations
 
@@ -49,12 +50,12 @@ SMALL = {
 
 
 def polopt(*arguments: object) -> Result:
-    """The command in this process. Ray must not start."""
+    """Runs the command in this process. Ray must not start."""
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def error_of(result: Result, code: int = 2) -> str:
-    """The one line that a refused command prints."""
+    """Returns the one line that a failed command prints."""
     assert result.exit_code == code, result.output
     assert result.stdout == ""
     assert result.stderr.startswith("error: ")
@@ -64,7 +65,7 @@ def error_of(result: Result, code: int = 2) -> str:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a trainer without workers, in directories as Tune makes them."""
+    """Writes a checkpoint of a trainer without workers, in directories with Tune's names."""
     path = tmp_path_factory.mktemp("results") / "experiment" / "trial" / "checkpoint_000000"
     trainer = PolicyOptimizerTrainer(SMALL)
     trainer.train()
@@ -125,7 +126,7 @@ def test_train_refuses(arguments: list[str], said: str, monkeypatch: pytest.Monk
 
 
 def test_address_without_a_cluster_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as reserved:  # bound, but nothing listens
+    with socket.socket() as reserved:  # bound to a port, but not listening
         reserved.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{reserved.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
@@ -176,8 +177,8 @@ def test_address_of_another_server_is_one_error(
     [
         ("x.yaml", "run: [", "x.yaml, line 1"),
         ("x.yaml", "- 1", "a mapping with 'run' and 'config'"),
-        ("x.yaml", "config: {}", "key 'run' is missing. Allowed: the name of a preset"),
-        ("x.py", "config = {}", "key 'run' is missing. Allowed: the name of a preset"),
+        ("x.yaml", "config: {}", "key 'run' is missing. Give the name of a preset"),
+        ("x.py", "config = {}", "key 'run' is missing. Give the name of a preset"),
         ("x.yaml", "run: A3C\nconfg: {}", "did you mean 'config'?"),
         ("x.yaml", "run: A3C\nconfig: 3", "key 'config': got 3"),
         ("x.yaml", "run: A3C\nstop: {training_iteration: yes}", "allowed: a number"),
@@ -203,14 +204,14 @@ def test_list_describes_every_name() -> None:
 def test_evaluate_plays_episodes(checkpoint: Path) -> None:
     results = [
         polopt("evaluate", path, "--episodes", 3, "--seed", 1, "--stochastic")
-        for path in (checkpoint, checkpoint.parents[1])  # itself, and the newest below
+        for path in (checkpoint, checkpoint.parents[1])  # the checkpoint, and a directory above it
     ]
     for result in results:
         assert result.exit_code == 0, result.output
         assert str(checkpoint) in result.stdout
         assert "return" in result.stdout
         assert "(3 episodes)" in result.stdout
-    assert results[0].stdout == results[1].stdout  # the seed holds
+    assert results[0].stdout == results[1].stdout  # the seed has an effect
 
 
 def test_evaluation_is_reproducible(checkpoint: Path) -> None:
@@ -223,7 +224,7 @@ def test_evaluation_is_reproducible(checkpoint: Path) -> None:
     assert played == again
     assert [e.episode_return for e in played] == [
         e.episode_len for e in played
-    ]  # CartPole gives 1 a step
+    ]  # CartPole gives a reward of 1 for each step
     assert evaluate_command.summary([1.0, 3.0]) == "mean 2.00  std 1.00  min 1.00  max 3.00"
 
 
@@ -248,11 +249,11 @@ def test_evaluate_normalises_observations_as_in_training(tmp_path: Path) -> None
         play_episodes.play(policy, env, 2, seed=0)
         assert env.obs_rms.count == pytest.approx(sum(e[0]["count"] for e in saved["envs"]))
         again, _ = env.reset(seed=7)
-    np.testing.assert_array_equal(observation, again)  # evaluation does not change them
+    np.testing.assert_array_equal(observation, again)  # evaluation does not change the statistics
     options = ["evaluate", tmp_path / "c", "--episodes", 2, "--seed", 1, "--env"]
     played = polopt(*options, "test_command_line:normalized_cartpole")
     assert played.exit_code == 0, played.output
-    assert "do not fit the environment" in error_of(polopt(*options, "CartPole-v1"))
+    assert "do not fit the wrappers of the environment" in error_of(polopt(*options, "CartPole-v1"))
 
 
 def test_evaluate_takes_the_newest_whole_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
@@ -298,7 +299,8 @@ class Endless(gymnasium.Env[Any, Any]):
 
 
 def played_endless(folder: Path, *arguments: object, **options: Any) -> list[str]:
-    """Lines of episodes and of the summary. A step takes a second."""
+    """Returns the lines about episodes and the summary of an evaluation. Each step takes one
+    second."""
     trainer = PolicyOptimizerTrainer({**SMALL, "env": Endless, **options})
     trainer.save(str(folder / "c"))
     trainer.stop()
@@ -313,9 +315,9 @@ def test_evaluate_prints_each_episode(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(play_episodes, "time", seconds)
     lines = played_endless(tmp_path, "max_frames_per_traj=25")
     assert lines[:6] == [
-        "episode 1   has not ended after 10 steps (10 s); max_frames_per_traj=STEPS bounds the "
+        "episode 1   has not ended after 10 steps (10 s). max_frames_per_traj=STEPS limits the "
         "length of episodes",
-        "episode 1   has not ended after 20 steps (20 s); max_frames_per_traj=STEPS bounds the "
+        "episode 1   has not ended after 20 steps (20 s). max_frames_per_traj=STEPS limits the "
         "length of episodes",
         "episode 1   return 25.00  length 25",
         *(line.replace("episode 1", "episode 2") for line in lines[:3]),
@@ -334,7 +336,7 @@ def test_evaluate_bounds_episodes_as_training_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--env", "Acrobot-v1"], "does not fit observation space"),
+        (["--env", "Acrobot-v1"], "The environment has observation space"),
         (["--env", "CartPol-v1"], "did you mean 'CartPole-v1'?"),
         (["--env", "no_such_module:make"], "No module named 'no_such_module'"),
     ],
@@ -384,7 +386,7 @@ def test_evaluate_does_not_import_a_module_of_the_checkpoint(
 def test_registered_id_of_a_checkpoint_imports_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The id is known without the module that the checkpoint puts before it."""
+    """The id is registered without the module that precedes it in the checkpoint."""
     (tmp_path / "badcart.py").write_text("import pathlib\npathlib.Path('went_off').touch()\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -413,7 +415,7 @@ def test_checkpoint_makes_no_environment_of_its_options(tmp_path: Path, env: str
 
 
 def test_evaluate_uses_no_module_of_the_current_directory(checkpoint: Path, tmp_path: Path) -> None:
-    """The directory may be unpacked results of somebody else."""
+    """The current directory may contain an untrusted user's results."""
     for name in ("torch", "numpy", "gymnasium", "pygame", "moviepy"):
         (tmp_path / f"{name}.py").write_text("import os\nos.mkdir('went_off')\n")
     script = Path(sys.executable).with_name("polopt")

@@ -92,7 +92,7 @@ def test_missing_trace_is_one_true_sentence(tmp_path: Path) -> None:
     assert error_of("trace", str(tmp_path / "none")).startswith(
         f"error: '{tmp_path / 'none'}' does not exist"
     )
-    assert "is there after a run with trace=true" in error_of("trace", str(tmp_path))
+    assert "A run with trace=true writes this file" in error_of("trace", str(tmp_path))
     for name in ("text", "list"):
         assert f"{str(tmp_path / name)!r} is not a trace of polopt" in error_of(
             "trace", str(tmp_path / name)

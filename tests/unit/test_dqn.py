@@ -342,7 +342,7 @@ def test_memory_is_refused() -> None:
 @pytest.mark.parametrize("optimizer", ["sync_samples", "async_gradients"])
 def test_optimizer_of_rollouts_is_refused(optimizer: str) -> None:
     options = {"env": "CartPole-v1", "optimizer": optimizer, "policy": "dqn", "num_workers": 1}
-    with pytest.raises(ConfigError, match="learns from Transitions, and the optimizer gives it"):
+    with pytest.raises(ConfigError, match="learns from Transitions, but the optimizer gives it"):
         Experiment.parse(options, {})
 
 

@@ -1,4 +1,5 @@
-"""Evaluation while training: whole episodes, of the version that is named and saved as the best."""
+"""Tests of evaluation during training: its whole episodes, the version that it names, and the best
+checkpoint."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def test_shares_differ_by_one_at_most() -> None:
 def test_short_episodes_do_not_bias_the_mean(mode: str, fragment: int) -> None:
     env = sync_clocks([2, 30], "terminated", mode)
     sampler = make_sampler(env, make_policy("a2c", env), fragment)
-    # The first four that end all have a return of 2.
+    # The first four episodes that end all have a return of 2.
     assert sorted(returns(WholeEpisodes(sampler, 4))) == [2, 2, 30, 30]
 
 
@@ -74,7 +75,7 @@ def test_no_more_episodes_are_used_than_asked_for(mode: str) -> None:
 
 
 class BadNumbers(gymnasium.Env[np.ndarray, int]):
-    """Episodes of 4 steps. The first one has a reward of NaN."""
+    """An environment with episodes of 4 steps. The first episode has a reward of NaN."""
 
     def __init__(self) -> None:
         self.observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -123,7 +124,8 @@ class FewActions(GlobalRandom):
 
 @pytest.mark.parametrize("env", [Drift, FewActions, "CartPole-v1"])
 def test_evaluation_does_not_change_training(env: Any) -> None:
-    """Also of environments that draw from the global generators of the process."""
+    """Evaluation environments that draw from the global generators do not change training
+    either."""
     runs = []
     for options in ({}, {"evaluation_interval": 1, "evaluation_duration": 3}):
         made = trainer(env=env, **options)
@@ -196,7 +198,8 @@ class Endless(Drift):
 
 
 def test_stop_request_ends_an_evaluation_that_goes_on(tmp_path: Path) -> None:
-    """Episodes of this environment do not end. The request is there already."""
+    """The episodes of this environment do not end. The stop is requested before the evaluation
+    begins."""
     made = trainer(env=Endless, evaluation_interval=1)
     made._run = RunContext(tmp_path, tmp_path)
     made._run.stop_file.touch()
@@ -229,7 +232,7 @@ def test_evaluation_normalises_as_training_and_freezes() -> None:
 def beside(
     kind: Any = None, env: Any = Drift, episodes: int = 3, num_workers: int = 2, **rollout: Any
 ) -> tuple[Evaluation, FakeWorkerSet]:
-    """An evaluation with fake workers."""
+    """Returns an evaluation with fake workers."""
     config = TrainerConfig(
         evaluation_interval=1, evaluation_duration=episodes, evaluation_num_workers=num_workers
     )
@@ -342,10 +345,10 @@ def test_warning_tells_whether_training_waits_for_cpus(
 
 
 def test_duration_is_of_the_worker_that_played_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whenever the driver takes the replies."""
+    """The duration does not depend on when the driver takes the replies."""
     seconds = {"sample": 2.0, "other": 0.5}
     monkeypatch.setattr(Record, "end", lambda self, *_: setattr(self, "seconds", seconds))
-    monkeypatch.setattr(evaluating, "_CALL_SHARE", 0.0)  # a call ends after a fragment
+    monkeypatch.setattr(evaluating, "_CALL_SHARE", 0.0)  # each call ends after one fragment
     evaluation, workers = beside(rollout_fragment_length=2)
     for number in range(3):
         before = [len(channel.calls) for channel in workers.channels]
@@ -400,7 +403,7 @@ def test_faults_of_evaluation_environments_are_counted() -> None:
 
 
 def test_best_checkpoint_is_the_version_that_was_evaluated() -> None:
-    """Training has gone on to other weights by the time the evaluation ends."""
+    """When the evaluation ends, training has already changed the weights."""
     made = trainer()
     evaluation, workers = beside(env="CartPole-v1", num_workers=1)
     made.evaluation = evaluation
@@ -483,7 +486,8 @@ def test_newest_checkpoint_is_found_before_the_best(tmp_path: Path) -> None:
 
 
 class Market(Drift):
-    """Never ends by itself. The reward of each step depends on the part of the data."""
+    """An environment whose episodes do not end. The reward of each step depends on the part of the
+    data."""
 
     made: ClassVar[list[tuple[bool, int, int, int]]] = []
 
@@ -555,7 +559,7 @@ def test_evaluation_is_checked_before_workers_start(monkeypatch: pytest.MonkeyPa
     assert "evaluation_config.env_config" in said
     said = refused(env=lambda config: gymnasium.make("Acrobot-v1"))
     assert "has the observation space" in said
-    assert "Allowed: the one of training" in said
+    assert "Allowed: the same space as in training" in said
     assert "cannot be made" in refused(env_config={"data": {"split": "nowhere"}})
     assert "did you mean 'CartPole-v1'" in refused(env="Cartpole-v1")
 
@@ -619,7 +623,7 @@ def test_workers_of_evaluation_are_requested_of_tune() -> None:
     ],
 )
 def test_evaluation_acts_as_predict(options: dict[str, Any]) -> None:
-    """With memory, which begins anew with each episode, and with the moments of the training.
+    """Evaluation uses memory, which begins anew with each episode, and the moments of training.
     Returns are not normalised."""
     options |= {"vectorization_mode": "sync", "evaluation_interval": 2, "evaluation_duration": 6}
     made = trainer(**options)

@@ -1,4 +1,4 @@
-"""A trainer, a run and an evaluation from a checkpoint alone."""
+"""Tests of trainers, runs and evaluations that are made from a checkpoint alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results and checkpoint of two iterations."""
+    """Writes the results and the checkpoint of two iterations."""
     folder = tmp_path_factory.mktemp("runs") / "a"
     polopt.train("SyncPPO", SMALL, stop={"training_iteration": 2}, log_dir=folder, verbose=0)
     return folder
@@ -98,7 +98,7 @@ def test_results_of_the_run_are_continued(run: Path, tmp_path: Path) -> None:
 
 
 class Odd:
-    """A value that no checkpoint holds."""
+    """A value that checkpoints cannot contain."""
 
 
 def make(config: Any) -> Any:
@@ -245,5 +245,5 @@ def test_trainer_evaluates_with_the_statistics_of_training() -> None:
     policy.act = lambda obs, *rest, **more: (seen.append(obs), act(obs, *rest, **more))[1]  # type: ignore[method-assign]
     trainer.evaluate(1, seed=1)
     trainer.stop()
-    # With statistics of its own, the first observation would be close to 0 in each element.
+    # With statistics of its own, the environment would return a first observation close to 0.
     assert np.abs(np.asarray(seen[0], float)).max() > 0.1

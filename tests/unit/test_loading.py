@@ -1,4 +1,5 @@
-"""`polopt.load`: the policy of a checkpoint acts as in training, without anything else."""
+"""Tests that `polopt.load` returns a policy that acts as in training, without Ray and without an
+environment."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ SPACES = {**OBSERVATIONS, "masked": MASKED}
 
 
 class Noise(gymnasium.Env[Any, Any]):
-    """Random observations of a space. Accepts actions of another. Episodes do not end."""
+    """An environment with random observations of one space and actions of another space. Its
+    episodes do not end."""
 
     def __init__(self, config: Any) -> None:
         self.observation_space = copy.deepcopy(SPACES[config["observations"]])
@@ -69,7 +71,7 @@ class Noise(gymnasium.Env[Any, Any]):
     def observe(self) -> Any:
         self.seen = self.observation_space.sample()
         if self.observation_space == MASKED:
-            self.seen["action_mask"][self.np_random.integers(3)] = 1  # one at least is allowed
+            self.seen["action_mask"][self.np_random.integers(3)] = 1  # allows at least one
         return self.seen
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -85,7 +87,7 @@ class Noise(gymnasium.Env[Any, Any]):
 
 
 class Own(nn.Module):
-    """A network of a user's, for observations `BOX`."""
+    """A custom network for observations in `BOX`."""
 
     def __init__(self, observation_space: Any, action_space: Any, num_params: int) -> None:
         super().__init__()
@@ -98,7 +100,7 @@ class Own(nn.Module):
 
 
 class OwnMemory(Own):
-    """The same with memory."""
+    """The custom network `Own` with memory."""
 
     state_size = 6
 
@@ -112,7 +114,7 @@ class OwnMemory(Own):
 
 
 LSTM = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 5}
-#: Observations, actions and options.
+#: Pairs of an observation space and an action space, with options.
 OPTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "memory": ("dict", "discrete", {"model": LSTM}),
     "normalisation": ("dict", "box", {"normalize_observations": True}),
@@ -132,7 +134,7 @@ OPTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-#: Policies of one kind of action space only.
+#: Policies that support only one kind of action space.
 OF_SPACES = {"dqn": {"discrete"}, "pqn": {"discrete"}}
 OF_SPACES |= {name: {"box", "float32"} for name in ("sac", "td3")}
 FROM_REPLAY = {"dqn", "sac", "td3"}
@@ -146,8 +148,9 @@ REPLAY = {
 
 
 def supports(name: str, actions: str, options: Mapping[str, Any] = {}) -> bool:
-    """Whether a policy has an action space, a memory where the options ask for one, and a network
-    like `Own` (the critics of `sac` and `td3` also take actions: `test_continuous_policies`)."""
+    """Returns whether a policy supports an action space, memory if the options have it, and a
+    network like `Own`. The critics of `sac` and `td3` also take actions, so
+    `test_continuous_policies` tests their networks."""
     network = options.get("model", {})
     if network.get("use_lstm") or network.get("custom") is OwnMemory:
         return name not in OF_SPACES
@@ -177,7 +180,7 @@ def trained(observations: str, actions: str, **config: Any) -> PolicyOptimizerTr
 
 
 def row(batch: Any, n: int) -> Any:
-    """Observation `n` of a batch."""
+    """Returns observation `n` of a batch."""
     if isinstance(batch, dict):
         return {key: row(part, n) for key, part in batch.items()}
     if isinstance(batch, tuple):
@@ -188,7 +191,8 @@ def row(batch: Any, n: int) -> Any:
 def check_acts_as_in_training(
     made: PolicyOptimizerTrainer, directory: Path, network: type[nn.Module] | None = None
 ) -> None:
-    """The loaded policy, and the operations that an ONNX model consists of, act as the sampler."""
+    """Checks that the loaded policy acts like the sampler, and so do the operations of an ONNX
+    model."""
     made.save(str(directory))
     policy, sampler = made.get_policy(), made.workers.local.sampler
     raw: list[Any] = []
@@ -230,7 +234,7 @@ def check_acts_as_in_training(
                 for p in (loaded, policy)
             ]
             np.testing.assert_array_equal(*drawn)
-        for n in range(3):  # a batch of another size
+        for n in range(3):  # single observations, which are a batch of another size
             one = row(observations, n)
             encoded, is_batch = loaded.encoder.encode_some(one)
             assert not is_batch
@@ -304,8 +308,11 @@ def test_space_survives_a_checkpoint(space: Space[Any], tmp_path: Path) -> None:
         ({"type": "Discrete", "n": 2, "start": 0, "dtype": "float64"}, "allowed: integers"),
         ({"type": "Discrete", "n": 2, "start": 0, "dtype": "os.system"}, "TypeError"),
         ({"type": "Box", "low": 0.0, "high": 1.0}, "allowed: an array"),
-        ({"type": "Box", "low": np.zeros(2), "high": np.zeros(3)}, "bounds of float64 (2,)"),
-        ({"type": "Box", "low": np.ones(2), "high": np.zeros(2)}, "describes no space"),
+        ({"type": "Box", "low": np.zeros(2), "high": np.zeros(3)}, "the bounds are float64 (2,)"),
+        (
+            {"type": "Box", "low": np.ones(2), "high": np.zeros(2)},
+            "is not a valid description of a space",
+        ),
         (
             {"type": "MultiDiscrete", "nvec": np.ones(2), "start": np.zeros(2), "dtype": "int64"},
             "not integers",
@@ -326,7 +333,7 @@ def test_deeply_nested_space_is_one_error() -> None:
         description = {"type": "Tuple", "spaces": [description]}
     with pytest.raises(CheckpointError, match="nested too deeply"):
         space_of(description, "spaces/x")
-    while description:  # else freeing it recurses
+    while description:  # freeing the whole description would recurse too deeply
         description = description.get("spaces", [{}])[0]
 
 
@@ -401,7 +408,7 @@ def cartpole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_loading_imports_neither_ray_nor_workers(cartpole: Path, tmp_path: Path) -> None:
     runs = []
-    for _ in range(3):  # a busy machine is not what is measured
+    for _ in range(3):  # repeated, because a busy machine may be slow
         done = subprocess.run(
             [sys.executable, "-c", LOAD, cartpole],
             cwd=tmp_path, capture_output=True, text=True, timeout=120,
@@ -434,7 +441,7 @@ def test_class_that_is_not_known_is_named(tmp_path: Path) -> None:
     made.save(str(tmp_path))
     weights = made.get_policy().get_weights().flat
     made.stop()
-    del POLICIES._known["Mine"]  # as in another process
+    del POLICIES._known["Mine"]  # in another process, the class is not registered either
     with pytest.raises(ConfigError, match=r"'Mine', which is not known here.*policy_class=") as one:
         polopt.load(tmp_path)
     assert str(tmp_path) in str(one.value)
@@ -465,7 +472,7 @@ def test_class_that_is_not_known_is_named(tmp_path: Path) -> None:
             ),
             "describe a network of 16,0",
         ),
-        (lambda tree: tree.pop("spaces"), "it holds no spaces"),
+        (lambda tree: tree.pop("spaces"), "it lacks the observation and action spaces"),
         (lambda tree: tree["spaces"].update(action={"type": "Text"}), "field 'spaces/action'"),
         (lambda tree: tree["config"]["policy"].pop("name"), "'config/policy' has no name"),
         (
@@ -479,7 +486,7 @@ def test_class_that_is_not_known_is_named(tmp_path: Path) -> None:
 def test_changed_checkpoint_is_one_error(
     cartpole: Path, tmp_path: Path, change: Callable[[Any], Any], said: str
 ) -> None:
-    """No network is made whose size only the config names."""
+    """`polopt.load` does not make a network whose size only the config describes."""
     saved = Path(shutil.copytree(cartpole, tmp_path / "c"))
     rewrite(saved, lambda tensors, tree: change(tree))
     with pytest.raises(CheckpointError) as caught:

@@ -1,5 +1,5 @@
-"""What help, signatures, type checkers and `docs/options.md` say of options is what the config
-classes say."""
+"""Tests that help, signatures, type checkers and `docs/options.md` agree with the config
+classes."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_signature_has_options_under_all_names() -> None:
 
 
 def test_defaults_are_named_in_pydantic_fields() -> None:
-    """Type checkers take `Field(3)` for a field without a default."""
+    """Type checkers treat `Field(3)` as a field without a default."""
     for path in [*generated_files.ROOT.glob("*/**/*.py")]:
         if path.parts[len(generated_files.ROOT.parts)] in ("src", "tests", ".venv", "build"):
             continue
@@ -158,7 +158,7 @@ def test_defaults_are_named_in_pydantic_fields() -> None:
     ("name", "said"),
     [
         ("SyncPPO", "rollout_fragment_length = 128"),
-        ("SyncPPO", "RLlib's included: num_env_runners, num_rollout_workers."),
+        ("SyncPPO", "including names in RLlib: num_env_runners, num_rollout_workers."),
         ("SyncPPO", "model.use_lstm = False"),
         ("async_samples", "max_rollout_lag = None"),
         ("appo", "target_network_update_freq = 2"),

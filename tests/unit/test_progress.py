@@ -1,4 +1,4 @@
-"""The terminal output of a run: rows, lines, time left, warnings."""
+"""Tests of the output of a run: the rows, the lines, the time left, and the warnings."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_table_fits_80_columns(tmp_path: Path) -> None:
         )
         progress.on_trial_result(1, [], None, big)
     shown = out.getvalue()
-    assert max(map(len, shown.splitlines())) <= 80 + 20  # cursor movements included
+    assert max(map(len, shown.splitlines())) <= 80 + 20  # including cursor movements
     for text in ("-1234.6", "12,345,678", "101,234", "10s", "2/2", "0.9", "wait 60%"):
         assert text in shown
 
@@ -161,7 +161,7 @@ def test_time_is_shown_while_starting(tmp_path: Path, monkeypatch: pytest.Monkey
         progress.on_trial_start(1, [], None)
         now_s[0] += 100.0
         progress.on_step_begin(2, [])
-        progress.on_trial_start(1, [], None)  # a trial that goes on after a failure
+        progress.on_trial_start(1, [], None)  # the trial is started again after a failure
     assert out.getvalue().splitlines() == [
         "title",
         "starting workers",
@@ -192,7 +192,7 @@ def test_terminal_shows_the_time_while_starting(
 
 
 def learning(rise: float, steps_between: int) -> list[dict[str, Any]]:
-    """Twenty results whose return rises by `rise` each."""
+    """Returns twenty results whose mean return increases by `rise` each time."""
     return [
         result(
             env_runners={
@@ -220,7 +220,7 @@ def test_missing_return_is_explained(tmp_path: Path) -> None:
     assert [text.partition(" steps")[0].split()[-1] for text in remarks] == ["4,000", "40,000"]
     assert "no episode has ended yet" in remarks[0]
     assert "max_frames_per_traj" in remarks[0]
-    assert lines.index(remarks[0]) == 2  # after the title and the first line
+    assert lines.index(remarks[0]) == 2  # after the title and the first line of the run
 
 
 @pytest.mark.parametrize(

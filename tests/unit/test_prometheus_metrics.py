@@ -423,7 +423,7 @@ def test_command_takes_a_session_that_runs_and_says_which(ray_tmpdir: Path) -> N
             )
     done = CliRunner().invoke(app, ["grafana"])
     assert done.exit_code == 2
-    assert "no running Ray of yours exports metrics" in done.output
+    assert "no Ray that you have started exports metrics" in done.output
 
 
 def test_command_leaves_sessions_of_other_users_out(

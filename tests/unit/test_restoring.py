@@ -1,4 +1,4 @@
-"""Fallback to an older checkpoint when one cannot be read."""
+"""Tests of the fallback to an older checkpoint when a checkpoint cannot be read."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FILES = ("tensors.pt", "state.json", "manifest.json")
 
 
 def state_of(number: int) -> dict[str, Any]:
-    """As much of a trainer's state as makes one."""
+    """Returns the parts of a trainer's state that `read_trainer_state` requires."""
     params = torch.full((50,), float(number))
     return {"config": {}, "optimizer": {"policy": {"params": params}, "number": number}}
 
@@ -54,7 +54,8 @@ def number_of(directory: Path) -> int:
 
 @pytest.fixture
 def series(tmp_path: Path) -> Path:
-    """Checkpoints 0, 1 and 2, as Tune names them. The names say their order, the times do not."""
+    """Writes the checkpoints 0, 1 and 2 under Tune's names. Their order follows from the names, and
+    not from the times."""
     for number in (2, 0, 1):
         write_checkpoint(tmp_path / f"checkpoint_{number:06d}", state_of(number))
     return tmp_path
@@ -86,14 +87,14 @@ def test_damaged_newest_falls_back_to_the_one_before(
             found, state = read_or_fall_back(newest)
         except CheckpointError as error:  # pragma: no cover - for the message
             raise AssertionError((newest / name).read_bytes()) from error
-        if found == newest:  # another space in JSON changes nothing
+        if found == newest:  # additional spaces in JSON have no effect
             assert name == "manifest.json"
             assert state["optimizer"]["number"] == 2
             continue
         assert (found, state["optimizer"]["number"]) == (before, 1)
         [line] = caplog.messages
         assert str(newest) in line
-        assert f"Restoring the checkpoint before it, {before}" in line
+        assert f"Restoring the previous checkpoint {before} instead" in line
 
 
 def test_fallback_skips_damaged_ones(series: Path) -> None:
@@ -124,7 +125,7 @@ def test_without_numbers_times_give_the_order(tmp_path: Path) -> None:
 
 
 def write_of_run(path: Path, number: int, *runs: str) -> Path:
-    """A checkpoint whose times say that it was written at second `number`."""
+    """Writes a checkpoint whose modification times say that it was written at second `number`."""
     write_checkpoint(path, {**state_of(number), "runs": list(runs)})
     for changed in (path / "manifest.json", path):
         os.utime(changed, (1000.0 + number, 1000.0 + number))
@@ -157,7 +158,7 @@ def test_fallback_uses_no_checkpoint_of_another_run(
     with pytest.raises(DamagedCheckpoint) as caught:
         read_or_fall_back(second)
     assert str(first) not in str(caught.value)
-    if (second / "manifest.json").exists():  # else it is not found
+    if (second / "manifest.json").exists():  # a directory without a manifest is not found
         with pytest.raises(CheckpointError, match="no complete checkpoint"):
             find_checkpoint(tmp_path)
 
@@ -180,7 +181,8 @@ def test_missing_checkpoint_is_not_another_one(tmp_path: Path, path: str) -> Non
 
 
 def test_fallback_goes_back_through_restores(tmp_path: Path) -> None:
-    """Two runs were restored from the same one: 2 is of another branch than 3."""
+    """Two runs were restored from the same checkpoint. Checkpoints 2 and 3 belong to different
+    runs."""
     for number, runs in enumerate([("a",), ("a", "b"), ("a", "c"), ("a", "b", "d")]):
         write_of_run(tmp_path / f"step_{number}", number, *runs)
     truncate(tmp_path / "step_3" / "tensors.pt")
@@ -216,7 +218,7 @@ def test_manifest_of_another_program_is_no_checkpoint(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three checkpoints of one trainer."""
+    """Writes three checkpoints of one trainer."""
     folder = tmp_path_factory.mktemp("trained")
     made = PolicyOptimizerTrainer(SMALL)
     for number in range(3):
@@ -292,7 +294,8 @@ def test_runs_follow_restores_and_end_with_a_new_config(saved: Path, tmp_path: P
 
 
 def test_restore_of_a_missing_path_changes_nothing(tmp_path: Path) -> None:
-    """As a user names models: the seed at the end does not order them."""
+    """The path ends in a seed, as in the names that users give to models. The seed says nothing
+    about the order."""
     trained = PolicyOptimizerTrainer(SMALL)
     trained.save(str(tmp_path / "models" / "seed1"))
     trained.stop()
@@ -327,10 +330,10 @@ def test_refusal_names_the_previous_checkpoint(
 ) -> None:
     newest, before = saved / "checkpoint_000002", saved / "checkpoint_000001"
     good = params_in(newest)
-    named = f". The checkpoint before it, {before}, can be read"
+    named = f". The previous checkpoint {before} can be read"
 
     sign(newest, version=3)
-    refused(trainer, newest, f"has format 3; this version of polopt reads formats 1, 2{named}")
+    refused(trainer, newest, f"has format 3, but this version of polopt reads formats 1, 2{named}")
 
     went_off = tmp_path / "went_off"
     (newest / "tensors.pt").write_bytes(pickle.dumps(_Bomb(went_off), protocol=2))
@@ -343,8 +346,8 @@ def test_refusal_names_the_previous_checkpoint(
     other = PolicyOptimizerTrainer({**SMALL, "model": {"fcnet_hiddens": [9]}})
     other.save(str(newest))
     other.stop()
-    refused(trainer, newest, "it has another network")
-    assert not torch.equal(trainer.get_policy().flat.params, good)  # nothing was taken over
+    refused(trainer, newest, "its network is different")
+    assert not torch.equal(trainer.get_policy().flat.params, good)  # the trainer is unchanged
 
 
 def test_state_of_other_shape_is_one_error(saved: Path, trainer: PolicyOptimizerTrainer) -> None:

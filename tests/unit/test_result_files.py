@@ -1,4 +1,4 @@
-"""`log_dir`: a trainer without Tune writes what a trial of Tune writes."""
+"""Tests that a trainer with `log_dir` writes the same files as a trial of Tune."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with three results, and checkpoints after the second and the third."""
+    """Makes a directory with three results, and with checkpoints after the second and the third
+    result."""
     folder = tmp_path_factory.mktemp("runs") / "a"
     trainer = polopt.SyncPPO(SMALL, log_dir=folder)
     assert json.loads((folder / "params.json").read_text())["num_sgd_iter"] == 1
@@ -86,7 +87,7 @@ def test_dashboard_shows_the_run(run: Path, level: str, tmp_path: Path) -> None:
 
 
 def test_results_of_another_run_are_not_mixed_with(run: Path) -> None:
-    with pytest.raises(ConfigError, match="holds the results of another run"):
+    with pytest.raises(ConfigError, match="contains the results of another run"):
         polopt.SyncPPO(SMALL, log_dir=run)
 
 

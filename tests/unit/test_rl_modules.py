@@ -123,7 +123,7 @@ def test_module_that_polopt_cannot_have_is_refused(options: dict[str, Any], said
 @pytest.mark.parametrize("given", [{"normalize_observations": True}, {"model": NETWORKS["lstm"]}])
 def test_policy_that_rllib_cannot_have_is_refused(given: dict[str, Any]) -> None:
     """RLlib's own forward pass of an LSTM with `free_log_std` raises (2.60)."""
-    with pytest.raises(ConfigError, match="no counterpart among the default modules"):
+    with pytest.raises(ConfigError, match="cannot be converted to a default module"):
         to_rl_module(PPOPolicy(OBSERVATIONS, ACTIONS["box"], PPOConfig.parse(given)))
 
 
@@ -192,7 +192,7 @@ def test_other_padding_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"use_lstm": True}, "an LSTM after convolutions"),
         ({"conv_activation": "tanh"}, "has Tanh among its convolutions"),
-        ({"conv_filters": [[4, [4, 2], 2]]}, "the same for rows and columns"),
+        ({"conv_filters": [[4, [4, 2], 2]]}, "padding for rows and columns"),
         ({"head_fcnet_hiddens": [4]}, "head_fcnet_hiddens"),
     ],
 )
@@ -205,7 +205,7 @@ def test_convolutions_that_polopt_cannot_have_are_refused(
 
 def test_way_back_of_convolutions_is_refused() -> None:
     policy = policy_of(image_module())
-    with pytest.raises(ConfigError, match="Convolutions can be loaded from RLlib"):
+    with pytest.raises(ConfigError, match="convolutions can only be loaded from RLlib"):
         to_rl_module(policy)
 
 
@@ -239,7 +239,7 @@ def test_config_of_rllib_becomes_a_builder(capsys: pytest.CaptureFixture[str]) -
     printed = capsys.readouterr().out
     assert "kept     lr=0.001" in printed
     assert "renamed  num_env_runners=3: num_workers" in printed
-    assert "dropped  num_learners=2: polopt does the same, or ignores it" in printed
+    assert "dropped  num_learners=2: polopt always does this, or ignores the option" in printed
     assert "dropped  policies=" in printed
     assert "polopt trains one policy" in printed
     assert len(printed.splitlines()) < 20

@@ -1,4 +1,4 @@
-"""Builders of RLlib's algorithms: scripts of its users become configs of presets."""
+"""Tests of the builders for RLlib's algorithms: scripts for RLlib give configs of presets."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from polopt.trainers.presets import PRESETS
 BUILDERS = [cls for cls in vars(rllib).values() if isinstance(cls, type)]
 BUILDERS = [cls for cls in BUILDERS if issubclass(cls, AlgorithmConfig)]
 PRESENT = [cls for cls in BUILDERS if cls.preset_name in PRESETS]
-# Arguments of the methods of RLlib's configs in 2.7, 2.37 and 2.60, of the algorithms that polopt
-# has: the base class, A3C, A2C, PPO, APPO, IMPALA, DD-PPO, DQN, SAC, Ape-X.
+# Arguments of the methods of RLlib's config classes in the versions 2.7, 2.37 and 2.60. The classes
+# are the base class and the configs of A3C, A2C, PPO, APPO, IMPALA, DD-PPO, DQN, SAC and Ape-X.
 ARGUMENTS = """
 _deterministic_loss _disable_action_flattening _disable_execution_plan_api
 _disable_initialize_loss_from_dummy_batch _disable_preprocessor_api _enable_learner_api
@@ -131,12 +131,13 @@ vtrace_drop_last_ts worker_cls worker_health_probe_timeout_s worker_restore_time
 
 @pytest.fixture(autouse=True)
 def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here starts Ray. A test that ran before in this process may have started it."""
+    """Prevents tests from starting Ray. An earlier test of this process may have started Ray."""
     monkeypatch.setattr("ray.init", lambda *_, **__: pytest.fail("Ray was started"))
 
 
 def run(source: str) -> list[tuple[Any, dict[str, Any]]]:
-    """Runs a script with stand-ins for algorithms and tuners. Returns what they were made of."""
+    """Runs a script with stand-ins for the algorithms and tuners. Returns the arguments of the
+    stand-ins."""
     made: list[tuple[Any, dict[str, Any]]] = []
 
     def build(self: Any, env: Any = None, **others: Any) -> Any:
@@ -152,7 +153,7 @@ def run(source: str) -> list[tuple[Any, dict[str, Any]]]:
     real = tune.Tuner
 
     def tuner(trainable: Any, *, param_space: Any, **others: Any) -> Any:
-        real(trainable, param_space=param_space)  # Tune accepts it
+        real(trainable, param_space=param_space)  # Tune accepts the config
         is_builder = isinstance(param_space, AlgorithmConfig)
         made.append((trainable, param_space.to_dict() if is_builder else param_space))
         return mock.Mock()
@@ -170,7 +171,7 @@ def run(source: str) -> list[tuple[Any, dict[str, Any]]]:
 
 
 def concrete(value: Any) -> Any:
-    """A value of a search space."""
+    """Returns a value from a search space."""
     if isinstance(value, dict) and "grid_search" in value:
         return value["grid_search"][0]
     return value.sample() if isinstance(value, tune.search.sample.Domain) else value
@@ -215,7 +216,8 @@ def test_what_polopt_has_not_says_what_to_change(code: str) -> None:
 # ---- options ----------------------------------------------------------------------------------
 
 
-#: They have all arguments of the other builders: DDPPO has PPO's, ApexDQN has DQN's.
+#: Builders that together have all arguments of all builders. DDPPO has the arguments of PPO, and
+#: ApexDQN has the arguments of DQN.
 ALL_ARGUMENTS = [rllib.A3CConfig, rllib.DDPPOConfig, rllib.ApexDQNConfig, rllib.SACConfig]
 
 
@@ -307,7 +309,7 @@ def test_change_of_a_dict_that_was_read_counts() -> None:
         assert type(other) is dict
         other["capacity"] = 1
     assert config.buffer_size == 2000
-    # The table of what RLlib has and polopt always does is the same for the next config.
+    # Changing a value that was read does not change the table of RLlib's fixed options.
     assert rllib.PPOConfig().exploration_config == {}
     with pytest.raises(AttributeError, match="frozen"):
         config.copy(copy_frozen=True).replay_buffer_config["capacity"] = 1
@@ -344,7 +346,8 @@ def test_dicts_add_up() -> None:
         ({"evaluation_interval": 0, "evaluation_num_workers": 2}, {"evaluation_interval": None}),
         ({"rollout_fragment_length": "auto"}, {}),
         ({"horizon": 200}, {"max_frames_per_traj": 200}),
-        # 2 workers of 8 environments: one fragment of each gives 64 rows of 4 steps.
+        # With 2 workers of 8 environments, one fragment of 4 steps from each environment gives 64
+        # rows.
         (
             {"train_batch_size": 64},
             {"train_batch_size": 64, "rollout_fragment_length": 4},
@@ -375,7 +378,9 @@ def test_batch_of_ddppo_is_one_fragment_of_a_worker() -> None:
 def test_batch_of_a3c_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "polopt"):
         assert rllib.A3CConfig().training(train_batch_size=500).to_dict() == {}
-    assert "train_batch_size=500 is ignored: a gradient is of one fragment" in caplog.text
+    assert (
+        "train_batch_size=500 is ignored. A gradient is computed from one fragment" in caplog.text
+    )
 
 
 # ---- the object -------------------------------------------------------------------------------
@@ -473,7 +478,7 @@ def test_environment_of_register_env() -> None:
 
 
 class Worker:
-    """What callbacks see of a worker."""
+    """The attributes of a worker that callbacks use."""
 
     policy = "the policy"
 
@@ -530,7 +535,7 @@ def test_callback_gets_the_arguments_that_it_has() -> None:
             episode.custom_metrics["length"] = episode.length + episode.last_info_for()["goal"]
             with pytest.raises(AttributeError, match="'base_env', which polopt does not have"):
                 base_env.get_sub_environments()
-            with pytest.raises(AttributeError, match="no 'hist_data' in polopt"):
+            with pytest.raises(AttributeError, match="does not have 'hist_data' in polopt"):
                 _ = episode.hist_data
 
     class New(rllib.RLlibCallback):
@@ -606,7 +611,7 @@ def test_old_names_of_results() -> None:
 @pytest.mark.parametrize("name", [*_INSTEAD, "anything"])
 def test_attribute_of_an_algorithm_of_rllib(name: str) -> None:
     algo = object.__new__(algorithm_of("SyncPPO"))
-    said = "" if name == "anything" else ". Instead of RLlib's: "
+    said = "" if name == "anything" else ". Use this instead: "
     with pytest.raises(AttributeError, match=f"'PPO' object has no attribute '{name}'{said}"):
         getattr(algo, name)
     assert not hasattr(Algorithm, name)

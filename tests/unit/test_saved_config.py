@@ -1,4 +1,4 @@
-"""The config of a checkpoint: saved whole, or what is missing is named and asked for."""
+"""Tests that a checkpoint saves the whole config, or names the missing values and asks for them."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_array_is_restored_with_its_type(value: Any, tmp_path: Path) -> None:
     assert type(restored) is type(value)
     assert (restored.dtype, restored.shape) == (value.dtype, value.shape)
     assert bool((restored == value).all())
-    restored[...] = value  # an environment may change it
+    restored[...] = value  # environments may change the array
 
 
 @pytest.mark.parametrize("value", EQUAL, ids=lambda value: type(value).__name__)
@@ -130,7 +130,7 @@ def test_value_of_a_subclass_becomes_an_equal_one(value: Any, tmp_path: Path) ->
 
 
 class Loader:
-    """No value that a checkpoint can hold."""
+    """A value that checkpoints cannot contain."""
 
 
 def test_what_cannot_be_saved_is_named_by_its_path() -> None:
@@ -210,7 +210,7 @@ def test_changed_value_is_one_error(kind: Any, value: Any, tmp_path: Path) -> No
     tree["config"]["env_config"] = {"x": {"__type__": kind, "value": value}}
     (tmp_path / "state.json").write_text(json.dumps(tree))
     resign(tmp_path)
-    with pytest.raises(CheckpointError, match="field 'config/env_config/x' is no value of type"):
+    with pytest.raises(CheckpointError, match="field 'config/env_config/x' cannot be decoded"):
         read_trainer_state(tmp_path)
 
 
@@ -218,7 +218,7 @@ def test_changed_value_is_one_error(kind: Any, value: Any, tmp_path: Path) -> No
 
 
 class Maze(gymnasium.Env[Any, Any]):
-    """The reward of each of its 5 steps depends on its options."""
+    """An environment with 5 steps in each episode. The rewards depend on the options."""
 
     observation_space = spaces.Box(-9, 9, (2,), np.float32)
     action_space = spaces.Discrete(2)
@@ -275,7 +275,7 @@ def test_missing_option_of_the_environment_is_asked_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpoint = saved(tmp_path, {"difficulty": 7, "loader": Loader(), "more": [1, Loader()]})
-    [warning] = caplog.records  # of the first of two saves
+    [warning] = caplog.records  # only the first of the two saves warns
     assert f"env_config.loader ({__name__}.Loader), env_config.more[1]" in warning.message
     assert warning.levelno == logging.WARNING
     state = read_trainer_state(checkpoint)
@@ -284,15 +284,15 @@ def test_missing_option_of_the_environment_is_asked_for(
 
     named = ["--env", "test_saved_config:Maze"]
     said = error_of(polopt("evaluate", checkpoint, *named))
-    assert f"does not hold env_config.loader ({__name__}.Loader), env_config.more[1]" in said
+    assert f"does not contain env_config.loader ({__name__}.Loader), env_config.more[1]" in said
     assert "evaluate ... env_config.loader=VALUE env_config.more=VALUE" in said
     said = error_of(polopt("evaluate", checkpoint, "env_config.more=[]", *named))
-    assert f"does not hold env_config.loader ({__name__}.Loader), because" in said
+    assert f"does not contain env_config.loader ({__name__}.Loader), because" in said
     assert mean_of(checkpoint, "env_config.loader=x", "env_config.more=[]") == -5 * 14
     assert mean_of(checkpoint, "env_config.loader=null", "env_config={more: 3}") == -5 * 7
     assert "'lr=1' has no effect" in error_of(polopt("evaluate", checkpoint, "lr=1", *named))
 
-    again = PolicyOptimizerTrainer({**SMALL, "env": Maze})  # has a config of its own
+    again = PolicyOptimizerTrainer({**SMALL, "env": Maze})  # this trainer's config is complete
     again.restore(str(checkpoint))
     again.stop()
     assert saved_policy.load(checkpoint).action_space == Maze.action_space
@@ -309,7 +309,7 @@ def test_next_command_names_what_it_needs(tmp_path: Path) -> None:
 
 
 def test_checkpoint_that_left_out_all_options_is_refused(tmp_path: Path) -> None:
-    """As an earlier version wrote it."""
+    """The checkpoint is as an earlier version wrote it."""
     checkpoint = saved(tmp_path, {"difficulty": 7})
     tree = json.loads((checkpoint / "state.json").read_text())
     del tree["config"]["env_config"], tree["unsaved"]
@@ -317,7 +317,7 @@ def test_checkpoint_that_left_out_all_options_is_refused(tmp_path: Path) -> None
     (checkpoint / "state.json").write_text(json.dumps(tree))
     resign(checkpoint)
     said = error_of(polopt("evaluate", checkpoint, "--env", "test_saved_config:Maze"))
-    assert "does not hold env_config (" in said
+    assert "does not contain env_config (" in said
     assert "env_config={KEY: VALUE}" in said
     assert mean_of(checkpoint, "env_config={}") == -5
     assert mean_of(checkpoint, "env_config.difficulty=3") == -15
@@ -345,11 +345,11 @@ class Hooked(PPOPolicy):
 def test_missing_option_of_the_policy_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(POLICIES, "_known", dict(POLICIES._known))  # forgets the class again
+    monkeypatch.setattr(POLICIES, "_known", dict(POLICIES._known))  # drops the class afterwards
     trainer = PolicyOptimizerTrainer({**SMALL, "policy": Hooked, "hook": Loader()})
     trainer.save(str(tmp_path))
     trainer.stop()
-    said = r"does not hold policy\.hook \(.*Loader\).*Restore it in a trainer"
+    said = r"does not contain policy\.hook \(.*Loader\).*Restore the checkpoint in a trainer"
     with pytest.raises(CheckpointError, match=said):
         saved_policy.load(tmp_path, Hooked)
-    assert "does not hold policy.hook" in error_of(polopt("evaluate", tmp_path))
+    assert "does not contain policy.hook" in error_of(polopt("evaluate", tmp_path))

@@ -1,4 +1,4 @@
-"""The end of a run of the command line: limits, stop requests and signals."""
+"""Tests of how the command line ends a run: limits, requests to stop, and signals."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_handlers_from_before_are_installed_again() -> None:
     before = [signal.getsignal(number) for number in numbers]
     signals = StopSignals()
     with signals.installed():
-        signals.install()  # twice, as after `ray.init`
+        signals.install()  # a second time, as after `ray.init`
     assert [signal.getsignal(number) for number in numbers] == before
     assert signal.set_wakeup_fd(-1) == -1
 

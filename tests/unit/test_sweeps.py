@@ -1,4 +1,5 @@
-"""Sweeps of `polopt train`: grids, distributions, seeds and presets. Nothing here starts Ray."""
+"""Tests of sweeps with `polopt train`: grids, distributions, seeds and presets. No test in this
+file starts Ray."""
 
 from __future__ import annotations
 
@@ -49,10 +50,10 @@ def test_texts_are_objects_of_tune() -> None:
         ("tune.uniform(1)", "missing 1 required positional argument"),
         ("tune.choice(open('x'))", "Allowed: literals as arguments"),
         ("tune.choice([1]) + tune.choice([2])", "more than one call"),
-        ("tune.choice([])", "Allowed: literals as arguments, as in tune.choice([0.001, 0.01])"),
+        ("tune.choice([])", "Allowed: literals as arguments, such as tune.choice([0.001, 0.01])"),
         ({"grid_search": 3}, "got grid_search 3. Allowed: a list of values"),
         ({"grid_search": []}, "Allowed: a list of values"),
-        ({"eval": "__import__('os').getcwd()"}, "polopt evaluates no code of a file"),
+        ({"eval": "__import__('os').getcwd()"}, "polopt does not execute code in a config"),
     ],
 )
 def test_wrong_form_is_one_error(value: Any, said: str) -> None:
@@ -72,7 +73,7 @@ def test_points_and_extremes_are_checked() -> None:
     found = searched(config)
     assert {(one["a"], one["b"]["c"]) for one in found} == {(1, "x"), (2, "x"), (1, "y"), (2, "y")}
     assert {one["k"] for one in found} == {"p", "q", "r"}
-    assert {one["n"] for one in found} == {1, 4}  # 5 is not drawn
+    assert {one["n"] for one in found} == {1, 4}  # 5 is outside of the distribution
     assert min(one["lr"] for one in found) == 0.0
     assert 0.999 < max(one["lr"] for one in found) < 1.0
     assert len(found) == 4 + 1 + 1 + 2
@@ -84,12 +85,12 @@ def test_seeds_begin_with_the_seed() -> None:
     assert with_seeds({"lr": 1}, None) == {"lr": 1}
     assert with_seeds({}, 3)["seed"] == tune.grid_search([0, 1, 2])
     assert with_seeds({"seed": 7}, 2)["seed"] == tune.grid_search([7, 8])
-    with pytest.raises(ConfigError, match="Allowed: one of them"):
+    with pytest.raises(ConfigError, match="Give only one of them"):
         with_seeds({"seed": tune.choice([1])}, 2)
 
 
 def test_file_of_rllib(tmp_path: Path) -> None:
-    """In the manner of the files that `rllib train file` read."""
+    """The file has the format of files for `rllib train file`."""
     path = tmp_path / "cartpole.yaml"
     rllib = {
         "env": "CartPole-v1",
@@ -146,7 +147,7 @@ def test_wrong_trial_is_one_error_before_ray(
 
 
 def test_train_in_this_process_refuses_a_sweep(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"polopt\.train trains once"):
+    with pytest.raises(ConfigError, match=r"polopt\.train runs a single trial"):
         polopt.train("A2C", **SMALL, lr=tune.grid_search([1e-3]))
 
 
@@ -165,7 +166,7 @@ def test_options_of_one_preset_precede_the_others() -> None:
     parsed = Experiment.parse(config, {})
     assert parsed.rollout.num_workers == 3
     assert parsed.policy.lr == 0.5
-    assert parsed.rollout.rollout_fragment_length == 32  # of the preset
+    assert parsed.rollout.rollout_fragment_length == 32  # the default of the preset
     assert parsed.optimizer.to_dict()["max_rollout_lag"] == 9
 
 
@@ -177,8 +178,12 @@ def test_options_of_one_preset_precede_the_others() -> None:
         ({"preset": {"lr": 1}}, {}, "key 'preset': got {'lr': 1}. A preset is given by"),
         ({"preset": "polopt:A3D"}, {}, "has no attribute 'A3D'"),
         ({"preset": int}, {}, "A preset is given by its name"),
-        ({"preset": "A3C"}, polopt.A2C.preset, "this trainer is a preset itself"),
-        ({"preset": "A3C", "optimizer": "sync_samples"}, {}, "this preset is 'async_gradients'"),
+        ({"preset": "A3C"}, polopt.A2C.preset, "this trainer is a preset already"),
+        (
+            {"preset": "A3C", "optimizer": "sync_samples"},
+            {},
+            "this preset always uses 'async_gradients'",
+        ),
     ],
 )
 def test_wrong_preset_is_one_error(options: Any, preset: Any, said: str) -> None:
@@ -224,11 +229,11 @@ def test_request_ends_a_sweep_once_running_trials_have_saved() -> None:
     assert not stopper("0", result())
     assert not stopper.stop_all()
     stop.request()
-    assert not stopper.stop_all()  # its checkpoint is not written yet
+    assert not stopper.stop_all()  # the checkpoint of the trial is not written yet
     assert stopper("0", result())
     progress.on_trial_start(0, [], later)
     progress.on_trial_complete(0, [], running)
-    assert stopper.stop_all()  # what began later has nothing to save
+    assert stopper.stop_all()  # trials that started after the request have no results to save
 
 
 def test_end_of_a_sweep_has_means_over_seeds(

@@ -1,4 +1,4 @@
-"""`polopt.train`: the command line as a function."""
+"""Tests of `polopt.train`, which does the same as the command line."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_checkpoint_that_does_not_fit_is_refused_before_the_run(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("verbose", "lines"), [(0, 0), (1, 2), (2, 2)]
-)  # not a terminal: as many lines as results
+)  # without a terminal, the output has one line for each result
 def test_verbose(
     verbose: int, lines: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,7 +101,7 @@ def test_verbose(
 
 
 class Interrupted(polopt.Callbacks):
-    """Interrupts the process after the second result."""
+    """Interrupts this process after the second result."""
 
     def on_train_result(self, *, trainer: Any, result: dict[str, Any]) -> None:
         if result["training_iteration"] == 2:
@@ -110,7 +110,7 @@ class Interrupted(polopt.Callbacks):
 
 @pytest.fixture
 def python_handles_interrupts() -> Iterator[None]:
-    """As in a program. A test before this one may have left another handler."""
+    """Installs Python's handler of SIGINT. An earlier test may have installed another handler."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,4 +1,5 @@
-"""The flat config of a trainer: parsed by the owners of its keys, refused before Ray starts."""
+"""Tests of the flat config of a trainer. Each config class parses its keys, and errors are raised
+before Ray starts."""
 
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ def test_plugin_by_name_dict_or_class() -> None:
     assert (by_class.optimizer_name, by_class.policy_name) == ("async_gradients", "ppo")
     with_options = parse({"policy": {"name": "ppo", "num_epochs": 2}})
     assert with_options.policy.num_sgd_iter == 2
-    # A preset fixes the name. Options of its own may come in a dict, with the name or without.
+    # A preset fixes the name. The plugin's options may come in a dict with or without this name.
     for given in ({"grads_per_step": 3}, {"name": "async_gradients", "grads_per_step": 3}):
         assert parse({"optimizer": given}, A3C.preset).optimizer.to_dict()["grads_per_step"] == 3
 
@@ -91,8 +92,8 @@ def test_plugin_by_name_dict_or_class() -> None:
     [
         ({"gama": 1}, {}, r"unknown key 'gama'; did you mean 'gamma'\? Similar: gamma"),
         ({"num_env_runer": 1}, {}, r"did you mean 'num_env_runners'\?"),
-        ({"zzz": 1}, {}, r"unknown key 'zzz'\. None of the \d+ names is similar; `polopt list"),
-        ({"use_lstm": True}, {}, r"'use_lstm' is an option of the network: model={'use_lstm': "),
+        ({"zzz": 1}, {}, r"unknown key 'zzz'\. None of the \d+ names is similar \(`polopt list"),
+        ({"use_lstm": True}, {}, r"'use_lstm' is an option of the network. Set it with model="),
         ({"target_kl": 0.01}, {"policy": "ppo"}, "'target_kl' of CleanRL: 'kl_stop', after"),
         ({"grads_per_step": 1}, {}, r"'grads_per_step' is an option of optimizer 'async_grad"),
         ({"clip_param": 1}, A2C.preset, r"'clip_param' is an option of policy .*'ppo'"),
@@ -103,8 +104,8 @@ def test_plugin_by_name_dict_or_class() -> None:
         ({"optimizer": {"name": ["x"]}}, {}, "a name, or a dict with a 'name'"),
         ({"optimizer": 3}, {}, "a name, or a dict with a 'name'"),
         ({"optimizer": int}, {}, "a subclass of"),
-        ({"optimizer": "sync_samples"}, A3C.preset, "this preset is 'async_gradients'"),
-        ({"policy": {"name": "ppo"}}, A3C.preset, "this preset is 'a3c'"),
+        ({"optimizer": "sync_samples"}, A3C.preset, "this preset always uses 'async_gradients'"),
+        ({"policy": {"name": "ppo"}}, A3C.preset, "this preset always uses 'a3c'"),
         ({"num_workers": "many"}, {}, "'num_workers': got 'many'"),
         ({"num_workers": -1}, {}, "'num_workers': got -1; allowed: greater than or equal to 0"),
         ({"num_workers": True}, {}, "'num_workers': got True"),
@@ -135,7 +136,7 @@ def test_environment_in_place_of_the_config_is_one_error(env: Any) -> None:
     for options in ({}, {"num_workers": 0}):
         with pytest.raises(ConfigError) as caught:
             SyncPPO(env, **options)
-        assert str(caught.value).endswith(f"If this is the environment: env={env!r}")
+        assert str(caught.value).endswith(f"If this is the environment, pass it as env={env!r}")
     with pytest.raises(ConfigError, match=r"got ''\. Allowed: a dict"):
         SyncPPO("", env=env)
 
@@ -171,7 +172,8 @@ def broken_env() -> Any:
     raise OSError("no such simulator")
 
 
-# Gymnasium's vector environments complain when what could not be made is collected.
+# Gymnasium's vector environments log errors when an environment that could not be made is
+# collected.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("preset", PRESETS.values())
 @pytest.mark.parametrize(

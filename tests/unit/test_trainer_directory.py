@@ -1,4 +1,4 @@
-"""Where a trainer writes without Tune, and what it does after its end."""
+"""Tests of the directory of a trainer without Tune, and of a trainer that was stopped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {
     "model": {"fcnet_hiddens": [8]},
     "seed": 1,
 }
-#: Up to Ray 2.54, Tune makes a directory for each trainer, and writes results into it.
+#: Up to Ray 2.54, Tune makes a directory for each trainer, and writes results to this directory.
 makes_none = pytest.mark.skipif(
     not hasattr(ray.tune.Trainable, "_setup_logdir"), reason="this Ray makes a directory itself"
 )

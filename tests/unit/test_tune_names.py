@@ -1,4 +1,4 @@
-"""Names of presets in Tune's registry, which RLlib writes too."""
+"""Tests of the names of presets in Tune's registry. RLlib also registers some of these names."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_replacing_a_foreign_name_warns_once(caplog: pytest.LogCaptureFixture) -
     register_trainable("APPO", Other)
     (message,) = messages_of(caplog)
     assert message.startswith(
-        f"'APPO' was registered with Tune by {Other.__module__}. It is polopt"
+        f"'APPO' was registered with Tune by {Other.__module__}, and now names the"
     )
     assert "polopt/APPO" in message
     assert get_trainable_cls("APPO") is polopt.APPO

@@ -1,4 +1,5 @@
-"""Files of another user: no reader blocks, exhausts the memory, or prints what a terminal obeys."""
+"""Tests with files of untrusted users. No reader blocks, uses up the memory, or prints control
+characters."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from polopt.trainers.command_line.cli import app
 from polopt.trainers.saved_trainer import read_trainer_state
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
-#: A reader that waits for a FIFO would wait for ever.
+#: Seconds. A reader that waits for a FIFO would wait forever.
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -145,7 +146,7 @@ def test_line_without_end_is_left_out(tmp_path: Path) -> None:
 
     folder = write_trial(tmp_path / "results", "sync_samples", 1, 3)
     with (folder / "result.json").open("ab") as file:
-        file.truncate(file.tell() + (40 << 20))  # zeros without a newline
+        file.truncate(file.tell() + (40 << 20))  # zeros without an end of line
     directory = ResultsDirectory(tmp_path / "results", tmp_path / "cache")
     directory.refresh()
     (trial,) = directory.trials
@@ -169,7 +170,7 @@ def test_trace_that_is_no_regular_file_is_refused(
 def test_files_change_while_they_are_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A FIFO takes the place of the file after the first check."""
+    """A FIFO replaces the file after the first check."""
     path = tmp_path / "file"
     path.write_text("{}")
     real_open = os.open
@@ -192,12 +193,12 @@ def test_file_without_a_size_is_empty() -> None:
 
 
 def replace(make: Callable[[torch.Tensor], Any]) -> Callable[[Path], None]:
-    """Another value in the place of the parameters."""
+    """Replaces the parameters by another value."""
     return lambda path: rewrite(path, lambda t, _: t.update({PARAMS: make(t[PARAMS])}))
 
 
 def compressed(path: Path) -> None:
-    """4 MB of zeros in a few KB."""
+    """Returns 4 MB of zeros, compressed to a few KB."""
     tensors = torch.load(path / "tensors.pt", weights_only=True)
     packed = io.BytesIO()
     torch.save(tensors | {"/zeros": torch.zeros(10**6)}, packed)
@@ -220,14 +221,14 @@ def rezip(
 
 
 class _Array:
-    """Pickles as the call `bytearray(size)`, which `weights_only` allows."""
+    """An object that is pickled as the call `bytearray(size)`, which `weights_only` allows."""
 
     def __reduce__(self) -> Any:
         return bytearray, (1 << 20,)
 
 
 def constructor(path: Path) -> None:
-    """A pickle that makes an array of a size that it names."""
+    """Returns a pickle that makes an array of a size that the pickle names."""
 
     def change(name: str, content: bytes) -> bytes:
         made = pickle.dumps({"x": _Array()}, protocol=2)
@@ -244,7 +245,7 @@ def long_pickle(path: Path) -> None:
 
 
 def upper_case(path: Path) -> None:
-    """torch's reader ignores case."""
+    """Writes the names in upper case, because torch's reader ignores case."""
     source = io.BytesIO((path / "tensors.pt").read_bytes())
     with (
         zipfile.ZipFile(source) as archive,
@@ -286,7 +287,7 @@ def test_tensors_take_no_more_memory_than_their_file(
 
 
 def test_aliases_of_one_tensor_are_refused(saved: Path) -> None:
-    """Each name costs a few bytes, and each check of the tensor all of its size."""
+    """Each name costs a few bytes in the file, but checking each tensor takes its full size."""
     rewrite(saved, lambda t, _: t.update({f"/{i}": t[PARAMS] for i in range(1000)}))
     assert "more data than the file holds" in refusal(saved)
 
@@ -357,7 +358,7 @@ def test_names_in_files_do_not_reach_the_terminal(saved: Path, tmp_path: Path) -
     (tmp_path / "trace.json").write_text(trace.replace("NAME", escaped))
     shown = CliRunner().invoke(app, ["trace", str(tmp_path / "trace.json")])
     assert shown.exit_code == 0, shown.output
-    assert r"note        \x1b[2J has more events" in shown.stdout
+    assert r"note        \x1b[2J has too many events" in shown.stdout
 
 
 def test_evaluated_checkpoint_is_printed_without_escapes(saved: Path) -> None:

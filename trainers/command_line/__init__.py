@@ -1,1 +1,2 @@
-"""What the command line runs: experiments in files, Tune, terminal output, evaluation."""
+"""The commands of `polopt`: reading experiments from files, training with Tune, terminal output and
+evaluation."""

@@ -1,7 +1,7 @@
 """The command line: `polopt train`, `evaluate`, `export`, `rerun`, `list`, and the commands that
 show results.
 
-Each command imports what it needs, so that `--help` loads neither Ray nor torch.
+Each command imports its modules when it runs. `--help` therefore loads neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ _Checkpoint = Annotated[
 ]
 _POLICY_OPTION = typer.Option(
     metavar="CLASS",
-    help="Class of the policy, module:Class or FILE.py:Class, where it is neither built in nor "
-    "installed.",
+    help="Class of the policy, as module:Class or FILE.py:Class. Required if the policy is neither "
+    "built in nor installed.",
 )
 _NETWORK_OPTION = typer.Option(
     metavar="CLASS",
-    help="Class of the custom network, module:Class or FILE.py:Class, where it is not installed.",
+    help="Class of the custom network, as module:Class or FILE.py:Class. Required if the network "
+    "is not installed.",
 )
-#: Read by Ray when it is imported.
+#: Environment variables that Ray reads when it is imported.
 _RAY_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # this also turns off the notice about it
+    "RAY_USAGE_STATS_ENABLED": "0",  # also turns off the notice about usage statistics
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # avoids a FutureWarning for each actor
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # paths in `env_config` are relative to the current directory
@@ -61,7 +62,7 @@ def options(
             "--version",
             help="Show the version and exit.",
             callback=_show_version,
-            is_eager=True,  # it also works without a command
+            is_eager=True,  # then the option also works without a command
         ),
     ] = False,
 ) -> None:
@@ -74,15 +75,15 @@ def train(
         str | None,
         typer.Argument(
             metavar="EXAMPLE_OR_CONFIG",
-            help="A tuned example or a preset (see `polopt list`), or a YAML or Python file. With "
-            "--restore it may be left out: the checkpoint has the config.",
+            help="A tuned example or a preset (see `polopt list`), or a YAML or Python file. "
+            "Without this argument, --restore uses the config of the checkpoint.",
         ),
     ] = None,
     changes: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="Changes to its config: lr=0.001, model.fcnet_hiddens=[32,32], "
+            help="Changes to the config, for example lr=0.001, model.fcnet_hiddens=[32,32] or "
             "stop.training_iteration=10.",
         ),
     ] = None,
@@ -92,14 +93,17 @@ def train(
     checkpoint_every: Annotated[
         int,
         typer.Option(
-            min=0, metavar="N", help="Iterations between checkpoints; 0: only at the end."
+            min=0,
+            metavar="N",
+            help="Number of iterations between checkpoints. With 0, a checkpoint is saved only at "
+            "the end of the run.",
         ),
     ] = 20,
     restore: Annotated[
         Path | None,
         typer.Option(
             metavar="CHECKPOINT",
-            help="Start from this checkpoint, or from the newest one below this directory.",
+            help="Start from this checkpoint, or from the newest checkpoint below this directory.",
         ),
     ] = None,
     seeds: Annotated[
@@ -107,7 +111,8 @@ def train(
         typer.Option(
             min=1,
             metavar="N",
-            help="Train each trial with N seeds: 0, 1, ..., or, with seed=K, K, K+1, ...",
+            help="Train each trial with N seeds: 0, 1, and so on. With seed=K, the seeds are K, "
+            "K+1, and so on.",
         ),
     ] = None,
     num_samples: Annotated[
@@ -115,15 +120,16 @@ def train(
         typer.Option(
             min=1,
             metavar="N",
-            help="Draw N values of distributions, such as lr='tune.loguniform(1e-4, 1e-2)'. "
-            "lr='{grid_search: [1e-3, 1e-4]}' is a grid.",
+            help="Draw N values from each distribution in the config, for example from "
+            "lr='tune.loguniform(1e-4, 1e-2)'. Each point of a grid, such as lr='{grid_search: "
+            "[1e-3, 1e-4]}', runs N times.",
         ),
     ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Show the output of Ray and of the workers.")
     ] = False,
 ) -> None:
-    """Train an experiment. Ctrl-C, SIGTERM and SIGHUP stop it with a checkpoint."""
+    """Train an experiment. After Ctrl-C, SIGTERM or SIGHUP, save a checkpoint and stop."""
     from polopt.trainers.command_line.signals import Stopped, StopSignals
 
     signals = StopSignals()
@@ -133,7 +139,7 @@ def train(
             try:
                 with signals.raising():
                     signals.check()
-                    gc.disable()  # collections during thousands of imports find no garbage
+                    gc.disable()  # imports allocate many objects, but leave no garbage to collect
                     from polopt.trainers.command_line import names, plan, tune_run
 
                     gc.enable()
@@ -141,10 +147,12 @@ def train(
                     planned = plan.plan(
                         *_experiment(experiment, changes, restore), restore, num_samples, seeds
                     )
-                signals.install()  # again: `ray.init` in a Python file may replace handlers
+                # Installed again, because a Python file may call `ray.init`, which replaces
+                # signal handlers.
+                signals.install()
                 error = tune_run.run(planned, results_dir, signals, checkpoint_every, verbose)
             except Stopped:
-                say("stopped before the first result; nothing was saved")
+                say("stopped before the first result. Nothing was saved")
         if signals.number:
             signals.leave()
         if error:
@@ -154,7 +162,8 @@ def train(
 def _experiment(
     experiment: str | None, changes: list[str] | None, restore: Path | None
 ) -> tuple[str | None, list[str]]:
-    """The experiment and its changes. With a checkpoint, the first argument may be a change."""
+    """Returns the experiment and the changes to its config. With `restore`, the first argument may
+    be a change."""
     if restore is not None and experiment is not None and "=" in experiment:
         return None, [experiment, *(changes or [])]
     return experiment, changes or []
@@ -167,22 +176,27 @@ def evaluate(
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="Changes to the environment: env_config.KEY=VALUE, max_frames_per_traj=STEPS.",
+            help="Changes to the environment: env_config.KEY=VALUE or max_frames_per_traj=STEPS.",
         ),
     ] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 10,
     stochastic: Annotated[
-        bool, typer.Option("--stochastic", help="Sample actions instead of using the mode.")
+        bool,
+        typer.Option(
+            "--stochastic", help="Sample actions instead of taking the mode of the distribution."
+        ),
     ] = False,
     video: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Record every episode there.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Record videos of all episodes in this directory."),
     ] = None,
     env: Annotated[
         str | None,
         typer.Option(
             metavar="ENV",
-            help="Environment instead of the checkpoint's: an id, module:id, module:callable, or "
-            "FILE.py:callable. Only a module that is named here is imported.",
+            help="Environment to use instead of the environment in the checkpoint: an id, "
+            "module:id, module:callable, or FILE.py:callable. A module that only the checkpoint "
+            "names is not imported.",
         ),
     ] = None,
     seed: Annotated[
@@ -239,7 +253,7 @@ def export(
 def list_(
     name: Annotated[
         str | None,
-        typer.Argument(help="A preset, an optimizer or a policy, whose options are listed."),
+        typer.Argument(help="List the options of this preset, optimizer or policy."),
     ] = None,
 ) -> None:
     """List presets, optimizers, policies and tuned examples, or the options of one of them."""
@@ -264,7 +278,7 @@ def list_(
             for name in registry.names():
                 try:
                     listed[kind][name] = _first_sentence(registry.get(name))
-                except ConfigError as error:  # a plugin that cannot be imported
+                except ConfigError as error:  # the plugin cannot be imported
                     listed[kind][name] = f"({error})"
         for number, (kind, entries) in enumerate(listed.items()):
             if number:
@@ -290,8 +304,8 @@ def main() -> None:
 
 
 def _unraisable(problem: sys.UnraisableHookArgs) -> None:
-    # Gymnasium's vector environments close themselves in `__del__`, which fails for those whose
-    # constructor failed. The error of the constructor is reported.
+    # If the constructor of a Gymnasium vector environment raises, `VectorEnv.__del__` raises, too.
+    # This second error is not shown, because the error of the constructor is reported.
     if getattr(problem.object, "__qualname__", "") != "VectorEnv.__del__":
         sys.__unraisablehook__(problem)
 

@@ -13,18 +13,20 @@ from polopt.metrics.chrome_trace import TRACE_FILE, read_trace
 from polopt.trainers.command_line.output import RESULTS_DIR, bad_input, say, say_findings
 
 _Results = Annotated[
-    Path, typer.Argument(help="Directory of results: of one run, or of many experiments.")
+    Path,
+    typer.Argument(help="Directory with the results of one run or of many experiments."),
 ]
 
 
 def dashboard(
     results_dir: _Results = RESULTS_DIR,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Default: the first free one from 8501.")
+        int | None,
+        typer.Option(min=1, max=65535, help="Port. Default: the first free port from 8501 on."),
     ] = None,
-    browser: Annotated[bool, typer.Option(help="Open a browser where there is one.")] = True,
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:
-    """Show results in a live web page on this machine. Ctrl-C ends it."""
+    """Show results in a live web page on this machine. Ctrl-C ends the server."""
     with bad_input():
         from polopt.dashboards.server import serve
 
@@ -37,10 +39,11 @@ def report(
         Path, typer.Option("--output", "-o", metavar="FILE", help="The HTML file.")
     ] = Path("report.html"),
     figures: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write a PNG and a CSV of each plot there.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Also write each plot as PNG and CSV to this directory."),
     ] = None,
 ) -> None:
-    """Write the views of results as one HTML file that opens without a network."""
+    """Write the plots of the dashboard to one HTML file that needs no network connection."""
     with bad_input():
         from polopt.dashboards.server import check_installed
 
@@ -60,12 +63,13 @@ def grafana(
         Path | None,
         typer.Argument(
             metavar="DIR",
-            help="Where Grafana's provisioning looks. Default: where Ray's does, which is "
-            "$RAY_METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR or a folder of your Ray that runs.",
+            help="Directory from which Grafana loads dashboards. Default: the directory that Ray "
+            "uses, which is $RAY_METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR or a directory of the "
+            "running Ray.",
         ),
     ] = None,
 ) -> None:
-    """Write Grafana dashboards of each policy optimizer, and alert rules."""
+    """Write Grafana dashboards for each policy optimizer, and alert rules."""
     with bad_input():
         from polopt.dashboards.grafana import metrics_folder, write_alerts, write_dashboards
         from polopt.optimizers.optimizer_registry import OPTIMIZERS
@@ -76,14 +80,14 @@ def grafana(
         target = Path(given or metrics / "grafana" / "dashboards").expanduser()
         if not given and not target.is_dir():
             raise ConfigError(
-                f"no running Ray of yours exports metrics: {target} does not exist; "
-                "pip install 'polopt[metrics]' and `ray start --head` first, or name a directory"
+                f"no Ray that you have started exports metrics: {target} does not exist. First "
+                "run `pip install 'polopt[metrics]'` and `ray start --head`, or give a directory"
             )
         tabs = []
         for name in OPTIMIZERS.names():
             try:
                 tabs.append(tab_of(OPTIMIZERS.get(name)))
-            except ConfigError as error:  # a plugin that cannot be imported
+            except ConfigError as error:  # the plugin cannot be imported
                 say(f"note        {error}")
         try:
             written = write_dashboards(target, tabs)
@@ -97,12 +101,12 @@ def grafana(
     if session and not given:
         say(f"session     {session}")
     say(f"dashboards  {target} ({len(written)} files)")
-    say(f"alerts      {'polopt_alert_rules.yaml, beside them' if given else alerts}")
+    say(f"alerts      {'polopt_alert_rules.yaml, in the same directory' if given else alerts}")
     for line in _NEXT.splitlines():
         say(line.format(metrics=metrics))
 
 
-_NEXT = """next        each in its own terminal:
+_NEXT = """next        in each of three terminals, run `cd` and one of the other commands:
     cd {metrics}
     prometheus --config.file prometheus/prometheus.yml
     grafana server --homepath /usr/share/grafana --config grafana/grafana.ini
@@ -111,22 +115,26 @@ page        http://localhost:3000/d/polopt"""
 
 
 def trace(
-    trial: Annotated[Path, typer.Argument(help="A trace, or a directory of a trial or of trials.")],
+    trial: Annotated[
+        Path, typer.Argument(help="A trace file, or a directory that contains trace files.")
+    ],
 ) -> None:
-    """Show where the time of the recorded steps went, of runs with trace=true."""
+    """Show how the recorded steps of a run with trace=true spent their time."""
     with bad_input():
         folder = trial.expanduser()
         if not folder.exists():
-            raise ConfigError(f"{str(trial)!r} does not exist. Allowed: a trace, or a directory")
+            raise ConfigError(
+                f"{str(trial)!r} does not exist. Allowed: a trace file, or a directory"
+            )
         paths = [folder] if folder.is_file() else sorted(folder.rglob(TRACE_FILE))
         if not paths:
             raise ConfigError(
-                f"no {TRACE_FILE} in {str(trial)!r}: it is there after a run with trace=true whose "
-                "optimizer made trace_first_step + trace_num_steps - 1 steps"
+                f"no {TRACE_FILE} in {str(trial)!r}. A run with trace=true writes this file after "
+                "trace_first_step + trace_num_steps - 1 optimizer steps"
             )
         for path in paths:
             _show(path)
-    say("open        https://ui.perfetto.dev (choose the file there), or vizviewer FILE")
+    say("open        https://ui.perfetto.dev (open the file on this page), or vizviewer FILE")
 
 
 def _show(path: Path) -> None:
@@ -135,7 +143,7 @@ def _show(path: Path) -> None:
     last = steps["first_step"] + steps["num_steps"] - 1
     say(f"steps       {steps['first_step']} to {last}, {steps['duration_s']:.3f} s")
     for process in steps["truncated"]:
-        say(f"note        {process} has more events than a trace keeps; the last are missing")
+        say(f"note        {process} has too many events for a trace. The last events are missing")
     for process, by_name in shares.items():
         say(f"{process:<12}" + "  ".join(f"{name} {share}%" for name, share in by_name.items()))
     results = path.with_name("result.json")

@@ -1,4 +1,4 @@
-"""`polopt evaluate`: plays episodes with the policy of a checkpoint, without Ray."""
+"""`polopt evaluate`: reads the state and the config of a checkpoint for playing episodes."""
 
 from __future__ import annotations
 
@@ -19,32 +19,36 @@ from polopt.trainers.experiment import EvaluationConfig, Experiment, merged_opti
 from polopt.trainers.saved_config import argument_for, described, unsaved_in
 from polopt.trainers.saved_policy import read_whole
 
-#: Options of the environment, which an argument can change.
+#: Options of the environment that an argument can change.
 _KEYS = ("env_config", "max_frames_per_traj")
 
 
 def load(
     checkpoint: Path, env: Any = None, changes: Sequence[str] | Mapping[str, Any] = ()
 ) -> tuple[dict[str, Any], Experiment]:
-    """Returns state and experiment of a checkpoint, with the environment of its evaluation. The
-    experiment's environment is what `resolve_env` returned: it is not resolved again, which would
-    allow imports.
+    """Returns the state and the config of a checkpoint. The config has the environment of
+    evaluation.
+
+    The environment in the config is already a return value of `resolve_env`. Resolving it again
+    could import a module that only the checkpoint names.
 
     Args:
-        checkpoint: its directory.
-        env: replaces the environment of the checkpoint: what the option `env` takes. It is required
-            if the checkpoint's is a callable, or in a module, which is imported only if the user
-            names it.
-        changes: options of the environment, by key or as `key=value` arguments.
+        checkpoint: directory of the checkpoint.
+        env: replaces the environment of the checkpoint. The option `env` accepts the same values.
+            This argument is required if the environment of the checkpoint is a callable or in a
+            module. A module is imported only if the user names it.
+        changes: options of the environment, as a dict or as `key=value` arguments.
 
     Raises:
-        CheckpointError: missing, incomplete, damaged, not one of a trainer, or without a value of
-            `env_config`, which `changes` do not give.
-        ConfigError: unknown environment or plugin, wrong arguments, or `env` is required.
+        CheckpointError: the checkpoint is missing, incomplete or damaged, or was not written by a
+            trainer. Also raised if a value of `env_config` is neither in the checkpoint nor in
+            `changes`.
+        ConfigError: the environment or a plugin is unknown, an argument is wrong, or `env` is
+            required.
     """
     state = read_whole(checkpoint)
-    # The optimizer has no effect on evaluation, and may not be installed here. The policy is made
-    # by `polopt.trainers.saved_policy`.
+    # The optimizer has no effect on evaluation, and may not be installed here.
+    # `polopt.trainers.saved_policy` makes the policy.
     plugins = ("optimizer", "policy")
     config = {key: value for key, value in state["config"].items() if key not in plugins}
     given = dict(changes) if isinstance(changes, Mapping) else _changes(changes)
@@ -56,20 +60,22 @@ def load(
     config |= {**given, "env_config": options}
     if env is not None:
         is_name = isinstance(env, str) and ":" in env
-        if is_name:  # else the current directory may hold modules of another user
+        # Without a module in `env`, the current directory is not added to the path, because it may
+        # contain modules of an untrusted user.
+        if is_name:
             import_from(Path.cwd())
         config["env"] = named(env, "--env") if is_name and ".py:" in env else env
     elif "evaluation_config.env" in state.get("unsaved", {}):
         config["env"] = None
     if config.get("env") is None:
         raise ConfigError(
-            f"checkpoint {checkpoint} is of a callable environment, which it cannot hold; name it "
-            "with --env module:callable"
+            f"checkpoint {checkpoint} was trained on a callable environment, which a checkpoint "
+            "cannot contain. Name the environment with --env module:callable"
         )
     try:
         source = resolve_env(config["env"], allow_import=env is not None)
     except ConfigError as error:
-        hint = f"; to import it: --env {shlex.quote(str(config['env']))}"
+        hint = f". To import it, give --env {shlex.quote(str(config['env']))}"
         raise ConfigError(f"{error}{hint * (env is None and ':' in str(config['env']))}") from None
     return state, Experiment.parse({**config, "env": source}, {})
 
@@ -90,17 +96,21 @@ def _check_is_whole(
     given: dict[str, Any],
     of_evaluation: dict[str, Any],
 ) -> None:
-    """Refuses a checkpoint without some options of the environment, unless they are given.
+    """Checks that all options of the environment are in the checkpoint or are given.
 
     Args:
-        checkpoint: its directory, for messages.
-        state: its state.
-        given: options, as `key=value` arguments gave them.
-        of_evaluation: its `env_config` of evaluation, which replaces options of the training.
+        checkpoint: directory of the checkpoint, for messages.
+        state: state of the checkpoint.
+        given: options that the user gives.
+        of_evaluation: `env_config` in the checkpoint's `evaluation_config`. It replaces options of
+            training.
+
+    Raises:
+        CheckpointError: an option is missing.
     """
     unsaved = unsaved_in(state, "env_config", "evaluation_config")
     unsaved.pop("evaluation_config.env", None)
-    if "env_config" not in state["config"]:  # of an earlier version
+    if "env_config" not in state["config"]:  # the checkpoint is from an earlier version
         unsaved["env_config"] = "a dict, which an earlier version could not save"
     missing, arguments = {}, []
     for path, kind in unsaved.items():
@@ -112,15 +122,17 @@ def _check_is_whole(
             arguments.append(f"{keys}=VALUE" if "." in keys else f"{keys}={{KEY: VALUE}}")
     if missing:
         raise CheckpointError(
-            f"checkpoint {checkpoint} does not hold {described(missing)}, because a value of such "
-            "a type cannot be saved, and without it the environment may be another one. Give it: "
-            f"polopt evaluate ... {' '.join(dict.fromkeys(arguments))}; a value that only Python "
-            "can make: null here, and --env FILE.py:callable that makes the environment with it"
+            f"checkpoint {checkpoint} does not contain {described(missing)}, because such values "
+            "cannot be saved. Without them, the environment may be different. Give them with "
+            f"polopt evaluate ... {' '.join(dict.fromkeys(arguments))}. If only Python can make a "
+            "value, give null instead, and use --env FILE.py:callable with a callable that makes "
+            "the environment with this value"
         )
 
 
 def _has(options: Mapping[str, Any], keys: str) -> bool:
-    """Whether options hold a value at `keys`, dotted, or one in the place of a dict above it."""
+    """Returns whether `options` has a value at the dotted path `keys`. Also returns True if the
+    path begins with a value that is not a dict."""
     found: Any = options
     for key in keys.split("."):
         if not isinstance(found, Mapping):

@@ -1,4 +1,4 @@
-"""`evaluate`: plays episodes with a policy, or with the policy of a checkpoint, without Ray."""
+"""`evaluate`: plays episodes with a policy or with the policy of a checkpoint, without Ray."""
 
 from __future__ import annotations
 
@@ -37,25 +37,28 @@ def evaluate(
     seed: int | None = None,
     **options: Any,
 ) -> EvaluationResult:
-    """Plays whole episodes with a trained policy, in this process, as `polopt evaluate` does.
+    """Plays whole episodes with a trained policy in this process. Does the same as `polopt
+    evaluate`.
 
         polopt.evaluate("runs/a", episodes=20).episode_return_mean
         polopt.evaluate(trainer.get_policy(), gymnasium.make("CartPole-v1"))
 
     Args:
-        policy: a policy, or what `polopt.load` takes: a checkpoint, a directory above it, or what
-            `trainer.save` or `polopt.train` returned.
-        env: what the option `env` takes, or an environment that is made already and is not a vector
-            environment. None: the environment that the checkpoint names. A module that only the
-            checkpoint names is not imported: give `env="module:id"`.
+        policy: a policy, a checkpoint, a directory that contains checkpoints, or the return value
+            of `trainer.save` or `polopt.train`.
+        env: a value that the option `env` accepts, or an environment that is already made. It must
+            not be a vector environment. `None` means the environment in the checkpoint. If the
+            checkpoint names a module, give `env="module:id"`, because a module that only a
+            checkpoint names is not imported.
         episodes: number of episodes.
-        stochastic: sample actions, instead of the mode of the policy's distribution.
-        seed: of the environment and of the actions. None draws one.
-        options: `env_config` and `max_frames_per_traj`. By default, what the checkpoint has.
+        stochastic: True samples actions. False takes the mode of the policy's distribution.
+        seed: seed of the environment and of the actions. `None` draws a seed.
+        options: the options `env_config` and `max_frames_per_traj`. By default, they have the
+            values in the checkpoint.
 
     Raises:
-        CheckpointError: the checkpoint is missing, damaged, or of other spaces than the
-            environment.
+        CheckpointError: the checkpoint is missing or damaged, or its spaces differ from the spaces
+            of the environment.
         ConfigError: an argument is wrong, or the environment cannot be made.
     """
     check_episodes(episodes)

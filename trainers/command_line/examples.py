@@ -1,16 +1,17 @@
-"""Experiments in files: tuned examples, YAML and Python configs, and `key=value` changes.
+"""Reads experiments from files: tuned examples, YAML and Python configs. Also parses `key=value`
+changes.
 
     description: A3C on CartPole      # one line
     run: A3C                          # a preset
     config: {env: CartPole-v1}        # options of the preset
     stop: {env_runners/episode_return_mean: 450, num_env_steps_sampled_lifetime: 500000}
-    goal: ...                         # free-form: the return to reach,
-    measured: ...                     # and the return that was measured, with the machine
+    goal: ...                         # any text, for example the return to reach
+    measured: ...                     # any text, for example the measured return and the machine
 
-Only `run` and, as a rule, `config` are needed. The first limit of `stop` that is reached ends the
-run. A Python file may also define `callbacks`, a list of `ray.tune.Callback`. `run` and options of
-`config` may be grids and distributions. See `sweep.py`. Files of RLlib's `rllib train`, with one
-experiment below its name, are accepted, too.
+Only `run` is required. Most experiments also need `config`. The run ends at the first limit in
+`stop` that a result reaches. A Python file may also define `callbacks`, a list of
+`ray.tune.Callback`. `run` and the options in `config` may be grids and distributions, which
+`sweep.py` describes. Files of RLlib's `rllib train` are accepted if they have one experiment.
 """
 
 from __future__ import annotations
@@ -31,24 +32,27 @@ from polopt.trainers.command_line.sweep import is_grid
 from polopt.trainers.presets import PRESETS
 
 _PACKAGE = "polopt.tuned_examples"
-#: JSON has neither NaN nor infinity, and no result reaches them. Strict: neither a text nor a bool.
+#: A limit in `stop`. NaN and infinity are not allowed, because results never reach them, and JSON
+#: cannot represent them. With `Strict`, a string or a bool is not converted to a number.
 _Limit = Annotated[float, pydantic.Strict(), pydantic.AllowInfNan(False)]
 
 
 class Example(Config):
-    """One experiment as a file describes it. The options of its preset are not parsed yet.
+    """The description of one experiment, as it was read from a file. The options of the preset are
+    not parsed yet.
 
     Attributes:
         run: name of a preset, or a grid of presets.
         config: options of the preset.
-        stop: for result keys, the value at which training ends.
-        goal: free-form.
-        measured: free-form.
-        description: one line.
-        callbacks: callbacks of Tune, in addition to its loggers.
-        num_samples: how often each point of the grid is trained, each time with other values of the
-            distributions.
-        seeds: number of seeds for each trial.
+        stop: maps each result key to the value at which training ends.
+        goal: any value. polopt does not use it.
+        measured: any value. polopt does not use it.
+        description: description of the experiment in one line.
+        callbacks: callbacks of Tune, in addition to Tune's loggers.
+        num_samples: number of times that each point of the grid is trained. Each time, new values
+            are drawn from the distributions.
+        seeds: number of seeds with which each trial is trained. `None` means that only the option
+            `seed` is used.
     """
 
     run: Any
@@ -65,21 +69,21 @@ class Example(Config):
 
 
 def example_names() -> list[str]:
-    """Returns the names of the installed tuned examples, sorted."""
+    """Returns the sorted names of the installed tuned examples."""
     files = resources.files(_PACKAGE).iterdir()
     return sorted(Path(f.name).stem for f in files if f.name.endswith((".yaml", ".yml")))
 
 
 def load_example(name_or_path: str) -> Example:
-    """Reads a tuned example by its name, or a YAML or Python file by its path. The name of a preset
-    gives one with an empty config.
+    """Reads a tuned example by its name, or a YAML or Python file by its path. For the name of a
+    preset, returns an example with an empty config.
 
-    A Python file is executed. It defines `config`, `run` (or `preset`) and optionally the other
-    keys as variables, or a function `experiment()` that returns a dict of them. Its environments
-    may be callables.
+    A Python file is executed. The file defines the keys of an experiment as variables, or a
+    function `experiment()` that returns a dict of these keys. Environments in a Python file may be
+    callables.
 
     Raises:
-        ConfigError: no such example or file, or its content is not an experiment.
+        ConfigError: the example or file does not exist, or does not describe an experiment.
     """
     path: Any = Path(name_or_path)
     if path.suffix not in (".yaml", ".yml", ".py") and not path.exists():
@@ -93,8 +97,8 @@ def load_example(name_or_path: str) -> Example:
             meant = f". {instead}." if instead else nearest(name_or_path, [*names, *PRESETS]) or "."
             raise ConfigError(
                 f"{name_or_path!r} is not a tuned example, a preset or a file"
-                f"{meant} Examples: {', '.join(names)}; "
-                f"presets: {', '.join(PRESETS)}; or the path of a .yaml or .py file"
+                f"{meant} Examples: {', '.join(names)}. Presets: {', '.join(PRESETS)}. "
+                "The path of a file has to end in .yaml, .yml or .py"
             )
     if not path.is_file():
         raise ConfigError(f"no such file: {name_or_path}")
@@ -110,14 +114,14 @@ def load_example(name_or_path: str) -> Example:
 def apply_changes(example: Example, changes: Sequence[str]) -> tuple[Example, dict[str, Any]]:
     """Parses `key=value` arguments. The values are YAML.
 
-    `run=...` (or `preset=...`) and `stop.KEY=...` change the example (`stop.KEY=null` removes a
-    limit). The other keys change its config. A dotted key changes nested dicts.
+    The keys `run` (or `preset`) and `stop.KEY` change the example. `stop.KEY=null` removes a limit.
+    All other keys change the config of the example. A dotted key changes a value in nested dicts.
 
     Returns:
-        the changed example, and the changes to its config as a nested dict.
+        the changed example, and the changes to the config as a nested dict.
 
     Raises:
-        ConfigError: an argument has another form.
+        ConfigError: an argument does not have the form `key=value`, or its value is not allowed.
     """
     config_changes: dict[str, Any] = {}
     run, stop = example.run, dict(example.stop)
@@ -127,7 +131,9 @@ def apply_changes(example: Example, changes: Sequence[str]) -> tuple[Example, di
             raise ConfigError(f"argument {change!r}. Allowed: key=value, such as lr=0.001")
         value = read_yaml(text, f"argument {change!r}")
         if key == "stop":
-            raise ConfigError(f"argument {change!r}. Allowed: stop.KEY=limit, KEY of a result")
+            raise ConfigError(
+                f"argument {change!r}. Allowed: stop.KEY=limit, where KEY is a key of results"
+            )
         if key in ("run", "preset"):
             run = value
         elif key.startswith("stop."):
@@ -142,9 +148,10 @@ def apply_changes(example: Example, changes: Sequence[str]) -> tuple[Example, di
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `base` updated with `changes`, nested dicts included.
+    """Returns `base` updated with `changes`. Nested dicts are updated in the same way.
 
-    A dict in place of a plugin's name (`optimizer: sync_samples`) becomes options of that plugin.
+    `base` may have the name of a plugin, for example `optimizer: sync_samples`. If `changes` has a
+    dict under the same key, the dict becomes the options of this plugin.
     """
     merged = dict(base)
     for key, value in changes.items():
@@ -162,7 +169,7 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 
 def _run_python(path: Path) -> Any:
     try:
-        module = import_file(path)  # workers get its directory from `start_ray`
+        module = import_file(path)  # `start_ray` adds the file's directory to the path of workers
         if hasattr(module, "experiment"):
             return module.experiment()
     except Exception as error:
@@ -178,15 +185,16 @@ def _example(described: Any, where: str) -> Example:
     described = _of_rllib(described)
     if not {"run", "preset"} & described.keys():
         raise ConfigError(
-            f"{where}: key 'run' is missing. Allowed: the name of a preset, such as 'SyncPPO'; "
-            "'config' and 'stop' stand beside it"
+            f"{where}: key 'run' is missing. Give the name of a preset, such as 'SyncPPO'. The "
+            "keys 'config' and 'stop' are on the same level as 'run'"
         )
     return Example.parse({k: v for k, v in described.items() if v is not None}, where)
 
 
 def _of_rllib(described: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The experiment in a file of `rllib train`: it stands below its name, and has `env` beside
-    `config`. Others as they are."""
+    """Returns the experiment in a file of `rllib train`. In such a file, the experiment is nested
+    under its name, and has `env` on the same level as `config`. Returns other experiments
+    unchanged."""
     inner = next(iter(described.values())) if len(described) == 1 else None
     if not (isinstance(inner, Mapping) and "run" in inner):
         return described
@@ -197,7 +205,7 @@ def _of_rllib(described: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader without duplicate keys."""
+    """PyYAML's safe loader, which in addition raises an error for duplicate keys."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
@@ -220,14 +228,15 @@ _Loader.add_implicit_resolver(
 
 
 def read_yaml(text: str, where: str) -> Any:
-    """Returns the value of a YAML document. Tags that would construct objects are refused.
+    """Returns the value of a YAML document. Raises an error for tags that would construct Python
+    objects.
 
     Args:
-        text: YAML.
-        where: name of the document in errors.
+        text: the YAML document.
+        where: name of the document, for error messages.
 
     Raises:
-        ConfigError: not YAML, or nested too deeply.
+        ConfigError: the text is not valid YAML, or is nested too deeply.
     """
     try:
         return yaml.load(text, Loader=_Loader)

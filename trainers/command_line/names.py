@@ -1,4 +1,4 @@
-"""Names of Python objects on the command line: `module:name` and `FILE.py:name`."""
+"""Imports Python objects that the command line names as `module:name` or `FILE.py:name`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from polopt.policies.policy import Policy
 
 
 def import_from(folder: Path) -> None:
-    """Makes modules of a directory importable, as Python's `-m` does with the current one. Ray does
-    the same in workers."""
+    """Makes the modules of a directory importable. `python -m` does the same for the current
+    directory, and so does Ray in workers."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
 
 def import_file(path: Path) -> ModuleType:
-    """Executes a Python file as a module, which may import modules of its directory.
+    """Executes a Python file as a module, and returns the module. The file may import other modules
+    from its directory.
 
     Raises:
-        Exception: from the file.
+        Exception: the file raised an error.
     """
     import_from(path.resolve().parent)
     name = f"polopt_file_{path.stem}"
@@ -37,21 +38,21 @@ def import_file(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    # Other processes cannot import it under that name, so its classes are pickled by value.
+    # Other processes cannot import the module under this name, so its classes are pickled by value.
     cloudpickle.register_pickle_by_value(module)
     spec.loader.exec_module(module)
     return module
 
 
 def named(name: str, option: str) -> Any:
-    """Imports a module, and returns the object that `module:name` or `FILE.py:name` names.
+    """Imports a module, and returns one of its objects.
 
     Args:
-        name: the value of an option.
+        name: the value of an option: `module:name` or `FILE.py:name`.
         option: name of the option, for error messages.
 
     Raises:
-        ConfigError: the module cannot be imported, or does not define the name.
+        ConfigError: the module cannot be imported, or does not define the object.
     """
     module_name, _, attribute = name.rpartition(":")
     if not module_name:
@@ -70,10 +71,11 @@ def named(name: str, option: str) -> Any:
 def named_classes(
     policy: str | None, network: str | None
 ) -> tuple[type[Policy] | None, type[nn.Module] | None]:
-    """Returns the classes that `--policy` and `--network` name, None without a name.
+    """Returns the classes that the options `--policy` and `--network` name. Returns None for an
+    option that is not given.
 
     Raises:
-        ConfigError: the class does not exist.
+        ConfigError: the object does not exist, or is not such a class.
     """
     return _named_class(policy, "--policy", Policy), _named_class(network, "--network", nn.Module)
 
@@ -88,13 +90,16 @@ def _named_class(name: str | None, option: str, base: type) -> Any:
 
 def name_on_command_line(value: Any) -> str | None:
     """Returns the value of `--env` or `--network` with which `polopt evaluate` finds an environment
-    or a network class. Empty if the checkpoint is enough. None for a local function or class, or a
-    lambda, which no value can name."""
+    or a network class.
+
+    Returns an empty string if `polopt evaluate` does not need the option. Returns None for a lambda
+    or a local function or class, because they cannot be imported.
+    """
     if isinstance(value, str):
         return value if ":" in value else ""
     name, module = getattr(value, "__qualname__", ""), inspect.getmodule(value)
     if not name.isidentifier() or getattr(module, name, None) is not value:
         return None
     file = Path(getattr(module, "__file__", None) or "")
-    # Installed modules are found by their names.
+    # An installed module is named by its import name, and any other module by its file.
     return f"{value.__module__ if 'site-packages' in file.parts else file}:{name}"

@@ -1,4 +1,4 @@
-"""`polopt list NAME`: the options of a preset, an optimizer or a policy."""
+"""`polopt list NAME`: prints the options of a preset, an optimizer or a policy."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _WIDTH = 100
 
 
 def lines(name: str) -> Iterator[str]:
-    """The options of a preset, with their defaults there, or the options that an optimizer or a
-    policy has of its own: for each, what it means and what is allowed.
+    """Yields lines that describe the options of a preset, an optimizer or a policy. The lines of an
+    option give its default, its meaning and the allowed values.
 
     Raises:
-        ConfigError: no preset, optimizer or policy has that name.
+        ConfigError: no preset, optimizer or policy has this name.
     """
     options = _options(name)
     for option in [*options, *nested_options(options)]:
@@ -35,7 +35,7 @@ def lines(name: str) -> Iterator[str]:
         yield from _wrapped(f"Allowed: {option.allowed}.")
         names = [name for name in option.other_names if name != option.key]
         if names:
-            yield from _wrapped(f"Other names, RLlib's included: {', '.join(names)}.")
+            yield from _wrapped(f"Other names, including names in RLlib: {', '.join(names)}.")
 
 
 def _options(name: str) -> list[Option]:

@@ -1,4 +1,4 @@
-"""Lines and errors that the commands print, and their exit codes."""
+"""Prints the lines and errors of the commands, and defines the exit codes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from polopt.metrics.diagnosis import Finding
 
 RESULTS_DIR = Path("~/ray_results/polopt")
-#: Exit codes of a run that failed and of bad input. After a signal it is 128 plus its number.
+#: Exit codes after a failed run and after bad input. After a signal, the exit code is 128 plus the
+#: number of the signal.
 FAILED, BAD_INPUT = 1, 2
 
 
 @contextmanager
 def bad_input() -> Iterator[None]:
-    """Reports errors of configs and checkpoints in one line."""
+    """Reports an error of the block in one line if a config or a checkpoint has caused the error,
+    and ends the command."""
     try:
         yield
     except (ConfigError, RuntimeError) as error:
@@ -35,8 +37,11 @@ def bad_input() -> Iterator[None]:
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """Ends the command with an error of one line. Names of files may be another user's, so control
-    characters are escaped here and in `say`."""
+    """Prints an error in one line, and ends the command.
+
+    This function and `say` escape control characters, because names of files may come from an
+    untrusted user.
+    """
     print(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)
     raise typer.Exit(code)
 
@@ -47,7 +52,7 @@ def say(line: str) -> None:
 
 
 def say_findings(findings: Iterable[Finding]) -> None:
-    """Prints what the diagnosis found, each with the change that may help."""
+    """Prints each finding of the diagnosis, and a change that may help."""
     for finding in findings:
         say(f"diagnosis   {finding.text}")
         say(f"            -> {finding.change}")

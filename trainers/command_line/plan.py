@@ -1,4 +1,4 @@
-"""Reading, changing and checking an experiment before anything starts."""
+"""Reads, changes and checks an experiment before any process starts."""
 
 from __future__ import annotations
 
@@ -44,15 +44,17 @@ class Plan:
     """A checked experiment.
 
     Attributes:
-        name: of the experiment's file without suffix, or of its preset.
-        folder: directory of a Python file, whose modules workers import. None for other
-            experiments.
-        example: the example from the file, with the changes to its `run` and `stop`.
+        name: name of the experiment's file without its suffix, or name of the preset.
+        folder: directory of the Python file that describes the experiment. Workers can import
+            modules from this directory. It is None if the experiment is not described by a Python
+            file.
+        example: the example from the file, with the changes to `run` and `stop`.
         preset: the class to train.
-        config: the config with its changes, under canonical keys. In a sweep, it has the grids and
-            distributions.
-        experiments: the parsed configs of the trials that were checked. A sweep has several.
-        restore: the complete checkpoint with which training starts. None: train from scratch.
+        config: the config with the changes, under canonical keys. In a sweep, the config contains
+            the grids and distributions.
+        experiments: the parsed configs of the trials that were checked. A sweep has several trials.
+        restore: the complete checkpoint from which training starts. `None` means that training
+            starts from scratch.
     """
 
     name: str
@@ -70,12 +72,12 @@ class Plan:
 
     @property
     def is_sweep(self) -> bool:
-        """Whether there are several trials."""
+        """Whether the experiment has several trials."""
         return self.example.num_samples > 1 or is_search(self.config)
 
 
 def ray_address() -> str:
-    """Address of the cluster that RAY_ADDRESS names. `local` if it names none."""
+    """Returns the address of the cluster in RAY_ADDRESS, or `local` if this variable is not set."""
     return os.environ.get("RAY_ADDRESS") or "local"
 
 
@@ -89,23 +91,26 @@ def plan(
     """Reads, changes and checks an experiment. Starts no process.
 
     Args:
-        example_or_config: see `load_example`. None: what the checkpoint `restore` has trained.
+        example_or_config: see `load_example`. `None` means the experiment in the config of the
+            checkpoint `restore`.
         changes: `key=value` arguments.
-        restore: a checkpoint to start from, or a directory above it.
-        num_samples: see `Example`. None: as the experiment says.
-        seeds: see `Example`. None: as the experiment says.
+        restore: a checkpoint to start from, or a directory that contains checkpoints.
+        num_samples: see `Example`. `None` means the value in the experiment.
+        seeds: see `Example`. `None` means the value in the experiment.
 
     Raises:
-        ConfigError: wrong config, stop condition or environment, `num_gpus` without a GPU, more
-            workers than this machine has memory for, or no cluster at RAY_ADDRESS.
-        CheckpointError: `restore` is not a complete checkpoint, or does not fit: it is of another
-            network, torch optimizer or normalisation, or of environments with other wrappers.
+        ConfigError: the config, a stop condition or the environment is wrong. Also raised if torch
+            finds no GPU for `num_gpus`, if this machine has too little memory for the workers, or
+            if no cluster answers at RAY_ADDRESS.
+        CheckpointError: `restore` is not a complete checkpoint, or does not fit. It does not fit if
+            the network, the torch optimizer, the normalisation or the wrappers of the environments
+            are different.
     """
     if example_or_config is None:
         if restore is None:
             raise ConfigError(
-                "nothing to train. Allowed: a tuned example, a preset, a file, or a checkpoint to "
-                "restore"
+                "nothing to train. Give a tuned example, a preset, a file, or a checkpoint with "
+                "--restore"
             )
         example, config_changes = apply_changes(Example(run=""), changes)
         return plan_of_checkpoint(restore, _repeated(example, num_samples, seeds), config_changes)
@@ -123,12 +128,13 @@ def _repeated(example: Example, num_samples: int | None, seeds: int | None) -> E
 
 
 def plan_of_checkpoint(restore: Path, example: Example, config_changes: Mapping[str, Any]) -> Plan:
-    """Returns the plan of a run that goes on with the config of a checkpoint.
+    """Returns the plan of a run that continues with the config of a checkpoint.
 
     Args:
-        restore: a checkpoint, or a directory above it.
-        example: with its `stop` limits, and its `run` where another preset continues the run.
-        config_changes: options that replace saved ones.
+        restore: a checkpoint, or a directory that contains checkpoints.
+        example: an example with the `stop` limits. If another preset continues the run, `run` is
+            the name of this preset. Otherwise, `run` is empty.
+        config_changes: options that replace saved options.
 
     Raises:
         ConfigError, CheckpointError: see `plan`.
@@ -142,10 +148,10 @@ def plan_of_checkpoint(restore: Path, example: Example, config_changes: Mapping[
 
 
 def preset_named(name: str) -> type[PolicyOptimizerTrainer]:
-    """Returns a preset by its name.
+    """Returns the preset with a name.
 
     Raises:
-        ConfigError: no preset has that name.
+        ConfigError: no preset has this name.
     """
     if not isinstance(name, str) or name not in PRESETS:
         instead = instead_of_algorithm(name)
@@ -163,14 +169,14 @@ def plan_of(
     preset: type[PolicyOptimizerTrainer] | None = None,
     folder: Path | None = None,
 ) -> Plan:
-    """Changes and checks an experiment that was read. Starts no process.
+    """Changes and checks an experiment that was already read. Starts no process.
 
     Args:
         name: see `Plan`.
-        example: as read.
+        example: the experiment.
         config_changes: options that replace options of the example.
-        restore: a checkpoint, or a directory above it.
-        preset: the class to train. None: the one that the example names.
+        restore: a checkpoint, or a directory that contains checkpoints.
+        preset: the class to train. `None` means the preset that the example names.
         folder: see `Plan`.
 
     Raises:
@@ -181,7 +187,7 @@ def plan_of(
         preset, config_of_example["preset"] = PolicyOptimizerTrainer, run
     trained = preset or preset_named(run)
     config_changes = with_searches(config_changes)
-    # The first trial tells the aliases of options.
+    # The aliases depend on the optimizer and the policy, which are taken from the first trial.
     _, first = next(configs_to_check(merge(config_of_example, config_changes)))
     aliases = aliases_for(first, trained.preset)
     config = merge(canonical(config_of_example, aliases), canonical(config_changes, aliases))
@@ -189,7 +195,7 @@ def plan_of(
     for key in example.stop:
         check_stop_key(key)
     experiments: list[Experiment] = []
-    seen: list[dict[str, Any]] = []  # what their environments and policies are made of
+    seen: list[dict[str, Any]] = []  # options that decide the environments and policies of trials
     if restore is not None:
         restore, state = read_or_fall_back(find_checkpoint(restore))
     for searched, options in configs_to_check(config):
@@ -212,14 +218,14 @@ def plan_of(
 
 
 def _without_rates(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options without learning rates, discounts and so on, which change neither what environments
-    and networks are made of nor whether they fit."""
+    """Returns the options without numbers such as learning rates and discounts. These numbers do
+    not affect how environments and networks are made, or whether a checkpoint fits."""
     own = {key: _without_rates(options[key]) for key in ("optimizer", "policy") if key in options}
     return {key: v for key, v in options.items() if not isinstance(v, float)} | own
 
 
 def _checked(experiment: Experiment) -> WorkerConfig:
-    if ray_address() == "local":  # else the trial may run on another machine
+    if ray_address() == "local":  # in a cluster, the trial may run on another machine
         experiment.learner_device()
         check_memory(experiment.num_remote_processes)
     worker_config = experiment.make_worker_config()
@@ -228,8 +234,11 @@ def _checked(experiment: Experiment) -> WorkerConfig:
 
 
 def _misfit(state: Mapping[str, Any], config: WorkerConfig) -> str:
-    """Returns why a checkpoint cannot be restored. An empty string if it can. It is restored here,
-    where no process has started, in a policy, counts and environments that nothing else uses."""
+    """Returns why a checkpoint cannot be restored. Returns an empty string if the checkpoint fits.
+
+    To find out, this function restores the checkpoint in a temporary policy, temporary counters and
+    temporary environments of this process.
+    """
     spaces = config.observation_space, config.action_space
     policy = config.policy_class(*spaces, config.policy)
     optimizer = state["optimizer"]
@@ -239,7 +248,7 @@ def _misfit(state: Mapping[str, Any], config: WorkerConfig) -> str:
         int(optimizer["restore_count"])
         saved = optimizer.get("workers", {}).values()
         statistics = [one["statistics"] for one in saved if one.get("statistics")]
-        # Environments in processes of their own keep theirs there. None are restored.
+        # With "async", environments run in separate processes, and statistics are not restored.
         if statistics and config.rollout.vectorization_mode != "async":
             env = make_vector_env(config.env, config.rollout)
             try:

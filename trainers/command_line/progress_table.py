@@ -1,4 +1,4 @@
-"""The terminal output of a run: a live table on a terminal, labelled lines elsewhere."""
+"""`Progress`: shows the progress of a run as a live table on a terminal, or as labelled lines."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ from polopt.metrics.diagnosis import diagnose
 from polopt.metrics.run_results import History
 
 _logger = logging.getLogger("polopt")
-#: Rows of the table.
+#: Number of rows in the table.
 _ROWS = 8
-#: Environment steps between two looks for learning, and seconds between two lines while starting.
+#: Number of environment steps between two checks whether the policy learns, and number of seconds
+#: between two lines while the workers start.
 _REMARK_STEPS, _STARTING_S = 100_000, 30.0
-#: Rules of metrics/diagnosis.py that are checked while a run goes on.
+#: Rules of metrics/diagnosis.py that are checked during a run.
 _REMARKS = ("no-learning", "no-reward")
-#: In place of a number that is not there.
+#: Shown instead of a missing number.
 _NONE = "-"
-#: Of runs with evaluation: its mean return.
+#: Name of the column with the mean return of evaluations. Runs without evaluation lack this column.
 EVALUATION = "evaluation"
-#: Stop keys that grow at a known rate.
+#: Stop keys whose values grow at a known rate.
 _COUNTED = (
     "num_env_steps_sampled_lifetime",
     "timesteps_total",
@@ -48,8 +49,9 @@ COLUMNS = ("return", "steps", "steps/s", "left", "workers", "lag", "longest phas
 
 
 def time_left_s(result: Mapping[str, Any], limits: Mapping[str, float]) -> float:
-    """Returns the estimated seconds until the first limit on steps, iterations or seconds is
-    reached at the present rate. NaN without such a limit."""
+    """Returns the estimated seconds until the run reaches the first of its limits on steps,
+    iterations or seconds. The estimate assumes the current rates. Returns NaN without such a
+    limit."""
     steps_per_s = result["num_env_steps_sampled_per_second"]
     iterations_per_s = 1.0 / max(result["time_this_iter_s"], 1e-9)
     rates = dict(zip(_COUNTED, (steps_per_s, steps_per_s, iterations_per_s, 1.0), strict=True))
@@ -62,8 +64,8 @@ def time_left_s(result: Mapping[str, Any], limits: Mapping[str, float]) -> float
 
 
 def share_done(result: Mapping[str, Any], limits: Mapping[str, float]) -> float:
-    """Returns how much of the way to the first limit on steps, iterations or seconds is done, from
-    0 to 1. NaN without such a limit."""
+    """Returns the share of the run that is done, from 0 to 1. The run ends at the first of its
+    limits on steps, iterations or seconds. Returns NaN without such a limit."""
     shares = [
         min(1.0, result[key] / limit) if limit > 0 else 1.0
         for key, limit in limits.items()
@@ -80,8 +82,11 @@ def longest_phase(result: Mapping[str, Any]) -> str:
 
 
 def cells(result: Mapping[str, Any], limits: Mapping[str, float]) -> dict[str, str]:
-    """Returns one row of the table, by column. Of a run with evaluation it also has the mean return
-    of the evaluation that has ended in this iteration, `-` if none has."""
+    """Returns one row of the table, by column.
+
+    In a run with evaluation, the row also has the mean return of the evaluation that has ended in
+    this iteration. It is `-` if no evaluation has ended in this iteration.
+    """
     config, up = result["config"], result["fault_tolerance"]["num_healthy_workers"]
     wanted = config.get("num_workers", config.get("num_env_runners"))
     values = (
@@ -115,7 +120,7 @@ def line(row: Mapping[str, str]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Returns seconds as `45s`, `12m05s` or `3h07m`. `-` for NaN."""
+    """Formats seconds as `45s`, `12m05s` or `3h07m`. Returns `-` for NaN."""
     if math.isnan(seconds):
         return "-"
     minutes, rest = divmod(round(seconds), 60)
@@ -126,8 +131,8 @@ def duration(seconds: float) -> str:
 
 
 def trial_label(trial: Any) -> str:
-    """What distinguishes a trial of Tune from the others of its sweep, such as
-    `preset=A3C seed=0`."""
+    """Returns a label such as `preset=A3C seed=0`. It distinguishes a Tune trial from the other
+    trials of its sweep."""
     searched = trial.evaluated_params or {}
     values = {key.rpartition("/")[2]: value for key, value in searched.items()}
     return " ".join(f"{key}={_short(value)}" for key, value in values.items()) or trial.trial_id
@@ -143,16 +148,17 @@ def _short(value: Any) -> str:
 
 @dataclass
 class SweepTrial:
-    """How far a trial of a sweep is.
+    """The progress of one trial in a sweep.
 
     Attributes:
-        label: its values of what is searched.
+        label: the trial's values of the options that the sweep varies.
         group: the label without the seed.
-        folder: name of its directory in the results.
-        is_running: whether it has begun and not ended.
-        row: of the table, from its last result. Empty before.
-        mean_return: of its last result. NaN before.
-        steps: environment steps so far.
+        folder: name of the trial's directory in the results.
+        is_running: whether the trial has started and has not ended.
+        row: the trial's row of the table, from its last result. The row is empty before the first
+            result.
+        mean_return: mean return in the last result. It is NaN before the first result.
+        steps: number of environment steps so far.
     """
 
     label: str
@@ -165,24 +171,27 @@ class SweepTrial:
 
 
 class Progress(tune.Callback):
-    """Shows each result as one row, and each warning of polopt, here or in the trial, as one line.
+    """Shows each result as one row, and each warning of polopt as one line. The warnings come from
+    this process and from the trial's process.
 
-    A context manager that gives the terminal back at its end. Tune pickles callbacks with the
-    experiment. An unpickled one prints lines to standard output.
+    As a context manager, it releases the terminal at the end of the block. Tune pickles callbacks
+    with the experiment. A `Progress` that was unpickled prints lines to standard output.
 
     Args:
-        console: None: of standard output.
-        title: of the table.
-        limits: stop conditions.
-        log_file: warnings of the trial. May not exist yet.
-        is_sweep: there are several trials. Each has one row of the table, and one line for each of
-            its results elsewhere.
+        console: the console. `None` means the console of standard output.
+        title: title of the table.
+        limits: the stop conditions.
+        log_file: file with the warnings of the trial. It may not exist yet.
+        is_sweep: whether there are several trials. The table then has one row for each trial.
+            Without a table, each result of a trial is one line.
 
     Attributes:
-        history: of the results, for the diagnosis.
-        trials: of a sweep, by identifier, in order of their last results.
-        stop_reason: why the trial ended itself, from its last result. Empty if it did not.
-        stopping: text that replaces the state once a stop is requested. Empty before.
+        history: history of the results, for the diagnosis.
+        trials: the trials of a sweep, by identifier, ordered by the time of their last results.
+        stop_reason: the reason why the trial ended itself, from its last result. It is empty if the
+            trial did not end itself.
+        stopping: text that replaces the state after a request to stop. It is empty before a
+            request.
     """
 
     def __init__(
@@ -209,7 +218,7 @@ class Progress(tune.Callback):
         self._handler = _Handler(self)
         self.history = History()
         self.stopping = self.stop_reason = ""
-        self._remarked: set[str] = set()  # rules of findings
+        self._remarked: set[str] = set()  # rules whose findings have been shown
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Progress, (None, *self._arguments)
@@ -232,14 +241,14 @@ class Progress(tune.Callback):
         self.close()
 
     def _is_live(self) -> bool:
-        """Whether the output can be redrawn: on a terminal, and in a notebook that has what rich
-        needs there."""
+        """Returns whether the output can be redrawn. This is true on a terminal, and in a notebook
+        if `ipywidgets` is installed."""
         if self._console.is_jupyter:
             return importlib.util.find_spec("ipywidgets") is not None
         return self._console.is_terminal
 
     def close(self) -> None:
-        """Ends the output. May be called twice."""
+        """Ends the output. A second call does nothing."""
         self._follow_log()
         _logger.removeHandler(self._handler)
         if self._live is not None:
@@ -248,17 +257,17 @@ class Progress(tune.Callback):
             self._live = None
 
     def say(self, state: str) -> None:
-        """Shows what the run is doing."""
+        """Shows the state of the run, for example `starting workers`."""
         self._state = state
         if self._live is None:
             self.note(state)
 
     def note(self, text: str) -> None:
-        """Prints one line, above the table where there is one."""
+        """Prints one line. If there is a live table, the line appears above the table."""
         self._console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Called by Tune several times a second."""
+        """Updates the output. Tune calls this method several times a second."""
         self._follow_log()
         now_s = time.monotonic()
         if self._is_starting and self._live is None and now_s - self._said_s >= _STARTING_S:
@@ -268,7 +277,7 @@ class Progress(tune.Callback):
             self.say(self.stopping)
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Called by Tune once workers have started."""
+        """Shows that a trial is training. Tune calls this method when the workers have started."""
         started = f" (started in {self._elapsed()})" if self._is_starting else ""
         self._is_starting = False
         if self._is_sweep:
@@ -280,11 +289,11 @@ class Progress(tune.Callback):
         self.say(f"training{started}; Ctrl-C stops and saves")
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Called by Tune when a trial has ended."""
+        """Shows that a trial has ended. Tune calls this method."""
         self._end(trial)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Called by Tune when a trial has failed."""
+        """Shows that a trial has failed. Tune calls this method."""
         self._end(trial)
 
     def _end(self, trial: Any) -> None:
@@ -300,7 +309,7 @@ class Progress(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """Called by Tune with each result."""
+        """Shows a result. Tune calls this method with each result."""
         if self._is_sweep:
             self._add(trial, result)
             return
@@ -308,7 +317,7 @@ class Progress(tune.Callback):
         self.stop_reason = str(result.get("stop_reason") or "")
         row = cells(result, self._arguments[1])
         if self._rows and row.get(EVALUATION) == "-":
-            row[EVALUATION] = self._rows[-1].get(EVALUATION, "-")  # the last one
+            row[EVALUATION] = self._rows[-1].get(EVALUATION, "-")  # repeats the latest evaluation
         self._rows.append(row)
         self._share_done = share_done(result, self._arguments[1])
         if self._live is None:
@@ -319,7 +328,7 @@ class Progress(tune.Callback):
         self._look_for_learning(steps)
 
     def _add(self, trial: Any, result: Mapping[str, Any]) -> None:
-        """Takes a result of a trial of a sweep."""
+        """Adds a result of one trial in a sweep."""
         self.history.num_results += 1
         shown = self.trials.pop(trial.trial_id)
         self.trials[trial.trial_id] = shown
@@ -331,19 +340,20 @@ class Progress(tune.Callback):
             self.note(f"{shown.label}: {line(shown.row)}")
 
     def _explain_missing_return(self, steps: float) -> None:
-        """Says why the return is missing: at the first result, and again whenever the number of
-        steps is 10 times as large."""
+        """Explains why the return is missing. Does so at the first result, and again each time the
+        number of steps has grown by a factor of 10."""
         if steps >= self._explain_at_steps:
             self._explain_at_steps = max(steps, 1) * 10
             self.note(
                 f"remark: the return is {_NONE} because no episode has ended yet, after "
                 f"{steps:,.0f} steps of all environments together -> max_frames_per_traj=STEPS "
-                "bounds the length of episodes"
+                "limits the length of episodes"
             )
 
     def _look_for_learning(self, steps: float) -> None:
-        """Says once that many steps changed nothing, so that the run can be ended early."""
-        if self._looked_at_steps is None:  # a restored run has steps already
+        """Shows a remark if the policy has not learned during many steps, so that the user can end
+        the run early. Each remark is shown once."""
+        if self._looked_at_steps is None:  # a restored run does not begin with 0 steps
             self._looked_at_steps = steps
         if steps - self._looked_at_steps < _REMARK_STEPS:
             return
@@ -360,14 +370,14 @@ class Progress(tune.Callback):
         return f"{self._state}, {self._elapsed()}" if self._is_starting else self._state
 
     def _follow_log(self) -> None:
-        """Prints what the trial has logged since the last call."""
+        """Prints the warnings that the trial has logged since the previous call."""
         log_file: Path = self._arguments[2]
         try:
             with log_file.open() as file:
                 file.seek(self._log_position)
                 text = file.read()
                 self._log_position = file.tell()
-        except OSError:  # not created yet
+        except OSError:  # the trial has not created the file yet
             return
         for message in text.splitlines():
             self.note(message)
@@ -393,7 +403,7 @@ class Progress(tune.Callback):
 
 
 class _Handler(logging.Handler):
-    """Prints warnings of this process."""
+    """Shows warnings of this process as lines of the output."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__(logging.WARNING)

@@ -1,4 +1,4 @@
-"""`ray_running`: Ray for the time of a run, in a thread of its own."""
+"""`ray_running`: starts Ray for a run in a separate thread, and ends it after the run."""
 
 from __future__ import annotations
 
@@ -12,40 +12,44 @@ import ray
 
 from polopt.trainers.command_line.signals import StopSignals
 
-#: Limits of the start and of the end of Ray, in seconds.
+#: Time limits for starting and ending Ray, in seconds.
 _START_S = 300.0
 _END_S = 60.0
-#: Ray's processes have this time to end by themselves after `ray.shutdown`, in seconds.
+#: Seconds in which Ray's processes may end by themselves after `ray.shutdown`.
 _LEFT_S = 1.0
-#: Killed processes have this time until the kernel has ended them, in seconds.
+#: Seconds to wait until the kernel has ended the killed processes.
 _KILLED_S = 0.5
 
 
 @contextmanager
 def ray_running(start: Callable[[], None], signals: StopSignals) -> Iterator[None]:
-    """Within, Ray runs. No process that it started outlives it.
+    """Runs Ray inside the block. At the end of the block, kills all processes that Ray has started.
 
-    One thread calls `ray.init` and `ray.shutdown`. In the main thread, `ray.init` would begin by
-    replacing the handler of SIGTERM, and no handler of a signal would run while it waits in
-    compiled code. (Its compiled code replaces that handler, too, milliseconds before it returns.)
-    The thread lives as long as Ray, because Linux kills Ray's processes with the thread that
-    started them. It blocks SIGHUP, and so do they: a closed terminal signals all of them, and the
-    command needs them to save a checkpoint.
+    A separate thread calls `ray.init` and `ray.shutdown`. In the main thread, `ray.init` would
+    replace the handler of SIGTERM. Also, no signal handler could run while `ray.init` waits in
+    compiled code. The compiled code of `ray.init` still replaces the handler of SIGTERM just before
+    it returns, so the handlers are then installed again.
+
+    The thread lives as long as Ray, because Linux kills Ray's processes when the thread that
+    started them ends. The thread and Ray's processes block SIGHUP. When a terminal is closed, all
+    processes get SIGHUP, but the command needs Ray's processes to save a checkpoint.
 
     Args:
-        start: connects to Ray.
-        signals: installed.
+        start: a function that connects to Ray.
+        signals: the signal handlers, which are already installed.
 
     Raises:
-        Stopped: a signal arrived. All that was started has been killed.
+        Stopped: a signal arrived. All processes that Ray started have been killed.
         TimeoutError: Ray has not started within five minutes.
     """
     others = _descendants()
-    ended: set[psutil.Process] = set()  # by `ray.shutdown`. What is left of them has no parent here
+    # Ray's processes at the time of `ray.shutdown`. `_descendants` may miss them afterwards,
+    # because the processes that still run have lost their parent.
+    ended: set[psutil.Process] = set()
 
     def kill() -> None:
-        """Kills the processes that Ray has started here. Each is stopped before, so that none
-        starts another one meanwhile."""
+        """Kills the processes that Ray has started here. First suspends each process, so that no
+        process can start another process in the meantime."""
         found = set(ended)
         while new := _descendants() - others - found:
             for process in new:

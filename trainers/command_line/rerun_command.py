@@ -14,61 +14,84 @@ from polopt.trainers.command_line.output import FAILED, bad_input, fail, say
 
 
 class _Here(BaseException):
-    """The rerun has come to the event that `--at` names."""
+    """Raised when the rerun reaches the event of `--at`."""
 
 
 def rerun(
     trial: Annotated[
-        Path, typer.Argument(help="Directory of a trial with record_arrivals=true, or its record.")
+        Path,
+        typer.Argument(
+            help="Directory of a trial that was trained with record_arrivals=true, or its record."
+        ),
     ],
     until: Annotated[
-        int | None, typer.Option(min=1, metavar="ITERATION", help="Last iteration.")
+        int | None,
+        typer.Option(min=1, metavar="ITERATION", help="Stop after this iteration."),
     ] = None,
     at: Annotated[
         int | None,
-        typer.Option(min=0, metavar="EVENT", help="End before this event of the first record."),
+        typer.Option(min=0, metavar="EVENT", help="Stop before this event of the first record."),
     ] = None,
     debug: Annotated[
-        bool, typer.Option("--pdb", help="Do not end there: open Python's debugger in the driver.")
+        bool,
+        typer.Option(
+            "--pdb", help="Open Python's debugger in the driver instead of stopping at --at."
+        ),
     ] = False,
     start: Annotated[
         Path | None,
         typer.Option(
-            "--from", metavar="CHECKPOINT", help="Begin where the run was restored from it."
+            "--from",
+            metavar="CHECKPOINT",
+            help="Begin where the recorded run was restored from this checkpoint.",
         ),
     ] = None,
     show: Annotated[
         str | None,
-        typer.Option(metavar="FIRST:LAST", help="Only print these events of the record."),
+        typer.Option(
+            metavar="FIRST:LAST", help="Print these events of the record instead of a rerun."
+        ),
     ] = None,
     env: Annotated[
         str | None,
         typer.Option(
             metavar="ENV",
-            help="Environment instead of the record's: an id, module:id, module:callable, or "
-            "FILE.py:callable. Only a module that is named here is imported.",
+            help="Environment to use instead of the environment in the record: an id, module:id, "
+            "module:callable, or FILE.py:callable. A module that only the record names is not "
+            "imported.",
         ),
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(metavar="CLASS", help="Class of the policy, where it is not installed."),
+        typer.Option(
+            metavar="CLASS", help="Class of the policy. Required if the policy is not installed."
+        ),
     ] = None,
     network: Annotated[
         str | None,
-        typer.Option(metavar="CLASS", help="Class of the custom network, likewise."),
+        typer.Option(
+            metavar="CLASS",
+            help="Class of the custom network. Required if the network is not installed.",
+        ),
     ] = None,
     optimizer: Annotated[
         str | None,
-        typer.Option(metavar="CLASS", help="Class of the policy optimizer, likewise."),
+        typer.Option(
+            metavar="CLASS",
+            help="Class of the policy optimizer. Required if the optimizer is not installed.",
+        ),
     ] = None,
     callbacks: Annotated[
-        str | None, typer.Option(metavar="CLASS", help="Class of the callbacks.")
+        str | None,
+        typer.Option(
+            metavar="CLASS", help="Class of the callbacks. Required if the run has callbacks."
+        ),
     ] = None,
 ) -> None:
-    """Repeat a recorded run bit for bit. Exit status 1 at the first difference."""
+    """Repeat a recorded run bit for bit. Stop with exit code 1 at the first difference."""
     with bad_input():
         if debug and at is None:
-            raise ConfigError("--pdb without --at EVENT. Allowed: both")
+            raise ConfigError("--pdb needs --at EVENT")
         from polopt.rollouts.workers.errors import RerunDifference
         from polopt.trainers.command_line.names import import_from, named
         from polopt.trainers.rerun import find_records
@@ -91,7 +114,7 @@ def rerun(
         except RerunDifference as difference:
             fail(str(difference), FAILED)
         except _Here:
-            say(f"stopped     before event {at}: equal up to there")
+            say(f"stopped     before event {at}. The rerun is equal to the record so far")
 
 
 def _run(trainers: Any) -> None:
@@ -107,7 +130,8 @@ def _run(trainers: Any) -> None:
 
 
 def _at(event: int | None, debug: bool) -> Callable[[int], None] | None:
-    """What is done before each event."""
+    """Returns a function that stops or opens the debugger before an event. Returns None without an
+    event."""
     if event is None:
         return None
 
@@ -118,7 +142,7 @@ def _at(event: int | None, debug: bool) -> Callable[[int], None] | None:
             raise _Here
         import pdb
 
-        say(f"before event {event}; `up` leads to the strategy's step, `c` goes on")
+        say(f"before event {event}. `up` leads to the strategy's step, and `c` continues the rerun")
         debugger = pdb.Pdb()
         here = inspect.currentframe()
         debugger.set_trace(here.f_back if here is not None else None)
@@ -131,7 +155,7 @@ def _show(path: Path, numbers: str) -> None:
 
     first, colon, last = numbers.partition(":")
     if not (first.isdecimal() and colon and last.isdecimal()):
-        raise ConfigError(f"--show {numbers}. Allowed: FIRST:LAST, as 1200:1250")
+        raise ConfigError(f"--show {numbers}. Allowed: FIRST:LAST, for example 1200:1250")
     _, recorded = read_log(path)
     say(f"record      {path}")
     for line in lines_of(recorded["events"], int(first), int(last)):

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP as one request to stop a run."""
+"""`StopSignals`: handles SIGINT, SIGTERM and SIGHUP as a request to stop a run."""
 
 from __future__ import annotations
 
@@ -12,32 +12,39 @@ from types import FrameType
 from typing import NoReturn
 
 _STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-#: A run that has not ended so long after the signal is abandoned (`docker stop` kills after 10 s).
+#: Seconds after a signal in which a run may end by itself. After this time, the run is interrupted.
+#: With these times, the process exits before `docker stop` would kill it, which is after 10 s.
 GRACE_S = 5.5
-#: The process ends so long after the signal, whatever it is doing.
+#: Seconds after a signal at which the process exits, even if the main thread is still busy.
 EXIT_S = 7.5
-#: Then `before_exit` has this time, in seconds: it prints, and the pipe may have no reader.
+#: Seconds that `before_exit` may take at that time. This function may never return, because it
+#: prints to a pipe that may have no reader.
 _REPORT_S = 1.5
 
 
 class Stopped(BaseException):
-    """A signal ends the run now. Not an `Exception`: no handler of errors may swallow it."""
+    """Raised when a signal ends the run now. It is not a subclass of `Exception`, so that handlers
+    of errors do not catch it."""
 
 
 class StopSignals:
     """Handles the signals that ask a process to stop.
 
-    Where the program allows it (`raising`), a signal raises `Stopped` in the main thread, once.
-    Elsewhere it is noted. While a run is under way (`during`), the first signal calls the run's
-    `request` instead, and the run has `GRACE_S` seconds to end. After `EXIT_S` seconds the process
-    exits, whatever the main thread is doing: Python tells a thread of its own about the signal,
-    also while the main thread is in compiled code, where no handler runs.
+    Inside a block of `raising`, a signal raises `Stopped` in the main thread, but only once.
+    Outside of such blocks, a signal only sets `number`.
+
+    Inside a block of `during`, which surrounds a run, the first signal calls the run's `request`.
+    The run then has `GRACE_S` seconds to end. After this time, `Stopped` is raised.
+
+    After `EXIT_S` seconds, the process exits in any case. A separate thread watches this time,
+    because Python runs no signal handler while the main thread is in compiled code.
 
     Attributes:
-        number: of the first signal. 0 before.
-        before_exit: called before the process exits after `EXIT_S` seconds.
-        kill: ends processes that must not outlive this one.
-        raised: `Stopped` was raised, or the run has ended: it is not raised again.
+        number: number of the first signal. It is 0 before the first signal.
+        before_exit: a function that is called before the process exits after `EXIT_S` seconds.
+        kill: a function that ends the processes that must not outlive this process.
+        raised: whether `Stopped` was raised, or the run has ended. `Stopped` is then not raised
+            again.
     """
 
     def __init__(self) -> None:
@@ -50,7 +57,8 @@ class StopSignals:
         self._finished = threading.Event()
 
     def install(self) -> None:
-        """Installs the handlers, in the main thread. Again, if others have replaced them."""
+        """Installs the handlers. Must be called in the main thread. A second call installs the
+        handlers again after other code has replaced them."""
         if self._writer is None:
             reader, self._writer = os.pipe()
             os.set_blocking(self._writer, False)
@@ -62,7 +70,7 @@ class StopSignals:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Within, the handlers are installed. Afterwards the ones from before are again."""
+        """Installs the handlers for the block. After the block, restores the previous handlers."""
         before = {number: signal.getsignal(number) for number in (*_STOP_SIGNALS, signal.SIGALRM)}
         self.install()
         try:
@@ -70,12 +78,13 @@ class StopSignals:
         finally:
             self.finish()
             for number, handler in before.items():
-                # None: a handler that was not set from Python, such as faulthandler's.
+                # `handler` is None if the previous handler was not set from Python, for example by
+                # faulthandler.
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """Within, a signal raises `Stopped`."""
+        """Inside the block, a signal raises `Stopped`."""
         self._may_raise = True
         try:
             yield
@@ -84,10 +93,10 @@ class StopSignals:
 
     @contextmanager
     def during(self, request: Callable[[], None]) -> Iterator[None]:
-        """Within, the first signal calls `request`, and a second one raises `Stopped`.
+        """Inside the block, the first signal calls `request`, and a second signal raises `Stopped`.
 
         Raises:
-            Stopped: a signal arrived before.
+            Stopped: a signal arrived before the block.
         """
         self._request = request
         try:
@@ -98,12 +107,13 @@ class StopSignals:
             self._request = None
 
     def check(self) -> None:
-        """Raises `Stopped` if a signal has arrived, where that is allowed."""
+        """Inside a block of `raising`, raises `Stopped` if a signal has arrived."""
         if self.number:
             self._end_now()
 
     def finish(self) -> None:
-        """Ends the handling: the run has ended, later signals and the time limits do nothing."""
+        """Ends the handling of signals after a run. Later signals and the time limits then have no
+        effect."""
         self.raised = True
         self._finished.set()
         signal.set_wakeup_fd(-1)
@@ -112,9 +122,9 @@ class StopSignals:
             self._writer = None
 
     def leave(self) -> NoReturn:
-        """Ends the process with the exit code of the signal, 128 plus its number, and without exit
-        handlers. Exit handlers of Ray and of threads may wait for what the signal has
-        interrupted."""
+        """Ends the process with the exit code of the signal, which is 128 plus its number. Does not
+        run exit handlers. The exit handlers of Ray and of threads may wait forever for work that
+        the signal has interrupted."""
         self.finish()
         self.kill()
         sys.stdout.flush()
@@ -135,14 +145,14 @@ class StopSignals:
             raise Stopped
 
     def _watch(self, reader: int) -> None:
-        """Enforces the time limits after the first signal that asks to stop."""
+        """Enforces the time limits after the first stop signal. Runs in a separate thread."""
         number = 0
         while number not in _STOP_SIGNALS:
             read = os.read(reader, 1)
-            if not read:  # finished
+            if not read:  # `finish` has closed the pipe
                 break
             number = read[0]
-        signal.alarm(0)  # Ray's own handler has the process aborted after 3 s
+        signal.alarm(0)  # Ray's own handler sets an alarm that aborts the process after 3 s
         if number and not self._finished.wait(GRACE_S):
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
             if not self._finished.wait(EXIT_S - GRACE_S):

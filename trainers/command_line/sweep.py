@@ -3,12 +3,12 @@
     preset: {grid_search: [A3C, SyncPPO, DDPPO]}
     config:
       env: CartPole-v1
-      num_envs_per_worker: {grid_search: [4, 8]}  # all values, as in files of `rllib train`
-      lr: tune.loguniform(1e-4, 1e-2)             # a value for each trial: a function of ray.tune
+      num_envs_per_worker: {grid_search: [4, 8]}  # trains with each value, as in `rllib train`
+      lr: tune.loguniform(1e-4, 1e-2)             # draws values with a function of ray.tune
     num_samples: 3
     seeds: 5
 
-Python files have the objects of `ray.tune` itself.
+Python files use the objects of `ray.tune` itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from ray.tune.search.variant_generator import generate_variants
 
 from polopt.common.config import ConfigError, nearest_of, shown
 
-#: What a text may call. Their arguments are numbers, texts and lists.
+#: Functions of `ray.tune` that a string in a config may call. The arguments of these functions are
+#: numbers, strings and lists.
 _FUNCTIONS = (
     "choice",
     "grid_search",
@@ -42,17 +43,18 @@ _FUNCTIONS = (
     "uniform",
 )
 _CALL = re.compile(r"\s*tune\.(\w+)\(.*\)\s*", re.DOTALL)
-#: Points of a grid that are checked before anything starts.
+#: The largest number of grid points that are checked before a process starts.
 _MOST_CHECKED = 1000
 
 
 def is_grid(value: Any) -> bool:
-    """Whether a value is a grid: `{"grid_search": [...]}`, in Python `tune.grid_search([...])`."""
+    """Returns whether a value is a grid, which is a dict `{"grid_search": [...]}`.
+    `tune.grid_search([...])` returns such a dict."""
     return isinstance(value, Mapping) and set(value) == {"grid_search"}
 
 
 def is_search(value: Any) -> bool:
-    """Whether a value is a grid or a distribution, or has one inside."""
+    """Returns whether a value is, or contains, a grid or a distribution."""
     if isinstance(value, Domain) or is_grid(value):
         return True
     if isinstance(value, Mapping):
@@ -61,15 +63,14 @@ def is_search(value: Any) -> bool:
 
 
 def with_searches(value: Any, key: str = "") -> Any:
-    """Returns options with the objects of `ray.tune` in the place of texts such as
-    `tune.loguniform(1e-4, 1e-2)`.
+    """Replaces strings such as `tune.loguniform(1e-4, 1e-2)` in a config by objects of `ray.tune`.
 
     Args:
-        value: a config, or a value of it.
-        key: of the value, for errors. Empty for a config.
+        value: a config, or a value in a config.
+        key: key of the value, for error messages. It is empty for a whole config.
 
     Raises:
-        ConfigError: such a text, or a grid, has another form.
+        ConfigError: such a string or a grid is not valid.
     """
     if is_grid(value):
         values = value["grid_search"]
@@ -79,10 +80,11 @@ def with_searches(value: Any, key: str = "") -> Any:
             )
         return tune.grid_search([with_searches(one, key) for one in values])
     if isinstance(value, Mapping):
-        if set(value) == {"eval"}:  # Tune would run it
+        if set(value) == {"eval"}:  # Tune would execute the string in this dict
             raise ConfigError(
-                f"key {key!r}: got {shown(value)}. polopt evaluates no code of a file. Allowed: a "
-                f"grid_search, tune.uniform(0, 1) and so on, or tune.sample_from in a Python file"
+                f"key {key!r}: got {shown(value)}. polopt does not execute code in a config. "
+                "Allowed: a grid_search, a distribution such as tune.uniform(0, 1), or "
+                "tune.sample_from in a Python file"
             )
         prefix = f"{key}." if key else ""
         return {name: with_searches(one, f"{prefix}{name}") for name, one in value.items()}
@@ -94,7 +96,8 @@ def with_searches(value: Any, key: str = "") -> Any:
 
 
 def _called(name: str, text: str, key: str) -> Any:
-    """What a text such as `tune.uniform(0, 1)` means. Nothing else is evaluated than literals."""
+    """Returns the object of `ray.tune` for a string such as `tune.uniform(0, 1)`. The arguments in
+    the string must be literals. Other code in the string is not executed."""
     where = f"key {key!r}: got {text!r}"
     if name not in _FUNCTIONS:
         raise ConfigError(f"{where}{nearest_of(name, _FUNCTIONS)}")
@@ -111,38 +114,42 @@ def _called(name: str, text: str, key: str) -> Any:
         example = "[0.001, 0.01]" if name in ("choice", "grid_search") else "1, 10"
         problem = str(error).partition("\n")[0]
         raise ConfigError(
-            f"{where}: {problem}. Allowed: literals as arguments, as in tune.{name}({example})"
+            f"{where}: {problem}. Allowed: literals as arguments, such as tune.{name}({example})"
         ) from None
     return with_searches(found, key)
 
 
 def with_seeds(config: Mapping[str, Any], seeds: int | None) -> dict[str, Any]:
-    """Returns a config whose trials are trained with several seeds: `seed`, or 0, and those after
-    it.
+    """Returns a config whose trials are trained with several consecutive seeds. The first seed is
+    the option `seed`, or 0 without this option.
 
     Raises:
-        ConfigError: `seed` is searched already.
+        ConfigError: `seed` is a grid or a distribution.
     """
     if seeds is None:
         return dict(config)
     first = config.get("seed")
     if is_search(first):
         raise ConfigError(
-            f"key 'seed': got {shown(first)} with seeds={seeds}. Allowed: one of them"
+            f"key 'seed': got {shown(first)} with seeds={seeds}. Give only one of them"
         )
     if first is not None and not isinstance(first, int):
-        return dict(config)  # refused where options are parsed
+        return dict(config)  # `Experiment.parse` raises the error
     first = first or 0
     return {**config, "seed": tune.grid_search(list(range(first, first + seeds)))}
 
 
 def configs_to_check(config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The configs of trials that a sweep may start: each point of its grids, and in the first of
-    them each choice, the smallest and the largest value of each distribution. A value of
+    """Yields configs of trials that a sweep may start, so that they can be checked.
+
+    First, this function yields the configs of all points of the grids. Then it yields configs with
+    further values of the distributions: each choice of a `tune.choice`, and the largest value of
+    each other distribution. The smallest value is already in the first configs. A value of
     `tune.sample_from` is drawn.
 
-    Returns:
-        what is searched in the config and its values there (empty if nothing is), and the config.
+    Yields:
+        a string with the values that distinguish the trial, and the config. The string is empty if
+        the config has no grid and no distribution.
     """
     if not is_search(config):
         yield "", dict(config)
@@ -161,8 +168,8 @@ def _points(space: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _probes(value: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], list[Any]]:
-    """Path of each distribution, and the values of it to check. Those within grids are left to
-    Tune."""
+    """Returns, for the path of each distribution, the values of this distribution to check. Leaves
+    out distributions inside grids."""
     if isinstance(value, Domain):
         values = _extremes(value)
         return {path: values} if values else {}
@@ -190,7 +197,7 @@ def _extremes(domain: Domain) -> list[Any]:
         reached = isinstance(sampler, Quantized)
         below = float(np.nextafter(domain.upper, -np.inf))
         return [domain.lower, domain.upper if reached else below]
-    return []  # a function
+    return []  # `tune.sample_from`
 
 
 def _chosen(
@@ -199,7 +206,8 @@ def _chosen(
     probes: Mapping[tuple[Any, ...], list[Any]],
     path: tuple[Any, ...] = (),
 ) -> Any:
-    """Options with a value in the place of each distribution: the chosen one, or the first."""
+    """Returns options in which each distribution is replaced by a value. This is the value in
+    `chosen`, or the first value in `probes`."""
     if path in probes:
         return chosen.get(path, probes[path][0])
     if is_grid(value):

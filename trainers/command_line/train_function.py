@@ -1,4 +1,4 @@
-"""`train`: the command `polopt train` as a function, in the process that calls it."""
+"""`train`: does the same as the command `polopt train`, in the process that calls it."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from polopt.trainers.saved_trainer import BEST
 from polopt.trainers.stop_when import StopWhen
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
-#: Checkpoints that a run keeps, the newest ones.
+#: Number of checkpoints that a run keeps. Older checkpoints are deleted.
 _KEPT = 3
 _INTERRUPTED = "interrupted (Ctrl-C)"
 
 
 @dataclass(frozen=True, repr=False)
 class TrainingResult:
-    """What a run of `polopt.train` leaves. `polopt.load` takes it.
+    """The return value of `polopt.train`. `polopt.load` accepts this object.
 
     Attributes:
         metrics: the last result. `docs/results.md` lists its keys.
-        path: directory of the results, for `polopt dashboard` and `tune.Result.from_path`.
-        checkpoint: the last checkpoint, whose directory is its `path`.
-        best_checkpoint: the checkpoint with the best evaluation. None without
-            `evaluation_interval`.
-        policy: the trained policy, for `policy.predict(observation)`.
+        path: directory of the results. `polopt dashboard` and `tune.Result.from_path` accept it.
+        checkpoint: the last checkpoint. Its attribute `path` is the directory.
+        best_checkpoint: the checkpoint with the best evaluation. It is None if no evaluation has
+            ended.
+        policy: the trained policy. `policy.predict(observation)` returns its actions.
     """
 
     metrics: dict[str, Any]
@@ -56,11 +56,12 @@ class TrainingResult:
 
     @property
     def stop_reason(self) -> str:
-        """Why the run ended."""
+        """The reason why the run ended."""
         return str(self.metrics["stop_reason"])
 
     def __repr__(self) -> str:
-        """One line: a notebook shows it, and the metrics alone have thousands of characters."""
+        """Returns one line without the metrics. Notebooks show this text, and the metrics would
+        have thousands of characters."""
         mean = self.metrics["episode_return_mean"]
         steps = self.metrics["num_env_steps_sampled_lifetime"]
         return (
@@ -80,37 +81,41 @@ def train(
     verbose: int = 1,
     **options: Any,
 ) -> TrainingResult:
-    """Trains until a limit is reached, and shows the progress.
+    """Trains until a result reaches a limit, and shows the progress.
 
         result = polopt.train(
             "SyncPPO", env="CartPole-v1", num_workers=0, stop={"episode_return_mean": 450}
         )
         action, _ = result.policy.predict(observation)
 
-    Writes the same files as `polopt train`. The trainer is in this process,
-    so that a debugger and an environment of a notebook work as usual. Ctrl-C ends the run with a
-    checkpoint and returns its result. A second Ctrl-C raises KeyboardInterrupt at once. An error
-    during training is raised after the results so far have been written.
+    Writes the same files as `polopt train`. The trainer runs in the calling process. Therefore,
+    debuggers work as usual, and so do environments that are defined in a notebook.
+
+    Ctrl-C ends the current iteration early. `train` then saves a checkpoint and returns the result.
+    A second Ctrl-C raises KeyboardInterrupt at once. If training raises an error, the results
+    before the error have already been written.
 
     Args:
-        experiment: a preset or its class, a tuned example, or the path of a YAML or Python file.
-            None: what the checkpoint `restore` has trained, with its config.
-        config: options by key. `options` are added to it.
-        stop: result key to the value that ends the run, the first that is reached. None: the limits
-            of the example. A preset has none: it trains until Ctrl-C, or until a callback calls
-            `trainer.request_stop`.
-        log_dir: directory of results and checkpoints. None: a new one in `~/ray_results/polopt`.
-        checkpoint_every: iterations between checkpoints. 0: only at the end. The last three are
-            kept.
-        restore: a checkpoint to start from, or a directory above it.
-        verbose: 0: nothing. 1: a table and a progress bar on a terminal and in a notebook, lines
-            elsewhere. 2: a line for each iteration.
-        options: options of the preset, such as `env`.
+        experiment: the name or class of a preset, a tuned example, or the path of a YAML or Python
+            file. `None` means the experiment in the config of the checkpoint `restore`.
+        config: a dict of options.
+        stop: maps each result key to the value at which the run ends. The run ends at the first
+            limit that a result reaches. `None` means the limits of the example. A preset does not
+            have limits. Its run ends with Ctrl-C, or when a callback calls `trainer.request_stop`.
+        log_dir: directory of results and checkpoints. `None` means a new directory in
+            `~/ray_results/polopt`.
+        checkpoint_every: number of iterations between two checkpoints. With 0, a checkpoint is
+            saved only at the end. The last three checkpoints are kept.
+        restore: a checkpoint to start from, or a directory that contains checkpoints.
+        verbose: how much is shown. 0 shows nothing. 1 shows a table and a progress bar on a
+            terminal and in a notebook, and lines of text elsewhere. 2 shows one line for each
+            iteration.
+        options: further options, such as `env`, as keyword arguments.
 
     Raises:
-        ConfigError: an option, a stop key or `log_dir` is wrong, or the experiment is a sweep.
-            Before any worker starts.
-        CheckpointError: `restore` does not fit, or a checkpoint cannot be written.
+        ConfigError: an option, a stop key or `log_dir` is wrong, or the experiment is a sweep. This
+            error is raised before any worker starts.
+        CheckpointError: the checkpoint `restore` does not fit, or a checkpoint cannot be written.
     """
     if verbose not in (0, 1, 2):
         raise ConfigError(f"verbose: got {shown(verbose)}. Allowed: 0, 1 or 2")
@@ -120,8 +125,8 @@ def train(
     planned = _plan(experiment, changes, stop, restore)
     if planned.is_sweep:
         raise ConfigError(
-            "polopt.train trains once, and the config has a grid, a distribution, seeds or "
-            "num_samples. Allowed for these: `polopt train`, or tune.Tuner(polopt.SyncPPO, "
+            "polopt.train runs a single trial, but the config has a grid, a distribution, seeds or "
+            "num_samples. Use the command `polopt train`, or tune.Tuner(polopt.SyncPPO, "
             "param_space=...)"
         )
     name = f"{planned.name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
@@ -154,8 +159,8 @@ def _plan(
     if experiment is None:
         if checkpoint is None:
             raise ConfigError(
-                "nothing to train. Allowed: a preset or its class, a tuned example, the path of a "
-                "YAML or Python file, or a checkpoint to restore"
+                "nothing to train. Give the name or class of a preset, a tuned example, the path "
+                "of a YAML or Python file, or a checkpoint to restore"
             )
         limits = Example.parse({"run": "", "stop": stop or {}}, "polopt.train")
         return plan_of_checkpoint(checkpoint, limits, changes)
@@ -166,13 +171,13 @@ def _plan(
         name, example = Path(experiment).stem, load_example(experiment)
     else:
         raise ConfigError(
-            f"experiment: got {shown(experiment)}. Allowed: a preset or its class, a tuned "
+            f"experiment: got {shown(experiment)}. Allowed: the name or class of a preset, a tuned "
             "example, or the path of a YAML or Python file"
         )
     if example.callbacks:
         raise ConfigError(
-            f"{experiment}: its 'callbacks' are of Tune, which polopt.train does without. Run it "
-            f"with `polopt train {experiment}`"
+            f"{experiment}: the key 'callbacks' has callbacks of Tune, but polopt.train does not "
+            f"use Tune. Use the command `polopt train {experiment}`"
         )
     if stop is not None:
         example = Example.parse({**vars(example), "stop": stop}, "polopt.train")
@@ -194,7 +199,7 @@ def _run(
 
     def request() -> None:
         if progress is not None:
-            progress.stopping = "stopping with a checkpoint; Ctrl-C again stops at once"
+            progress.stopping = "saving a checkpoint and stopping; Ctrl-C again stops at once"
         trainer.request_stop(_INTERRUPTED)
 
     def save() -> Checkpoint:
@@ -235,15 +240,16 @@ def _run(
 
 
 def _unused(folder: Path) -> Path:
-    while folder.exists():  # runs that start in the same second
+    while folder.exists():  # another run has started in the same second
         folder = folder.with_name(f"{folder.name}_1")
     return folder
 
 
 @contextmanager
 def _first_interrupt(request: Callable[[], None]) -> Iterator[None]:
-    """Within, the first SIGINT calls `request`, and the second one has its usual effect. Python
-    lets only the main thread handle signals. In another thread, nothing changes."""
+    """Inside the block, the first SIGINT calls `request`, and the second SIGINT has its usual
+    effect. In a thread that is not the main thread, this function does nothing, because Python
+    handles signals only in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

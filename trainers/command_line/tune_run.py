@@ -1,4 +1,4 @@
-"""`polopt train`: one experiment as a `tune.Tuner`."""
+"""`polopt train`: runs one experiment with a `tune.Tuner`."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from polopt.trainers.saved_config import argument_for, encode_config, unsaved_in
 from polopt.trainers.saved_trainer import BEST, find_checkpoint
 from polopt.trainers.stop_when import StopWhen
 
-#: Checkpoints that a run keeps, the newest ones.
+#: Number of checkpoints that a run keeps. Older checkpoints are deleted.
 _KEPT = 3
-#: Why a run ended where no limit and no signal did it.
+#: The reason that is shown if neither a limit nor a signal ended the run.
 _ENDED_ITSELF = "the trial ended itself: its last result has done=True, which a callback may set"
 #: A disk with fewer free bytes counts as full.
 _FULL_BYTES = 1 << 20
-#: Lines of a sweep's returns.
+#: The largest number of lines with returns of a sweep.
 _MOST_SHOWN = 20
 
 
@@ -57,23 +57,25 @@ def run(
     checkpoint_every: int = 20,
     verbose: bool = False,
 ) -> str:
-    """Trains until a limit is reached, a signal arrives, or something fails, and prints what there
-    is then. Ray, if it was started here, has ended when this returns.
+    """Trains until a result reaches a limit, a signal arrives, or an error occurs. Then prints the
+    results and checkpoints. If this function started Ray, it also ends Ray.
 
     Args:
         planned: the experiment.
         results_dir: directory of results and checkpoints.
-        signals: installed.
-        checkpoint_every: iterations between checkpoints. 0: only at the end.
-        verbose: show the output of Ray and of the workers.
+        signals: the signal handlers, which are already installed.
+        checkpoint_every: number of iterations between two checkpoints. With 0, a checkpoint is
+            saved only at the end.
+        verbose: whether to show the output of Ray and of the workers.
 
     Returns:
-        what ended the run early. Empty if nothing or a signal did.
+        the error that ended the run early, or an empty string. The string is also empty if a signal
+        ended the run.
 
     Raises:
         ConfigError: the results directory cannot be created.
     """
-    if not verbose:  # messages of Ray about itself
+    if not verbose:  # hides Ray's own messages
         warnings.filterwarnings("ignore", module=r"(ray|tensorboardX)(\..*)?")
         logging.getLogger("ray").setLevel(logging.CRITICAL)
     folder = _new_folder(planned.name, results_dir)
@@ -92,21 +94,21 @@ def run(
         checkpoint_config=tune.CheckpointConfig(
             num_to_keep=_KEPT, checkpoint_frequency=checkpoint_every, checkpoint_at_end=True
         ),
-        sync_config=tune.SyncConfig(sync_artifacts=True),  # files of the trial, as `trace.json`
+        sync_config=tune.SyncConfig(sync_artifacts=True),  # copies files such as `trace.json`
         verbose=0,
     )
 
     def request() -> None:
         if not progress.history.num_results:
             signals.check()
-        progress.stopping = "stopping with a checkpoint; a second signal stops at once"
+        progress.stopping = "saving a checkpoint and stopping; a second signal stops at once"
         stop.request()
 
     def fit() -> str:
-        """Returns what ended the experiment early, or an empty string."""
+        """Returns the error that ended the experiment early, or an empty string."""
         progress.say("starting Ray")
         start = partial(start_ray, planned, verbose)
-        # A Python config may have started Ray, and keeps it.
+        # If a Python config has already started Ray, this Ray is used, and is not ended here.
         with nullcontext() if ray.is_initialized() else ray_running(start, signals):
             progress.say("starting workers")
             tuner = tune.Tuner(
@@ -114,7 +116,7 @@ def run(
                 param_space=planned.config,
                 tune_config=tune.TuneConfig(
                     num_samples=planned.example.num_samples,
-                    # All seeds, and all points of a grid, have the same values of distributions.
+                    # Values of distributions are drawn once for all seeds and points of a grid.
                     search_alg=BasicVariantGenerator(constant_grid_search=True),
                     trial_dirname_creator=lambda trial: f"{trial.trainable_name}_{trial.trial_id}",
                 ),
@@ -134,7 +136,8 @@ def run(
         say_findings(diagnose(progress.history.results()))
         exists, stopped = bool(progress.history.num_results or error), bool(signals.number)
         if progress.history.num_results and (stopped or not error):
-            # The signal may come before the result after which it stops the trial.
+            # The signal is shown even if `stop.reason` is set, because the result after the signal
+            # may also reach a limit.
             reason = _signal_name(signals) or stop.reason or progress.stop_reason
             say(f"ended       {reason or _ENDED_ITSELF}")
         _report(folder, planned.experiment, exists, stopped)
@@ -144,7 +147,7 @@ def run(
     with progress, suppress(Stopped):
         try:
             error = fit()
-        except Exception as caught:  # a callback may raise anything. Tune, while it reads an error
+        except Exception as caught:  # from a callback, or from Tune while Tune reads an error
             error = failure.with_full_disk(failure.error or f"{type(caught).__name__}: {caught}")
     signals.finish()
     context.stop_file.unlink(missing_ok=True)
@@ -153,12 +156,12 @@ def run(
 
 
 class _SweepStopper(tune.Stopper):
-    """Ends each trial of a sweep at its limit. After a request it ends the sweep once the trials
-    that were running have saved their checkpoints.
+    """Ends each trial of a sweep when the trial reaches a limit. After a request to stop, ends the
+    sweep as soon as all running trials have saved their checkpoints.
 
     Args:
         stop: the limits.
-        progress: knows which trials are running.
+        progress: used to find the running trials.
     """
 
     def __init__(self, stop: StopWhen, progress: Progress) -> None:
@@ -169,7 +172,7 @@ class _SweepStopper(tune.Stopper):
         return self._stop(trial_id, result)
 
     def stop_all(self) -> bool:
-        """Called by Tune several times a second."""
+        """Returns whether the sweep ends now. Tune calls this method several times a second."""
         if not self._stop.is_requested:
             return False
         if self._awaited is None:
@@ -182,14 +185,14 @@ def _signal_name(signals: StopSignals) -> str:
 
 
 class _TrialFailure(tune.Callback):
-    """Why a trial has failed. Tune reads its error from a file in the results, which is empty if
-    the disk is full.
+    """Keeps the error of a failed trial. Tune itself reads this error from a file in the results,
+    which is empty if the disk is full.
 
     Args:
-        folder: of the results.
+        folder: directory of the results.
 
     Attributes:
-        error: the last line of the trial's traceback. Empty if the trial has not failed.
+        error: the last line of the failed trial's traceback. It is empty if no trial has failed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -197,17 +200,17 @@ class _TrialFailure(tune.Callback):
         self._folders = [folder]
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Called by Tune when a trial starts."""
-        # Tune writes files of the trial there before it copies them to the results.
+        """Notes the local directory of a trial. Tune calls this method when the trial starts."""
+        # Tune writes the files of the trial to this directory, and then copies them to the results.
         self._folders = [self._folders[0], Path(trial.local_path)]
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Called by Tune when a trial has failed."""
+        """Notes the error of a trial. Tune calls this method when the trial has failed."""
         self.error = _last_line(Path(trial.error_file).read_text())
 
     def text_of(self, results: tune.ResultGrid) -> str:
-        """Returns the last line of the trial's traceback and the file that holds all of it. Empty
-        if the trial has not failed."""
+        """Returns the last line of a failed trial's traceback, and the file with the whole
+        traceback. Returns an empty string if no trial has failed."""
         if not results.errors:
             return ""
         last = _last_line(str(results.errors[0])) or type(results.errors[0]).__name__
@@ -217,8 +220,8 @@ class _TrialFailure(tune.Callback):
         return f"{several * (len(results) > 1)}{self.with_full_disk(last)} {traceback}"
 
     def with_full_disk(self, error: str) -> str:
-        """Replaces the error of a write to a full disk, which has no path, by one that names those
-        of the directories that are on a full disk. Returns others unchanged."""
+        """Adds the directories on a full disk to the error of a write to a full disk, because that
+        error has no path. Returns other errors unchanged."""
         for number in (errno.ENOSPC, errno.EDQUOT):
             if error.rstrip().endswith(f"[Errno {number}] {os.strerror(number)}"):
                 full = [f for f in self._folders if shutil.disk_usage(f).free < _FULL_BYTES]
@@ -234,7 +237,7 @@ def _new_folder(experiment: str, results_dir: Path) -> Path:
     name = f"{experiment}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
     folder = results_dir.expanduser().resolve() / name
     try:
-        while folder.exists():  # runs that start in the same second
+        while folder.exists():  # another run has started in the same second
             folder = folder.with_name(f"{folder.name}_1")
         folder.mkdir(parents=True)
     except OSError as error:
@@ -243,11 +246,12 @@ def _new_folder(experiment: str, results_dir: Path) -> Path:
 
 
 def _report(folder: Path, experiment: Experiment, exists: bool, stopped: bool) -> None:
-    """Prints what a run has left in its folder. If no result exists, removes the folder."""
+    """Prints the results and checkpoints in the folder of a run. Removes the folder if the run has
+    ended without a result."""
     checkpoint = None
     if exists:
         say(f"results     {next(filter(Path.is_dir, folder.iterdir()), folder)}")
-        with suppress(CheckpointError):  # the run has not saved any
+        with suppress(CheckpointError):  # the run has not saved a checkpoint
             checkpoint = find_checkpoint(folder)
     else:
         shutil.rmtree(folder, ignore_errors=True)
@@ -258,11 +262,12 @@ def _report(folder: Path, experiment: Experiment, exists: bool, stopped: bool) -
             say(f"best        {best}")
         say(f"next        {_next_step(best, experiment)}")
     elif stopped:
-        say(f"stopped{'' if exists else ' before the first result'}; nothing was saved")
+        say(f"stopped{'' if exists else ' before the first result'}. Nothing was saved")
 
 
 def _report_sweep(folder: Path, progress: Progress) -> None:
-    """Prints the returns of a sweep, the best first, with one line for the seeds of a config."""
+    """Prints the returns of a sweep, beginning with the best. All seeds of a config share one
+    line."""
     trials = [trial for trial in progress.trials.values() if trial.row]
     groups: dict[str, list[SweepTrial]] = {}
     for trial in sorted(trials, key=lambda trial: trial.label):
@@ -276,7 +281,7 @@ def _report_sweep(folder: Path, progress: Progress) -> None:
         say(f"            and {len(ranked) - _MOST_SHOWN} more")
     if not trials:
         shutil.rmtree(folder, ignore_errors=True)
-        say("stopped before the first result; nothing was saved")
+        say("stopped before the first result. Nothing was saved")
         return
     say(f"results     {folder}")
     best = max(trials, key=lambda trial: _mean([trial]))
@@ -286,21 +291,22 @@ def _report_sweep(folder: Path, progress: Progress) -> None:
 
 
 def _mean(trials: Sequence[SweepTrial]) -> float:
-    """The mean of the last returns. Below all numbers if one has none."""
+    """Returns the mean of the trials' last returns. Returns minus infinity if a trial has no
+    return."""
     mean = sum(trial.mean_return for trial in trials) / len(trials)
     return -math.inf if math.isnan(mean) else mean
 
 
 def _next_step(checkpoint: Path, experiment: Experiment) -> str:
-    """Returns the command that evaluates a checkpoint, runnable in the current directory, with the
-    names of what the checkpoint cannot hold."""
+    """Returns a command for the current directory that evaluates a checkpoint. The command has
+    options for all values that the checkpoint cannot contain."""
     command = [*program(), "evaluate", str(checkpoint)]
     network = getattr(getattr(experiment.policy, "model", None), "custom", None)
     env = experiment.trainer.evaluation_config.env or experiment.rollout.env
     for option, value in (("--env", env), ("--network", network or "")):
         name = name_on_command_line(value)
         if name is None:
-            return f"polopt evaluate needs {option}: the one of this run is local"
+            return f"polopt evaluate needs {option}, but the value in this run is a local object"
         command += [option, name] if name else []
     _, unsaved = encode_config(experiment.to_dict())
     missing = unsaved_in({"unsaved": unsaved}, "env_config")
@@ -308,8 +314,9 @@ def _next_step(checkpoint: Path, experiment: Experiment) -> str:
 
 
 def program() -> list[str]:
-    """Returns the words that start this `polopt` again: its name, if a shell finds this one by it,
-    else the path that started it, or `python -m polopt`."""
+    """Returns the words of a command that starts this `polopt` again. This is `polopt` if a shell
+    finds this program under that name. Otherwise, it is the path that started the program, or
+    `python -m polopt`."""
     started, found = Path(sys.argv[0]), shutil.which("polopt")
     if found and Path(found).parent in (started.absolute().parent, Path(sys.executable).parent):
         return ["polopt"]
@@ -319,11 +326,11 @@ def program() -> list[str]:
 
 
 def start_ray(planned: Plan, verbose: bool = False) -> None:
-    """Starts Ray here, also where a cluster is running, or attaches to the one that `RAY_ADDRESS`
-    names.
+    """Connects to the cluster at `RAY_ADDRESS`. If this variable is not set, starts a new Ray on
+    this machine.
 
-    Ray started here has at least as many logical CPUs as the trial reserves: on a small machine
-    processes share CPUs instead of waiting for CPUs that never come.
+    A new Ray gets at least as many logical CPUs as the trial reserves. On a small machine, several
+    processes then share a CPU. Otherwise, some processes would wait forever for a CPU.
     """
     options: dict[str, Any] = {
         "address": ray_address(),
@@ -335,7 +342,7 @@ def start_ray(planned: Plan, verbose: bool = False) -> None:
             max(one.trainer.num_cpus_for_driver + one.remote_cpus for one in planned.experiments)
         )
         options |= {"num_cpus": max(os.cpu_count() or 1, needed), "include_dashboard": False}
-    if planned.folder not in (None, Path.cwd()):  # Ray adds the current directory by itself
+    if planned.folder not in (None, Path.cwd()):  # Ray itself adds the current directory
         paths = [str(planned.folder), *filter(None, [os.environ.get("PYTHONPATH")])]
         options["runtime_env"] = {"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}}
     ray.init(**options)
