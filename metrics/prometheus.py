@@ -1,6 +1,7 @@
-"""`METRICS`: what every run exports to Prometheus. Recorder, Grafana dashboards and docs read it.
+"""`METRICS`: the metrics that every run exports to Prometheus.
 
-Optimizers declare further metrics in their tab (`polopt.metrics.tab`).
+The exporter, the Grafana dashboards and the docs read this list. Optimizers declare further metrics
+in their tab (`polopt.metrics.tab`).
 """
 
 from __future__ import annotations
@@ -10,24 +11,24 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-#: Upper bounds of the buckets of lag. A lag of 0 is in the first one.
+#: Upper bounds of the buckets in histograms of lag. A lag of 0 is in the first bucket.
 LAG_BOUNDARIES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric, and the key of the results that gives its value.
+    """A Prometheus metric and the key of the results from which the exporter takes its value.
 
     Attributes:
-        kind: a `counter` adds the increase of the number, and a `gauge` shows the number. A
-            `histogram` takes the counts of a list whose last bin is open, such as
-            `policy_lag/histogram`.
-        name: the name without the prefix `ray_`, and without the `_total` of counters. Ray adds
-            both.
+        kind: the type of the metric. A `counter` grows by the increase of the number between two
+            results. A `gauge` shows the number. A `histogram` reads a list of counts, such as
+            `policy_lag/histogram`. The last bin of the list counts all larger values.
+        name: name without the prefix `ray_` and without the suffix `_total` of counters. Ray adds
+            the prefix and the suffix.
         unit: unit of the value.
-        key: path of the value in results. `*` stands for each value of `tag`.
+        key: path of the value in results. `*` stands for the values of `tag`.
         text: description of the metric.
-        tag: a further tag besides `optimizer` and `trial`. Empty: none.
+        tag: name of a tag besides `optimizer` and `trial`. Empty if the metric has only these two.
     """
 
     kind: str
@@ -39,12 +40,12 @@ class Metric:
 
     @property
     def series(self) -> str:
-        """Name in Prometheus. Of a histogram, the name of its buckets."""
+        """The name of the series in Prometheus. For a histogram, the series of its buckets."""
         suffix = {"counter": "_total", "gauge": "", "histogram": "_bucket"}[self.kind]
         return f"ray_{self.name}{suffix}"
 
     def match(self, paths: Iterable[str]) -> Iterator[tuple[str, dict[str, str]]]:
-        """Yields each path that belongs to the metric, with its tag."""
+        """Yields each path that belongs to the metric, with the tag that the path stands for."""
         pattern = re.compile(re.escape(self.key).replace(r"\*", "([^/]+)"))
         for path in paths:
             if found := pattern.fullmatch(path):
@@ -167,7 +168,7 @@ METRICS = (
 
 
 def markdown_table(metrics: Iterable[Metric] = METRICS) -> str:
-    """A table of metrics for `docs/metrics.md`."""
+    """Returns a table of metrics for `docs/metrics.md`."""
     lines = ["| metric | kind | unit | tag | result key | meaning |", "|---" * 6 + "|"]
     for metric in metrics:
         tag = f"`{metric.tag}`" if metric.tag else ""

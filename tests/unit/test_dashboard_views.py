@@ -827,7 +827,7 @@ def test_findings_are_at_the_top_of_each_tab(results: Path, tmp_path: Path) -> N
             continue
         ((text, change, runs),) = first.findings
         assert text.startswith("5 environment faults: ValueError: reward")  # of the run in focus
-        assert "mend the environment" in change
+        assert "fix the environment" in change
         assert runs == "A3C (2 of 3)"
     report.write_report(results, tmp_path / "report.html")
     assert "5 environment faults: ValueError: reward" in (tmp_path / "report.html").read_text()
