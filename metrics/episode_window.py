@@ -48,7 +48,7 @@ class EpisodeWindow:
         self.lifetime += len(returns)
 
     def report(self) -> dict[str, Any]:
-        """Returns the statistics, and resets those that count since the last report.
+        """Returns the statistics, and resets the statistics since the last report.
 
         The keys are RLlib's keys in `env_runners/`, and further keys for percentiles and
         histograms. A histogram is a list of `HISTOGRAM_BINS` counts.

@@ -201,11 +201,11 @@ class OptimizerStats:
         self.gradient_lag.add(computed, now, self.rollouts, weight)
 
     def _add_lag_of_worker(self, updates: int, rollouts: int) -> None:
-        """Counts the lag of a batch that a worker has learned from.
+        """Counts the lag of a batch that a worker used for its own learning.
 
         Args:
             updates: the lag in updates of this worker.
-            rollouts: the lag in batches that this worker has learned from.
+            rollouts: the lag in batches of this worker.
         """
         TRACER.count("policy lag", updates)
         self.lag.in_updates.add(updates)

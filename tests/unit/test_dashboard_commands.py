@@ -47,9 +47,7 @@ def test_trace_says_what_is_wrong_with_the_run(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["trace", str(folder)])
     assert done.exit_code == 0, done.output
     assert "driver      wait 75%  other 25%\n" in done.output
-    assert (
-        "diagnosis   2 environment faults: ValueError: reward\n            -> mend" in done.output
-    )
+    assert "diagnosis   2 environment faults: ValueError: reward\n            -> fix" in done.output
 
 
 @pytest.mark.parametrize("command", ["report", "dashboard"])
