@@ -69,9 +69,9 @@ def test_logarithmic_axis_counts_the_zeros_that_it_lacks() -> None:
 
 def test_values_below_zero_keep_the_axis_linear() -> None:
     scale = scale_of({"a": [np.array([-3.0, 1.0, 2.0])]}, log=True, robust=True)
-    assert scale == Scale(note="The axis is linear: 1 of 3 values are below 0.")
+    assert scale == Scale(note="The axis is linear, because 1 of 3 values are below 0.")
     zeros = scale_of({"a": [np.zeros(3)]}, log=True, robust=True)
-    assert zeros == Scale(note="The axis is linear: no value is above 0.")
+    assert zeros == Scale(note="The axis is linear, because no value is above 0.")
     assert scale_of({"a": [np.full(3, NAN)]}, log=True, robust=True) == Scale()
 
 
@@ -116,7 +116,9 @@ def test_group_with_large_values_leaves_the_range(sign: float, others: int) -> N
     low, high = sorted((sign * 500.0, sign * 9.0))
     scale = scale_of(groups, log=False, robust=True)
     assert scale.range == (low, high)
-    assert scale.note == (f"3 of {others + 3} runs leave the range. A double click shows all.")
+    assert scale.note == (
+        f"3 of {others + 3} runs leave the range. A double click shows all values."
+    )
     assert scale_of(groups, log=False, robust=False) == Scale()
     assert scale_of({"g": [abs(v) for v in groups["large"]]}, True, True).range is None
 
@@ -149,7 +151,7 @@ def test_wide_interval_leaves_the_range_and_its_value_does_not() -> None:
     groups["wide"] = (400.0, 300.0, 1e6)
     scale = scale_of_intervals(groups, robust=True)
     assert scale.range == (300.0, 510.0)
-    assert scale.note == "1 of 4 groups leaves the range. A double click shows all."
+    assert scale.note == "1 of 4 groups leaves the range. A double click shows all values."
     assert scale_of_intervals(groups, robust=False) == Scale()
 
 

@@ -873,7 +873,7 @@ def test_group_with_large_returns_leaves_the_range_of_the_others(results: Path) 
         write_trial(results, optimizer, 0, 20, level=level)
     write_trial(results, "decentralized_allreduce", 0, 20, level=480e4)
     selection = select(results)
-    note = "1 of 3 runs leaves the range. A double click shows all."
+    note = "1 of 3 runs leaves the range. A double click shows all values."
     for panels, key in ((compare_tab.panels, "return-steps"), (experiments_tab.panels, "returns")):
         panel = by_key(panels(selection))[key]
         assert panel.figure is not None
@@ -903,7 +903,7 @@ def test_extreme_group_leaves_the_range_of_final_scores(results: Path, seeds: in
     assert low < min(shown["SyncPPO"], shown["A3C"])
     assert max(shown["SyncPPO"], shown["A3C"]) < high < 600.0
     assert shown["IMPALA"] > 1e5
-    assert panel.note == "1 of 4 groups leaves the range. A double click shows all."
+    assert panel.note == "1 of 4 groups leaves the range. A double click shows all values."
     whole = by_key(compare_tab.panels(replace(selection, robust=False)))["final-score"]
     assert whole.figure is not None
     assert (whole.figure.layout.xaxis.range, whole.note) == (None, "")
