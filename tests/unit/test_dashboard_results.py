@@ -123,7 +123,7 @@ def test_half_written_line_of_a_stopped_run_is_named(root: Path, cache: Path) ->
     os.utime(file, (1e9, 1e9))
     (trial,) = opened(root, cache).trials
     assert trial.state == "stopped"
-    assert "half-written" in trial.problems[0]
+    assert "incomplete" in trial.problems[0]
 
 
 @pytest.mark.parametrize("bad", ["{broken", "[1, 2]", "null", '{"a": ' * 20_000, "\x00\xff"])

@@ -116,7 +116,7 @@ def test_use_of_gpus_is_drawn_for_runs_that_use_one(results: Path) -> None:
         }
     (folder / "result.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
     drawn = curves(of_optimizer(select(results))["gpu"])
-    assert set(drawn) == {"driver", "worker, mean", "worker, greatest"}
+    assert set(drawn) == {"driver", "worker, mean", "worker, maximum"}
     np.testing.assert_allclose(drawn["driver"].y, 0.1 * np.arange(6))
 
 
@@ -248,7 +248,7 @@ def test_runs_that_ended_early_do_not_cut_a_band(results: Path) -> None:
     drawn = curves(panel)
     assert max(drawn["SyncPPO (n=6)"].x) == 20_000
     assert max(drawn["SyncPPO, CartPole-v1, seed 5, failed"].x) == 4000
-    assert "1 runs that ended early" in panel.help
+    assert "ended early (1)" in panel.help
 
 
 def test_startup_is_left_out_of_seconds_unless_asked_for(results: Path) -> None:
@@ -294,7 +294,7 @@ def test_failed_trials_are_in_tables_and_faults(results: Path) -> None:
     assert end.endswith("line 1\nKeyError: 'lr'")
     assert len(end) < 700
     assert panels["environment-faults"].missing == (
-        "None in the 1 runs with results; 1 have no results"
+        "No faults of this kind. Runs with results: 1, without results: 1"
     )
 
 
@@ -340,7 +340,7 @@ def test_several_tasks_are_normalised(results: Path) -> None:
     panels = by_key(compare_tab.panels(select(results)))
     drawn = curves(panels["return-steps"])
     assert max(np.nanmax(trace.y) for trace in drawn.values() if trace.mode == "lines") == 1.0
-    assert "Normalised" in panels["return-steps"].help
+    assert "normalised" in panels["return-steps"].help
 
 
 def test_groups_differ_by_config_and_not_by_seed(results: Path) -> None:
@@ -460,7 +460,7 @@ def test_pairs_of_groups_with_too_few_seeds_are_a_sentence(results: Path) -> Non
     write_sweep(results, 12)
     panel = by_key(compare_tab.panels(select(results)))["probability-of-improvement"]
     assert panel.figure is None
-    assert panel.missing == "Too few seeds: two groups of at least 5 are needed"
+    assert panel.missing == "Too few seeds: two groups need at least 5 seeds each"
 
 
 def test_plots_of_many_groups_have_room_for_their_names(results: Path) -> None:
@@ -604,7 +604,7 @@ def test_bands_of_episodes_hold_half_and_ninety_percent(results: Path) -> None:
         edges = [block[f"episode_return_{high}"] for block in blocks]
         edges += [block[f"episode_return_{low}"] for block in reversed(blocks)]
         np.testing.assert_allclose(band.y, edges)
-    parts = {"median": "p50", "least": "min", "greatest": "max"}
+    parts = {"median": "p50", "minimum": "min", "maximum": "max"}
     assert {line.name for line in lines} == set(parts)
     for line in lines:
         expected = [block[f"episode_return_{parts[line.name]}"] for block in blocks]
@@ -652,7 +652,7 @@ def test_real_actions_have_a_line_for_each_dimension(results: Path) -> None:
     for statistic in ("mean", "std"):
         drawn = curves(panels[f"action-{statistic}"])
         assert list(drawn) == [f"dimension {index}" for index in range(9)]
-        assert panels[f"action-{statistic}"].help.endswith("The first 9 of 11.")
+        assert panels[f"action-{statistic}"].help.endswith("Dimensions 0 to 8 of 11.")
         expected = [row["optimizer"]["actions"][statistic][3] for row in rows_of(folder)]
         np.testing.assert_allclose(drawn["dimension 3"].y, expected)
 
@@ -804,13 +804,13 @@ def test_slowest_worker_is_named_over_its_heat_map(results: Path) -> None:
     write_trial(results, "sync_samples", 0, 9, num_workers=4, slow=1.0)
     panels = of_optimizer(select(results))
     speed, idle = panels["workers-speed"], panels["workers-idle"]
-    assert re.search(r"least [12]\d\d, worker 1; median of the others 9\d\d$", speed.title)
+    assert re.search(r"lowest [12]\d\d, worker 1. Median of the others: 9\d\d$", speed.title)
     assert speed.figure is not None
     (cells,) = speed.figure.data
     assert list(cells.y) == ["worker 1", "worker 2", "worker 3", "worker 4"]
     assert cells.z.shape == (4, 9)
     assert np.all(cells.z[0] < cells.z[1:] / 3)
-    assert re.search(r"least \d+%, worker \d; median of the others \d+%$", idle.title)
+    assert re.search(r"lowest \d+%, worker \d. Median of the others: \d+%$", idle.title)
 
 
 def test_findings_are_at_the_top_of_each_tab(results: Path, tmp_path: Path) -> None:
@@ -965,7 +965,7 @@ def test_smoothed_curve_has_the_measured_one_behind_it(results: Path) -> None:
     np.testing.assert_allclose(curve.y, smoothed(losses, 0.8))
     assert faint.line.color.endswith("0.4)")
     assert (faint.showlegend, curve.showlegend) == (False, True)
-    assert panel.note == "Smoothed with weight 0.8; faint lines are as measured."
+    assert panel.note == "Smoothed with weight 0.8. Faint lines show the measured values."
 
 
 def test_means_over_runs_counts_and_shares_are_not_smoothed(results: Path) -> None:
@@ -988,7 +988,9 @@ def test_means_over_runs_counts_and_shares_are_not_smoothed(results: Path) -> No
         assert points(smooth, panels, key) == points(plain, panels, key)
     write_trial(results, "async_gradients", 0, 9)
     note = by_key(compare_tab.panels(select(results, smoothing=0.8)))["return-steps"].note
-    assert note.startswith("Single runs, but not evaluations, are smoothed with weight 0.8")
+    assert note.startswith(
+        "Curves of single runs, except evaluations, are smoothed with weight 0.8"
+    )
 
 
 def test_pinned_groups_come_first_and_are_among_the_best(results: Path) -> None:
@@ -1006,7 +1008,7 @@ def test_pinned_groups_come_first_and_are_among_the_best(results: Path) -> None:
     best = by_key(experiments_tab.panels(pinned))["best"]
     assert [row[1] for row in best.rows] == [*range(1, 11), 12]
     assert best.rows[-1][-2] == name
-    assert best.title.endswith("at most 10 of 13 trials, and those of pinned groups")
+    assert best.title.endswith("at most 10 of 13 trials, and all trials of pinned groups")
 
 
 def test_hidden_groups_are_nowhere_and_colors_stay(results: Path) -> None:
