@@ -360,7 +360,7 @@ def dashboards(tabs: Iterable[OptimizerTab] = ()) -> dict[str, dict[str, Any]]:
 
 
 def views_of(tab: OptimizerTab | None) -> list[View]:
-    """Returns the views of all optimizers, and a view of each metric that the optimizer declares."""
+    """Returns the views of all optimizers, and a view of each metric that `tab` declares."""
     own = [View(_title(metric), metric.text, (metric.name,)) for metric in _own(tab)]
     return [*VIEWS[:_OWN_AT], *own, *VIEWS[_OWN_AT:]]
 
