@@ -256,8 +256,8 @@ def metrics_folder() -> tuple[Path, str]:
     ended, or may be the local Ray of a run, which exports nothing.
 
     Returns:
-        The folder, and a text that says which session of Ray it belongs to. The text is empty if
-        this is not known.
+        The folder, and a text with the name of the session. The text is empty if the session is not
+        known.
     """
     given = os.environ.get("RAY_METRICS_OUTPUT_ROOT")
     if given is not None:
@@ -316,7 +316,7 @@ def _alert_rule(alert: Alert, source: str) -> dict[str, Any]:
         "title": alert.title,
         "condition": "B",
         "for": f"{alert.minutes}m",
-        "noDataState": "OK",  # there is no trial, or no trial with a fault
+        "noDataState": "OK",  # the query has no value if no trial has the fault
         "execErrState": "Error",
         "annotations": {"summary": alert.text.format(trial="{{ $labels.trial }}")},
         "data": [

@@ -63,7 +63,7 @@ def serve(results_dir: Path, port: int | None = None, browser: bool = True) -> N
 
     Args:
         results_dir: directory of Tune results.
-        port: port of the server. `None` means the first free port from 8501 on.
+        port: port of the server. `None` means the first free port that is at least 8501.
         browser: whether to open a browser, if the machine has one.
 
     Raises:

@@ -32,7 +32,7 @@ _MOST_BYTES = 4 << 20  # limit for the columns of one file that stay in memory
 
 @dataclass
 class CacheHeader:
-    """The header of a cache file, which describes the result file that the rows come from.
+    """The header of a cache file, which describes the result file behind the cached rows.
 
     Attributes:
         offset: number of bytes of the result file that have been read.

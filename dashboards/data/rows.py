@@ -209,7 +209,7 @@ def rows_in_effect(iterations: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Returns a mask of shape `[R]` of the rows that belong to the history of the run.
 
     A run that resumes from a checkpoint continues from an earlier iteration, and writes its rows to
-    the end of the same file. These rows replace all earlier rows from this iteration on.
+    the end of the same file. These rows replace earlier rows of this and of later iterations.
 
     Args:
         iterations: `training_iteration` of each row in file order, shape `[R]`. Rows with NaN

@@ -242,8 +242,8 @@ def add_curve(
         dash: dash of the line.
         shape: Plotly's shape of the line between points.
         width: width of the line in px.
-        smoothing: weight of `smoothed`. Above 0, the measured curve is drawn as a faint line, and
-            there is no band.
+        smoothing: weight of `smoothed`. Above 0, the measured curve is drawn as a faint line
+            instead of a band.
         log: whether the axis is logarithmic. Then values that are not above 0 are not drawn.
     """
     measured = y

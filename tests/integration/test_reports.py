@@ -1,4 +1,4 @@
-"""Reports of many runs, and the tables beside them."""
+"""Tests of reports of many runs, and of the CSV files that `--figures` writes."""
 
 from __future__ import annotations
 

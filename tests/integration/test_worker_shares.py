@@ -1,4 +1,4 @@
-"""Shares of the driver's and of the workers' time in runs of every optimizer."""
+"""Tests of the shares of the driver's and the workers' time in runs of every optimizer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OPTIMIZERS: dict[type[PolicyOptimizer], dict[str, Any]] = {
 
 
 class WaitingDrift(Drift):
-    """Every step waits, so that a step of the optimizer lasts long on any machine."""
+    """An environment whose steps sleep, so a step of the optimizer takes long on any machine."""
 
     def step(self, action: int) -> Any:
         time.sleep(0.004)
@@ -59,7 +59,7 @@ class SavesSlowly(PolicyOptimizerTrainer):
 
 
 class SecondWaits(Drift):
-    """Every step waits. In worker 2 ten times as long."""
+    """An environment whose steps sleep. They sleep ten times as long in worker 2."""
 
     def step(self, action: int) -> Any:
         time.sleep(0.02 if self.context.worker_index == 2 else 0.002)
@@ -67,7 +67,7 @@ class SecondWaits(Drift):
 
 
 class SecondWorks(Drift):
-    """Every step waits. In worker 2 it uses a processor instead, and memory is held."""
+    """An environment whose steps sleep. In worker 2, steps use a processor, and hold memory."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -84,7 +84,7 @@ class SecondWorks(Drift):
 
 
 def assert_sums(stats: dict[str, Any], phases: tuple[str, ...]) -> None:
-    """The shares of the driver and of the workers have the contract's names, and sum to 1."""
+    """Checks that shares of the driver and of the workers have the right names and sum to 1."""
     driver, workers = stats["driver"], stats["workers"]
     assert set(driver["share"]) == {"startup", *phases, "report", "evaluation", "other"}
     assert set(driver["p50_ms"]) == set(driver["p99_ms"]) == {*phases, "report", "evaluation"}
@@ -101,7 +101,7 @@ def test_shares_sum_to_one_and_other_is_small(worker_pool: Pool, cls: Any) -> No
     optimizer = make_optimizer(cls, workers, **OPTIMIZERS[cls])
     before = optimizer.stats()
     assert_sums(before, cls.phases)
-    # Of a few microseconds. The least training time is a nanosecond.
+    # The interval has a few microseconds. The smallest training time is a nanosecond.
     assert before["driver"]["share"]["startup"] == pytest.approx(1.0, abs=1e-3)
     optimizer.step()
     assert optimizer.stats()["driver"]["share"]["startup"] > 0.0
@@ -111,7 +111,8 @@ def test_shares_sum_to_one_and_other_is_small(worker_pool: Pool, cls: Any) -> No
     assert_sums(stats, cls.phases)
     assert stats["driver"]["share"]["startup"] == 0.0
     assert stats["driver"]["share"]["other"] < 0.05
-    assert stats["workers"]["share"]["sample"] > 0.05  # little: on a busy machine workers wait
+    # The limit is low, because workers wait for processors on a busy machine.
+    assert stats["workers"]["share"]["sample"] > 0.05
     assert [each["index"] for each in stats["workers"]["per_worker"]] == [1, 2]
     assert stats["requests_in_flight"]["max"] >= 1
     assert stats["num_bytes_received"] > 0
@@ -126,7 +127,7 @@ def test_shares_sum_to_one_and_other_is_small(worker_pool: Pool, cls: Any) -> No
 
 @pytest.mark.usefixtures("ray_session")
 def test_report_is_what_tune_and_checkpoints_take(tmp_path: Path) -> None:
-    # All that learn from samples, because the trials have one policy.
+    # These are all optimizers that learn from samples, because the trials have the same policy.
     of_samples = {cls: options for cls, options in OPTIMIZERS.items() if cls is not SyncReplay}
     optimizers = [{"name": cls.name, **options} for cls, options in of_samples.items()]
     grid = tune.Tuner(
@@ -169,7 +170,7 @@ def test_local_worker_fills_the_same_keys() -> None:
     assert [each["index"] for each in stats["workers"]["per_worker"]] == [0]
     share = stats["workers"]["share"]
     assert share["sample"] > 0.9
-    assert share["idle"] == 0.0, "the driver's own time is no idle time"
+    assert share["idle"] == 0.0, "the local worker has no idle time"
     (own,) = stats["workers"]["per_worker"]
     assert own["memory_bytes"] == pytest.approx(stats["machine"]["driver_memory_bytes"], rel=0.2)
     assert stats["num_bytes_sent"] == stats["num_bytes_received"] == 0
@@ -212,7 +213,7 @@ def test_each_worker_reports_processors_and_memory_of_its_process(
     optimizer.stats()
     deadline_s = time.monotonic() + 60.0
     waits = works = {"cpus": 0.0}
-    while not waits["cpus"] or not works["cpus"]:  # no reading yet: the machine is busy
+    while not waits["cpus"] or not works["cpus"]:  # on a busy machine, a reading may come later
         assert time.monotonic() < deadline_s, (waits, works)
         until_s = time.monotonic() + 3.0 * STATISTICS_INTERVAL_S
         while time.monotonic() < until_s:
@@ -235,7 +236,7 @@ def test_ranks_report_the_wait_for_the_slowest(worker_pool: Pool) -> None:
     for _ in range(4):
         optimizer.step()
     stats = optimizer.stats()["workers"]
-    # The more other work the machine does, the less: 0.17 at a load average of 17.
+    # Other programs on the machine reduce this share. It was 0.17 at a load average of 17.
     assert stats["share"]["skew"] > 0.05
     assert stats["p99_ms"]["skew"] > 100.0
     assert stats["share"]["learn"] > 0.0

@@ -1,4 +1,4 @@
-"""`polopt report`, `polopt trace`, and `polopt dashboard` up to the start of the server."""
+"""Tests of `polopt report`, `polopt trace`, and `polopt dashboard` before the server starts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_missing_directory_is_one_error(command: str, tmp_path: Path) -> None:
 
 
 def error_of(*arguments: str) -> str:
-    """What a command with bad input prints: one line."""
+    """Runs a command with bad input, and returns the single line that it prints."""
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2, done.output
     (line,) = done.output.splitlines()
