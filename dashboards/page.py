@@ -231,7 +231,7 @@ def _content(directory: ResultsDirectory, filters: Filters, options: Selection) 
     left_out = len(directory.trials) - len(runs)
     hidden = f", {left_out} not shown" if left_out else ""
     counts = f"{len(runs)} trials, {running} running{hidden}"
-    st.caption(f"{counts}. {time.strftime('%H:%M:%S')}, drawn in {took:.1f} s")
+    st.caption(f"{counts}. Updated at {time.strftime('%H:%M:%S')}, drawn in {took:.1f} s")
 
 
 def _options(runs: Sequence[Run], shown: Sequence[Run]) -> Selection:

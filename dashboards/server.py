@@ -84,7 +84,8 @@ def serve(results_dir: Path, port: int | None = None, browser: bool = True) -> N
     if port is not None:
         _check_port(port)
         options["server.port"] = str(port)
-    if not browser:  # without a desktop, Streamlit does not open one
+    # Without a desktop, Streamlit opens no browser even if `browser` is True.
+    if not browser:
         options["server.headless"] = "true"
     command += [f"--{key}={value}" for key, value in options.items()]
     command += [f"--server.allowedHosts={host}" for host in LOOPBACK_HOSTS]

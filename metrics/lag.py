@@ -105,7 +105,7 @@ class AgeHistogram:
         self._max = max(self._max, int(ages.max(initial=0)))
 
     def report(self) -> dict[str, object]:
-        """`{mean, max, histogram}` since the last report. Then resets them."""
+        """Returns `{mean, max, histogram}` since the last report, and resets them."""
         mean = self._sum / max(int(self._counts.sum()), 1)
         report = {"mean": mean, "max": self._max, "histogram": self._counts.tolist()}
         self._begin()
@@ -139,7 +139,7 @@ class DoublingHistogram:
         self._max = max(self._max, int(values.max(initial=0)))
 
     def report(self) -> dict[str, object]:
-        """`{mean, max, histogram}` since the last report. Then resets them."""
+        """Returns `{mean, max, histogram}` since the last report, and resets them."""
         mean = self._sum / max(int(self._counts.sum()), 1)
         report = {"mean": mean, "max": self._max, "histogram": self._counts.tolist()}
         self._begin()

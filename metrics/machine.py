@@ -169,7 +169,7 @@ class MachineMeter:
 
 def num_cpus() -> int:
     """Returns the number of processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
+    if hasattr(os, "sched_getaffinity"):  # macOS does not have this function
         return len(os.sched_getaffinity(0))
     return psutil.cpu_count() or 1
 

@@ -74,7 +74,7 @@ def paths(num_workers: int) -> list[str]:
 
 
 class RunResults:
-    """The results of one run as columns.
+    """The results of one run as columns, with the means and sums that rules need.
 
     Args:
         columns: an array for each path of `paths` that occurs in the results. Columns of numbers

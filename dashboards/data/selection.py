@@ -223,7 +223,7 @@ def make_runs(trials: Sequence[Trial]) -> list[Run]:
 
 
 def _short_name(task: str) -> str:
-    """Shortens the text of an environment that is a class or function to the name of it."""
+    """Returns the name of an environment, also if `task` is the repr of a class or function."""
     found = _CLASS_OR_FUNCTION.match(task)
     return found["name"] if found else task
 
@@ -265,7 +265,7 @@ def _telling_keys(keys: Sequence[str], variants: Sequence[Mapping[str, str]]) ->
 
     def told_apart(chosen: Sequence[str]) -> tuple[int, int]:
         texts = {tuple(values[key] for key in chosen) for values in variants}
-        return len(texts), -max(sum(map(len, text)) for text in texts)  # short values first
+        return len(texts), -max(sum(map(len, text)) for text in texts)  # prefers short values
 
     while told_apart(telling)[0] < told_apart(keys)[0]:
         rest = [key for key in keys if key not in telling]
