@@ -1,5 +1,6 @@
-"""Views of result files: the live page of `polopt dashboard` and the file of `polopt report`.
+"""Dashboards of result files: the live page of `polopt dashboard`, and `polopt report`.
 
-Reads what Tune writes and imports neither Ray nor torch. Streamlit and Plotly come with the extra
-`polopt[dashboard]`. The modules that read results and compute statistics do without them.
+This package reads the files that Tune writes, and imports neither Ray nor torch. The extra
+`polopt[dashboard]` installs Streamlit and Plotly. The modules in `data/`, which read results and
+compute statistics, do not need these two libraries.
 """

@@ -1,4 +1,4 @@
-"""Grafana dashboards, one for all optimizers and one for each optimizer, and alert rules."""
+"""Writes Grafana dashboards for all optimizers and for each optimizer, and alert rules."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from polopt.dashboards.data.tune_state import is_own, ray_root
 from polopt.metrics.prometheus import METRICS, Metric
 from polopt.metrics.tab import OptimizerTab
 
-#: A value of each tag that every trial has, to count the trials of a stack.
+#: For each tag, a value that occurs in every trial. Stacked panels use it to count the trials.
 _IN_EVERY_TRIAL = {"phase": "other", "part": "idle"}
 _UNITS = {"share": "percentunit", "ms": "ms", "bytes": "bytes"}
-#: Of counters, which are shown as rates.
+#: Units of counters, which panels show as rates.
 _RATES = {"bytes": "Bps"}
-#: Results that are further apart than this are not joined by a line.
+#: A line does not join two results that are further apart than this.
 _JOIN_MS = 5 * 60 * 1000
 
 
 @dataclass(frozen=True)
 class View:
-    """One panel.
+    """A panel of a dashboard.
 
     Attributes:
-        title: of the panel.
-        text: what it answers.
-        metrics: names of metrics of one unit, each shown by trial and by its tag.
-        stacked: shares by tag, as the mean over the trials.
-        where: matcher of the tag in Prometheus' language. Empty: all its values.
+        title: title of the panel.
+        text: description of the panel.
+        metrics: names of the metrics to show, all with the same unit. There is a line for each
+            trial and value of the tag.
+        stacked: whether to stack the values of the tag, as means over the trials.
+        where: a Prometheus matcher that selects values of the tag. Empty for all values.
     """
 
     title: str
@@ -47,72 +48,92 @@ class View:
 
 _LEARNER = ("polopt_learner",)
 VIEWS = (
-    View("Return", "Mean of the last 100 episodes.", ("polopt_episode_return",)),
-    View("Return of evaluation", "Mean of the last evaluation.", ("polopt_evaluation_return",)),
-    View("Environment steps/s", "Sampled, since the last result.", ("polopt_env_steps_per_s",)),
+    View("Return", "Mean return of the last 100 episodes.", ("polopt_episode_return",)),
+    View(
+        "Return of evaluation", "Mean return of the last evaluation.", ("polopt_evaluation_return",)
+    ),
+    View(
+        "Environment steps/s", "Sampling rate since the last result.", ("polopt_env_steps_per_s",)
+    ),
     View(
         "Driver's time",
-        "The share of waiting or sampling is the driver's idle time. Near 0, it limits the run.",
+        "The driver is idle in the phases wait and sample. If their share is near 0, the driver "
+        "limits the run.",
         ("polopt_driver_share",),
         stacked=True,
     ),
     View(
         "Workers' time",
-        "Idle: workers wait for the driver or for each other.",
+        "Idle is the time in which workers wait for the driver or for each other.",
         ("polopt_workers_share",),
         stacked=True,
     ),
-    View("Policy lag", "Age of the weights that acted, as a distribution.", ("polopt_policy_lag",)),
-    View("Mean and largest lag", "Of policy and gradients.", ("polopt_lag_mean", "polopt_lag_max")),
-    View("Lag in rollouts", "How far behind workers are.", ("polopt_lag_rollouts",)),
+    View(
+        "Policy lag",
+        "Distribution of the lag of the weights that chose the actions, in updates.",
+        ("polopt_policy_lag",),
+    ),
+    View(
+        "Mean and largest lag",
+        "Policy lag and gradient lag, in updates.",
+        ("polopt_lag_mean", "polopt_lag_max"),
+    ),
+    View("Lag in rollouts", "Mean policy lag in rollouts.", ("polopt_lag_rollouts",)),
     View(
         "Driver's phases, p50 and p99",
-        "Single timings since the last result.",
+        "Percentiles of the durations of each phase since the last result.",
         ("polopt_driver_p50_ms", "polopt_driver_p99_ms"),
     ),
     View(
         "Workers' parts, p50 and p99",
-        "Single answers since the last result.",
+        "Percentiles of the durations of each part in single replies since the last result.",
         ("polopt_workers_p50_ms", "polopt_workers_p99_ms"),
     ),
-    View("Workers' steps/s", "Mean, slowest, fastest.", ("polopt_workers_env_steps_per_s",)),
+    View(
+        "Workers' steps/s",
+        "Sampling rate of a worker: mean, minimum and maximum over workers.",
+        ("polopt_workers_env_steps_per_s",),
+    ),
     View(
         "Workers' idle share",
-        "Mean, smallest and largest over workers.",
+        "Idle share of a worker: mean, minimum and maximum over workers.",
         ("polopt_workers_idle_share",),
     ),
     View(
         "Processors in use",
-        "By the driver's process and by workers'. Free cores can have further workers.",
+        "Processors that the driver's process and the workers' processes use. If cores are free, "
+        "more workers can use them.",
         ("polopt_driver_cpus", "polopt_workers_cpus"),
     ),
     View(
         "Memory",
-        "Resident, of the driver's process and of workers'. A line that rises without end is a "
-        "leak.",
+        "Resident memory of the driver's process and of the workers' processes. A line that never "
+        "stops rising is a memory leak.",
         ("polopt_driver_memory_bytes", "polopt_workers_memory_bytes"),
     ),
     View(
         "GPUs busy",
-        "Share of the time, of the driver's GPU and of workers'. 0 without one.",
+        "Share of the time in which the GPU of the driver or of a worker is busy. 0 without a GPU.",
         ("polopt_driver_gpu_share", "polopt_workers_gpu_share"),
     ),
     View(
         "Requests in flight",
-        "Mean of the calls pending whenever one ends. Asynchronous: fewer than workers, if some "
-        "have no work. Synchronous: N calls start together, so the mean is (N + 1) / 2.",
+        "Mean number of pending calls at the end of each call. For an asynchronous optimizer, a "
+        "mean below the number of workers means that some workers have no work. A synchronous "
+        "optimizer starts N calls at the same time, so its mean is (N + 1) / 2.",
         ("polopt_requests_in_flight",),
     ),
-    View("Updates/s", "Applied, since the last result.", ("polopt_updates_per_s",)),
+    View("Updates/s", "Update rate since the last result.", ("polopt_updates_per_s",)),
     View(
         "Steps and updates, smoothed",
-        "Rates over a minute or more.",
+        "Rates of steps and updates over at least a minute.",
         ("polopt_env_steps", "polopt_env_steps_trained", "polopt_updates"),
     ),
-    View("Bytes", "Weights, gradients and data between processes.", ("polopt_bytes",)),
+    View("Bytes", "Weights, gradients and batches between processes.", ("polopt_bytes",)),
     View(
         "Faults",
-        "Totals so far. A dip of a curve at a step has a cause.",
+        "Numbers of faults so far. If another curve dips when a number rises, the fault is a "
+        "likely cause.",
         (
             "polopt_worker_restarts",
             "polopt_worker_failures",
@@ -121,37 +142,49 @@ VIEWS = (
             "polopt_skipped_updates",
         ),
     ),
-    View("Healthy workers", "Now.", ("polopt_healthy_workers",)),
-    # Each axis has values of one size: the learning rate would be a flat line beside the losses.
+    View("Healthy workers", "Number of workers that are up.", ("polopt_healthy_workers",)),
+    # The statistics have several panels, because each axis should have values of similar size. For
+    # example, the learning rate would be a flat line beside the losses.
     View(
         "Losses",
-        "As they are minimised; mean_kl_loss is the KL divergence.",
+        "Losses of the learner. mean_kl_loss is the KL divergence.",
         _LEARNER,
         where='statistic=~".*loss"',
     ),
     View(
         "Entropy and other statistics of the learner",
-        "Entropy near 0: exploration has ended. Clip fraction above 0.3: updates are too large.",
+        "An entropy near 0 means that exploration has ended. A clip fraction above 0.3 means that "
+        "updates are too large.",
         _LEARNER,
         where='statistic!~".*loss|grad_norm|.*learning_rate"',
     ),
-    View("Gradient norm", "Before clipping.", _LEARNER, where='statistic="grad_norm"'),
-    View("Learning rate", "As scheduled.", _LEARNER, where='statistic=~".*learning_rate"'),
+    View(
+        "Gradient norm",
+        "Norm of the gradient before clipping.",
+        _LEARNER,
+        where='statistic="grad_norm"',
+    ),
+    View(
+        "Learning rate",
+        "Current learning rate, which follows the schedule.",
+        _LEARNER,
+        where='statistic=~".*learning_rate"',
+    ),
 )
-#: The place of an optimizer's own views: after the shares of time.
+#: Index at which the views of one optimizer are inserted, after the shares of time.
 _OWN_AT = 4
 
 
 @dataclass(frozen=True)
 class Alert:
-    """One alert rule, for every trial.
+    """An alert rule. It applies to every trial.
 
     Attributes:
-        uid: its identifier.
-        title: shown.
-        text: what has happened, and what to look at. `{trial}` is the trial.
-        expr: query of Prometheus. The alert fires while it has a value above 0.
-        minutes: for which it has to do so.
+        uid: identifier of the rule.
+        title: title of the alert.
+        text: what has happened, and what the user should look at. `{trial}` stands for the trial.
+        expr: a Prometheus query. The alert fires while the query has a value above 0.
+        minutes: the alert fires only if the value has been above 0 for this time.
     """
 
     uid: str
@@ -166,7 +199,10 @@ def _of_trial(expr: str) -> str:
 
 
 def _rise(name: str) -> str:
-    """How much a total rose within ten minutes. `delta` and `increase` extrapolate."""
+    """Returns a query for the increase of a metric within ten minutes.
+
+    It does not use `delta` or `increase`, because these functions extrapolate.
+    """
     return f"(ray_{name} - min_over_time(ray_{name}[10m]))"
 
 
@@ -187,22 +223,23 @@ ALERTS = (
     Alert(
         "polopt-env-faults",
         "polopt: environments raise",
-        "Environments of trial {trial} raised within the last ten minutes.",
+        "Environments of trial {trial} raised exceptions within the last ten minutes.",
         _of_trial(_rise("polopt_env_faults")),
     ),
     Alert(
         "polopt-non-finite",
         "polopt: data or gradients are not finite",
         "Trial {trial} dropped data or skipped updates within the last ten minutes.",
-        # Not a sum: an optimizer may have only one of them.
+        # This is not a sum, because some optimizers have only one of the two metrics.
         _of_trial(f"{_rise('polopt_non_finite')} > 0 or {_rise('polopt_skipped_updates')} > 0"),
     ),
     Alert(
         "polopt-driver-busy",
         "polopt: the driver cannot keep up",
-        "The driver of trial {trial} waits in less than 15 percent of its time, and workers are "
-        "idle for more than 20: larger fragments or fewer workers.",
-        # As the rule of this name in metrics/diagnosis.py. A result for each trial, if both hold.
+        "The driver of trial {trial} waits for less than 15 percent of its time, and the workers "
+        "are idle for more than 20 percent of their time. Use longer fragments or fewer workers.",
+        # The same condition as the rule `driver-busy` in metrics/diagnosis.py. The query has a
+        # value for each trial for which both conditions hold.
         _of_trial('ray_polopt_workers_share{part="idle"} > 0.2')
         + " and "
         + _of_trial('ray_polopt_driver_share{phase="wait"} < 0.15'),
@@ -212,17 +249,21 @@ ALERTS = (
 
 
 def metrics_folder() -> tuple[Path, str]:
-    """Returns where Ray writes its configurations of Prometheus and Grafana, and text on which
-    session of Ray that is.
+    """Returns the folder of Ray's configurations for Prometheus and Grafana.
 
-    `session_latest` is the session that started last, which may be another user's, one that has
-    ended, or the local Ray of a run, which exports nothing.
+    This is the folder of this user's newest running session of Ray. `session_latest` is only the
+    fallback, because it is the session that started last. It may belong to another user, may have
+    ended, or may be the local Ray of a run, which exports nothing.
+
+    Returns:
+        The folder, and a text with the name of the session. The text is empty if the session is not
+        known.
     """
     given = os.environ.get("RAY_METRICS_OUTPUT_ROOT")
     if given is not None:
         return Path(given), ""
     root = ray_root()
-    # Names end with the time of the start.
+    # The name of a session contains the time of its start.
     sessions = [path.parent for path in sorted(root.glob("session_[0-9]*/metrics"), reverse=True)]
     running = [path for path in sessions if is_own(path) and _is_running(path)]
     if not running:
@@ -233,7 +274,7 @@ def metrics_folder() -> tuple[Path, str]:
 
 
 def _is_running(session: Path) -> bool:
-    """Whether a raylet of the session accepts connections."""
+    """Returns whether the raylet of a session accepts connections."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1.0)
         try:
@@ -247,21 +288,21 @@ def write_alerts(path: Path, source: str) -> None:
     """Writes the alert rules as a file for Grafana's provisioning (`provisioning/alerting`).
 
     Args:
-        path: the YAML file. Its folder is made if it does not exist.
-        source: name of the data source of Prometheus in Grafana, which Ray provisions.
+        path: the YAML file. Its folder is created if necessary.
+        source: name of the Prometheus data source in Grafana. Ray provisions this data source.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: if the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     rules = [_alert_rule(alert, _uid_of_source(source)) for alert in ALERTS]
     group = {"orgId": 1, "name": "polopt", "folder": "polopt", "interval": "1m", "rules": rules}
-    # YAML contains JSON.
+    # Every JSON file is a valid YAML file.
     path.write_text(json.dumps({"apiVersion": 1, "groups": [group]}, indent=1) + "\n")
 
 
 def _uid_of_source(name: str) -> str:
-    """The identifier that Grafana gives a provisioned data source without one, as Ray's is."""
+    """Returns the identifier that Grafana generates for a data source that has none, like Ray's."""
     return f"P{hashlib.sha256(name.encode()).hexdigest()[:16]}".upper()
 
 
@@ -275,7 +316,7 @@ def _alert_rule(alert: Alert, source: str) -> dict[str, Any]:
         "title": alert.title,
         "condition": "B",
         "for": f"{alert.minutes}m",
-        "noDataState": "OK",  # no trial, or none with a fault
+        "noDataState": "OK",  # the query has no value if no trial has the fault
         "execErrState": "Error",
         "annotations": {"summary": alert.text.format(trial="{{ $labels.trial }}")},
         "data": [
@@ -291,14 +332,14 @@ def _alert_rule(alert: Alert, source: str) -> dict[str, Any]:
 
 
 def write_dashboards(folder: Path, tabs: Iterable[OptimizerTab]) -> list[Path]:
-    """Writes the dashboards as JSON files, for Grafana's provisioning. Returns their paths.
+    """Writes the dashboards as JSON files for Grafana's provisioning. Returns their paths.
 
     Args:
-        folder: made if it does not exist.
-        tabs: of the optimizers that get a dashboard of their own.
+        folder: folder of the files. It is created if necessary.
+        tabs: declarations of the optimizers that get their own dashboard.
 
     Raises:
-        OSError: a file in the folder cannot be written.
+        OSError: if a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = []
@@ -310,7 +351,7 @@ def write_dashboards(folder: Path, tabs: Iterable[OptimizerTab]) -> list[Path]:
 
 
 def dashboards(tabs: Iterable[OptimizerTab] = ()) -> dict[str, dict[str, Any]]:
-    """The dashboards by identifier, as Grafana reads them."""
+    """Returns the dashboards by identifier, in Grafana's JSON model."""
     boards = {"polopt": _dashboard("polopt", None)}
     for tab in tabs:
         uid = "polopt-" + re.sub("[^a-z0-9]+", "-", tab.name.lower())[:33]  # Grafana's limit is 40
@@ -319,7 +360,7 @@ def dashboards(tabs: Iterable[OptimizerTab] = ()) -> dict[str, dict[str, Any]]:
 
 
 def views_of(tab: OptimizerTab | None) -> list[View]:
-    """The views of all optimizers, and of the metrics that one optimizer declares."""
+    """Returns the views of all optimizers, and a view of each metric that `tab` declares."""
     own = [View(_title(metric), metric.text, (metric.name,)) for metric in _own(tab)]
     return [*VIEWS[:_OWN_AT], *own, *VIEWS[_OWN_AT:]]
 
@@ -352,7 +393,7 @@ def _dashboard(uid: str, tab: OptimizerTab | None) -> dict[str, Any]:
         "uid": uid,
         "title": f"polopt: {tab.title if tab is not None else 'all optimizers'}",
         "tags": ["polopt", "ray"],
-        "schemaVersion": 27,  # as Ray's: Grafana then migrates data sources given by name
+        "schemaVersion": 27,  # as in Ray. Grafana then migrates data sources given by name
         "editable": True,
         "graphTooltip": 1,
         "refresh": "10s",
@@ -369,7 +410,7 @@ def _variable(name: str, query: str) -> dict[str, Any]:
         "datasource": "${datasource}",
         "definition": query,
         "query": {"query": query, "refId": "StandardVariableQuery"},
-        "refresh": 2,  # whenever the range of time changes
+        "refresh": 2,  # 2 means: when the time range changes
         "sort": 1,
         "includeAll": True,
         "multi": True,
@@ -407,7 +448,7 @@ def _panel(view: View, series: Mapping[str, Metric], selector: str) -> dict[str,
 
 
 def _fixed_color(name: str, color: str) -> dict[str, Any]:
-    """The color that a phase has on the page, too."""
+    """Returns an override that gives a phase the same color as on the dashboard page."""
     value = {"mode": "fixed", "fixedColor": color}
     matcher = {"id": "byName", "options": name}
     return {"matcher": matcher, "properties": [{"id": "color", "value": value}]}
@@ -436,7 +477,7 @@ def _target(metric: Metric, view: View, selector: str) -> dict[str, Any]:
         legend = f"{metric.name.removeprefix('polopt_')} {legend}"
     expr = f"{'sum' if view.stacked else 'max'} by ({', '.join(labels)}) ({value})"
     if view.stacked:
-        # Not `avg`: optimizers have different phases, and the mean is over all trials.
+        # `avg` would omit trials without this phase, but the mean is over all trials.
         one = f'{metric.series}{{{selector},{metric.tag}="{_IN_EVERY_TRIAL[metric.tag]}"}}'
         expr += f" / scalar(count({one}))"
     return {"expr": expr, "legendFormat": legend}

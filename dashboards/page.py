@@ -1,10 +1,11 @@
 """The live page: a Streamlit script that `polopt dashboard` runs.
 
-Streamlit runs it from the top for each interaction. Results stay in memory between the runs.
+Streamlit runs this script from the top for each interaction. Results stay in memory between these
+runs of the script.
 
-What a user chooses is in the page's address, under the keys of the widgets: a link shows what was
-seen. Anyone may write such a link: Streamlit drops values that a widget does not have or allow
-(`bind="query-params"`), and `_focus` drops names of unknown runs.
+The address of the page contains the user's choices, under the keys of the widgets. So a link shows
+the same page again. A link may come from an untrusted person. Therefore, Streamlit ignores values
+that a widget does not allow (`bind="query-params"`), and `_focus` ignores names of unknown runs.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ from polopt.dashboards.views.drawing import Panel
 from polopt.dashboards.views.tabs import Tab, tabs_of
 
 _REFRESH_S = 5.0
-_SLOW_OPEN_BYTES = 8_000_000  # above it, progress is shown
-_MOST_VALUES = 40  # of a config key that is offered as a filter
+_SLOW_OPEN_BYTES = 8_000_000  # for more bytes, the page shows the progress of reading
+_MOST_VALUES = 40  # a config key with more values is not offered as a filter
 _MOST_SMOOTHING = 0.99
 _TABS_IN_MEMORY = 10
-# Plots stand side by side where both get 430 px, below each other otherwise. A table that is wider
-# than the page has a scroll bar that can be seen. Streamlit shows it only under the pointer.
+# Two plots are side by side if each of them gets at least 430 px. Otherwise, they are one below the
+# other. The scroll bar of a wide table is always visible. By default, Streamlit shows it only under
+# the pointer.
 _STYLE = """<style>
 .st-key-panels > div, .st-key-panels { display: grid !important; gap: 0.75rem;
   grid-template-columns: repeat(auto-fit, minmax(min(430px, 100%), 1fr)); }
@@ -54,7 +56,7 @@ def _directory(folder: str) -> ResultsDirectory:
 
 
 def _open(directory: ResultsDirectory) -> None:
-    """Reads what is new, and shows the progress where that is much."""
+    """Reads new results. Shows the progress if there are many bytes to read."""
     bar = None
 
     def progress(done: int, total: int, name: str) -> None:
@@ -71,14 +73,14 @@ def _open(directory: ResultsDirectory) -> None:
 
 
 def _plain(text: str) -> str:
-    """Text of result files for labels that Streamlit renders as Markdown."""
+    """Escapes text from result files for labels, which Streamlit renders as Markdown."""
     for character in r"\`*_{}[]()#+!|<>~$:":
         text = text.replace(character, "\\" + character)
     return text
 
 
 def _choices(runs: Sequence[Run]) -> Filters:
-    """The filters of the side bar."""
+    """Draws the filters of the side bar, and returns the user's choice."""
     trials = [run.trial for run in runs]
     experiments = sorted({trial.experiment for trial in trials})
     optimizers = sorted({trial.optimizer for trial in trials if trial.optimizer})
@@ -104,7 +106,7 @@ def _choices(runs: Sequence[Run]) -> Filters:
 
 
 def _groups(label: str, runs: Sequence[Run], key: str) -> frozenset[str]:
-    """A choice of groups, or no choice where there is only one group."""
+    """Draws a choice of groups, if there are several groups. Returns the chosen groups."""
     names = list(dict.fromkeys(run.group for run in runs))
     if len(names) < 2:
         return frozenset()
@@ -112,15 +114,16 @@ def _groups(label: str, runs: Sequence[Run], key: str) -> frozenset[str]:
 
 
 def _several(label: str, options: Sequence[str], key: str, placeholder: str = "all") -> list[str]:
-    """A choice of several options."""
+    """Draws a choice of several options, and returns the chosen options."""
     return st.multiselect(label, options, key=key, placeholder=placeholder, bind="query-params")
 
 
 def _number(label: str, key: str, step: float, lowest: float | None = None) -> float | None:
-    """A number, or None where the page chooses one."""
+    """Draws a field for a number. Returns None if the field is empty and the page chooses."""
     value = st.number_input(
         label, value=None, min_value=lowest, step=step, placeholder="automatic",
-        help="Without a number: what at least half of the runs of each group have reached.",
+        help="If empty, the page uses the highest number that at least half of the runs of each "
+        "group have reached.",
         key=key, bind="query-params",
     )  # fmt: skip
     return float(value) if value is not None else None
@@ -135,7 +138,7 @@ def _show(panel: Panel, tab: str) -> None:
         st.plotly_chart(
             panel.figure,
             key=f"{tab}-{panel.key}",
-            config={"displayModeBar": False},  # dragging zooms, a double click goes back
+            config={"displayModeBar": False},  # dragging zooms, and a double click resets the zoom
         )
     elif panel.findings:
         entries = (
@@ -156,9 +159,10 @@ def _unique(names: Sequence[str]) -> list[str]:
 
 
 def _focus(tab: Tab, runs: Sequence[Run], root: Path) -> str:
-    """The directory of the run that a tab shows in detail, as chosen by the user.
+    """Draws the choice of the run in focus, and returns the directory of this run.
 
-    The address names it by its path below `root`, because labels change when runs arrive.
+    In the address, the run has its path below `root` as its name, because the label of a run can
+    change when other runs arrive.
     """
     by_name = {_path_below(root, run.trial.folder): run for run in runs}
     names, key = list(by_name), f"focus-{tab.key}"
@@ -177,7 +181,7 @@ def _focus(tab: Tab, runs: Sequence[Run], root: Path) -> str:
 
 
 def _path_below(root: Path, folder: Path) -> str:
-    """Path of a trial below the results directory, or its name if it is that directory."""
+    """Returns the path of a trial below `root`, or its name if the trial's directory is `root`."""
     is_below = folder != root and folder.is_relative_to(root)
     return str(folder.relative_to(root)) if is_below else folder.name
 
@@ -195,12 +199,12 @@ def _panels(tab: Tab, selection: Selection, root: Path) -> None:
 
 @st.cache_resource(show_spinner=False, max_entries=_TABS_IN_MEMORY)
 def _built(_tab: Tab, _selection: Selection, key: str) -> list[Panel]:
-    """Panels of a tab, made once for each key, for all browsers."""
+    """Returns the panels of a tab. They are cached by `key`, for all browsers."""
     return _tab.panels(_selection)
 
 
 def _key(tab: Tab, selection: Selection) -> str:
-    """Everything that changes the panels of a tab."""
+    """Returns a key that contains everything on which the panels of a tab depend."""
     trials = [(run.label, run.trial) for run in selection.runs]
     shown = [(label, t.folder, t.rows.version, t.state, t.error) for label, t in trials]
     options = replace(selection, runs=(), pinned=frozenset())
@@ -213,7 +217,7 @@ def _content(directory: ResultsDirectory, filters: Filters, options: Selection) 
     options = options.with_runs(filters.shown(make_runs(directory.trials)))
     runs = options.runs
     if not runs:
-        st.info("No trials are selected. Clear a filter or a hidden group in the side bar.")
+        st.info("No trials are selected. Clear a filter, or show a hidden group, in the side bar.")
         return
     tabs = tabs_of(runs)
     titles = [tab.title for tab in tabs]
@@ -227,14 +231,14 @@ def _content(directory: ResultsDirectory, filters: Filters, options: Selection) 
     left_out = len(directory.trials) - len(runs)
     hidden = f", {left_out} not shown" if left_out else ""
     counts = f"{len(runs)} trials, {running} running{hidden}"
-    st.caption(f"{counts}. {time.strftime('%H:%M:%S')}, drawn in {took:.1f} s")
+    st.caption(f"{counts}. Updated at {time.strftime('%H:%M:%S')}, drawn in {took:.1f} s")
 
 
 def _options(runs: Sequence[Run], shown: Sequence[Run]) -> Selection:
-    """What comes first, how curves are drawn, and what is compared.
+    """Draws the options of the side bar, and returns a selection with these options.
 
     Args:
-        runs: all runs, so that no filter changes which groups are pinned.
+        runs: all runs. So filters do not change which groups can be pinned.
         shown: the runs that pass the filters.
     """
     pinned = _groups("Pin groups", runs, "pin")
@@ -244,23 +248,24 @@ def _options(runs: Sequence[Run], shown: Sequence[Run]) -> Selection:
     )  # fmt: skip
     startup = st.toggle(
         "Count start-up",
-        help="Whether seconds, rates and shares contain the time before the first result of a "
-        "worker: starting processes, importing libraries, making environments.",
+        help="Includes start-up in seconds, rates and shares of time. Start-up is the time before "
+        "the first reply of a worker, in which processes start, libraries are imported and "
+        "environments are made.",
         key="startup",
         bind="query-params",
     )
     log = st.toggle(
         "Logarithmic y axis",
-        help="Of curves without values below 0. Counts stay linear.",
+        help="Applies to curves without values below 0. Counts keep a linear axis.",
         key="log",
         bind="query-params",
     )
     robust = st.toggle(
         "Robust range",
         value=True,
-        help="The axis of curves and of interquartile means may leave out values that reach more "
-        f"than {OUTLIER_FACTOR:.0f} times as far from 0 as those of three quarters of the groups. "
-        "Such a plot says how many runs or groups leave its range.",
+        help="Outliers do not affect the range of the axis of curves and interquartile means. "
+        f"Outliers are values more than {OUTLIER_FACTOR:.0f} times as large as the values of three "
+        "quarters of the groups. The plot says how many runs or groups leave its range.",
         key="robust",
         bind="query-params",
     )
@@ -268,13 +273,13 @@ def _options(runs: Sequence[Run], shown: Sequence[Run]) -> Selection:
         "Smoothing",
         0.0,
         _MOST_SMOOTHING,
-        help="Weight of an exponential moving average of the curves of single runs: how much a "
-        "result counts, relative to the one after it. 0: none. Faint lines are as measured. "
-        "Counts, means over runs and shares of time are not smoothed.",
+        help="The weight of an exponential moving average of the curves of single runs: the weight "
+        "of a result, relative to the next result. 0 means no smoothing. Faint lines show the "
+        "measured values. Counts, means over runs and shares of time are not smoothed.",
         key="smoothing",
         bind="query-params",
     )
-    budget = _number("Rank groups after so many steps", "budget", 10_000.0, 0.0)
+    budget = _number("Rank groups after this many steps", "budget", 10_000.0, 0.0)
     tasks = sorted({run.task for run in shown})
     targets = {}
     for task in tasks:
@@ -304,7 +309,7 @@ def main(folder: str) -> None:
         filters = _choices(runs)
         options = _options(runs, filters.shown(runs))
     if not directory.trials:
-        st.info("No results here yet. This page shows them as soon as a run writes some.")
+        st.info("There are no results yet. The page shows results as soon as a run writes them.")
     run_every = _REFRESH_S if automatic else None
     st.fragment(_content, run_every=run_every)(directory, filters, options)
 

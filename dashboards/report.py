@@ -1,4 +1,4 @@
-"""The report: all views as one HTML file that opens without a network. PNG and CSV of each plot."""
+"""Writes the report: all tabs in one HTML file, which needs no network. Also PNG and CSV files."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ section { min-width: 0; } section.wide { grid-column: 1 / -1; }
 th, td { border: 1px solid var(--line); padding: 0.25rem 0.6rem; text-align: left;
   max-width: 30rem; overflow-wrap: break-word; }
 """
-# Jinja escapes all values but those marked as safe: Plotly's script, and its JSON of figures, in
-# which Plotly has escaped what could end a script. Plots are drawn in the colors of the page, which
-# follow the setting of the system.
+# Jinja escapes all values except those marked as safe. These are our style, Plotly's script, and
+# Plotly's JSON of figures, in which Plotly has escaped everything that could end a script. The text
+# of plots has the color of the page, which follows the light or dark setting of the system.
 _PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>polopt: {{ name }}</title><style>{{ style|safe }}</style>
@@ -62,7 +62,7 @@ const draw = (id, figure) => {
 </script>
 {% for section in sections %}{% set number = loop.index0 %}
 <h2 id="s{{ number }}">{{ section.title }}</h2>
-{% if section.run %}<p>Shares and histograms: {{ section.run.label }}</p>{% endif %}
+{% if section.run %}<p>Shares and histograms are of the run {{ section.run.label }}.</p>{% endif %}
 <div class="panels">
 {% for panel in section.panels %}
 <section class="{{ "wide" if panel.wide else "panel" }}">
@@ -96,14 +96,15 @@ def write_report(
 
     Args:
         results_dir: directory of Tune results.
-        output: the HTML file. It is replaced.
-        figures: directory for a CSV and a PNG of each plot. None writes none.
+        output: the HTML file. An existing file is replaced.
+        figures: directory for a CSV file and a PNG file of each plot. `None` writes no such files.
 
     Returns:
-        Notes for the user, such as why PNG files could not be written.
+        Notes for the user, such as the reason why PNG files could not be written.
 
     Raises:
-        ConfigError: the directory does not exist or holds no trial, or a file cannot be written.
+        ConfigError: if the directory does not exist or contains no trial, or if a file cannot be
+            written.
     """
     folder = existing_directory(results_dir)
     directory = ResultsDirectory(folder)
@@ -119,18 +120,19 @@ def write_report(
         raise ConfigError(f"cannot write {error.filename or output}: {error.strerror}") from error
 
 
-#: Groups of one optimizer whose shares and histograms are in a report: its length is bounded.
+#: A report contains shares and histograms of at most this many groups of an optimizer. This bounds
+#: the length of the report.
 _MOST_GROUPS = 6
 
 
 @dataclass(frozen=True)
 class _Section:
-    """A tab. An optimizer with several groups has a section for each of them.
+    """A section of the report, which shows a tab. An optimizer has a section for each group.
 
     Attributes:
         tab: the tab.
-        run: whose shares and histograms it has. None where it has none.
-        panels: in order.
+        run: the run whose shares and histograms the section shows. None for other tabs.
+        panels: the panels in order.
     """
 
     tab: Tab
@@ -139,14 +141,17 @@ class _Section:
 
     @property
     def title(self) -> str:
-        """The title of its tab, and its group."""
+        """The title of the tab, with the group of the run."""
         return self.tab.title if self.run is None else f"{self.tab.title}: {self.run.group}"
 
 
 def _sections(runs: Sequence[Run]) -> Iterator[_Section]:
-    """Tabs with their panels. Where an optimizer has runs of several groups, what depends on the
-    run in focus is repeated for the first run of each group, at most for the six groups with the
-    highest return."""
+    """Yields the sections of the report.
+
+    If an optimizer has several groups, the panels of the run in focus are repeated for the first
+    run of each group. There are at most `_MOST_GROUPS` such groups, the groups with the highest
+    returns.
+    """
     for tab in tabs_of(runs):
         groups = Selection(runs).of([tab.optimizer]).groups if tab.optimizer else {}
         if not groups:
@@ -161,8 +166,8 @@ def _sections(runs: Sequence[Run]) -> Iterator[_Section]:
                 panels = [panel for panel in panels if panel.run]
             if number == _MOST_GROUPS - 1 and len(shown) > _MOST_GROUPS:
                 why = (
-                    f"Shares and histograms of {len(shown) - _MOST_GROUPS} groups with lower "
-                    "returns are left out; polopt dashboard shows those of every run"
+                    f"The report omits shares and histograms of {len(shown) - _MOST_GROUPS} groups "
+                    "with lower returns. polopt dashboard shows every run"
                 )
                 panels.append(Panel("other-groups", "Other groups", "", missing=why, wide=True))
             yield _Section(tab, members[0], panels)
@@ -184,7 +189,7 @@ def _document(folder: Path, num_trials: int, sections: Sequence[_Section]) -> st
 
 
 def _write_figures(folder: Path, sections: Sequence[_Section]) -> list[str]:
-    """Writes a CSV for each plot and table and a PNG for each plot. Returns notes for the user."""
+    """Writes a CSV file of each plot and table, and a PNG file of each plot. Returns notes."""
     folder.mkdir(parents=True, exist_ok=True)
     figures: list[go.Figure] = []
     paths: list[Path] = []
@@ -215,10 +220,11 @@ def _write_csv(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]
 
 
 def figure_table(figure: go.Figure) -> tuple[list[str], list[list[Any]]]:
-    """The data of a plot as a table with a row for each point.
+    """Returns the data of a plot as a table with a row for each point.
 
     Returns:
-        Names of the columns (`curve`, `x`, `y`, and `z` for heat maps) and the rows.
+        The names of the columns and the rows. The columns are `curve`, `x` and `y`. Heat maps also
+        have a column `z`.
     """
     rows: list[list[Any]] = []
     is_map = any(trace.type == "heatmap" for trace in figure.data)

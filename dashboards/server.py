@@ -1,4 +1,4 @@
-"""Starts the live page: what `polopt dashboard` calls."""
+"""Starts the server of the live page, for `polopt dashboard`."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from pathlib import Path
 
 from polopt.common.config import ConfigError
 
-#: Names of the loopback address. A page of another site whose name its owner has pointed at this
-#: machine (DNS rebinding) sends its own name.
+#: Names of the loopback address. The server's WebSocket refuses requests with another host name.
+#: This prevents DNS rebinding, in which another site points its own host name at this machine.
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 _EXTRA = "the dashboards need Streamlit and Plotly: pip install 'polopt[dashboard]'"
 
 
 def check_installed(*modules: str) -> None:
-    """Raises a ConfigError that names the extra if a module of it is missing."""
+    """Raises a ConfigError that names the extra if one of the modules is not installed."""
     for module in modules:
         if importlib.util.find_spec(module) is None:
             raise ConfigError(f"{module} is not installed; {_EXTRA}")
 
 
 def existing_directory(results_dir: Path) -> Path:
-    """The directory of results, with the user's home in place of `~`.
+    """Returns the results directory, in which `~` is replaced by the user's home directory.
 
     Raises:
-        ConfigError: it does not exist, or is a file.
+        ConfigError: if the directory does not exist or is a file.
     """
     folder = results_dir.expanduser()
     if folder.is_dir():
@@ -43,33 +43,32 @@ def existing_directory(results_dir: Path) -> Path:
 def _check_port(port: int) -> None:
     """Raises a ConfigError if a server cannot listen on a port of the loopback address."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a server does
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
             why = "is taken by another program" if taken else f"cannot be used: {error.strerror}"
             raise ConfigError(
-                f"port {port} {why}. Allowed: another --port, or none for the first free one"
+                f"port {port} {why}. Allowed: another --port, or no --port for the first free port"
             ) from None
 
 
 def serve(results_dir: Path, port: int | None = None, browser: bool = True) -> None:
     """Replaces this process by the server of the live page. Does not return.
 
-    The server prints its address. It listens only on the loopback address, and its WebSocket
-    answers only requests whose headers name this address. It neither imports files of the current
-    directory nor reads them as its configuration. Without `port` it takes the first free port that
-    is 8501 or higher.
+    The server prints its address. It listens only on the loopback address. Its WebSocket answers
+    only requests whose headers contain this address. The server does not import files of the
+    current directory, and does not read its configuration there.
 
     Args:
         results_dir: directory of Tune results.
-        port: port, or None.
-        browser: whether a browser is opened where there is one.
+        port: port of the server. `None` means the first free port that is at least 8501.
+        browser: whether to open a browser, if the machine has one.
 
     Raises:
-        ConfigError: if the directory does not exist or is a file, the port is taken, or the extra
-            is not installed.
+        ConfigError: if the directory does not exist or is a file, if the port is taken, or if the
+            extra is not installed.
     """
     check_installed("streamlit", "plotly")
     folder = existing_directory(results_dir)
@@ -85,12 +84,13 @@ def serve(results_dir: Path, port: int | None = None, browser: bool = True) -> N
     if port is not None:
         _check_port(port)
         options["server.port"] = str(port)
-    if not browser:  # without a desktop, Streamlit does not open one
+    # Without a desktop, Streamlit opens no browser even if `browser` is True.
+    if not browser:
         options["server.headless"] = "true"
     command += [f"--{key}={value}" for key, value in options.items()]
     command += [f"--server.allowedHosts={host}" for host in LOOPBACK_HOSTS]
     arguments = [*command, "--", str(folder.absolute())]
-    # Python's `-m` imports from the current directory, and Streamlit reads `.streamlit` there. It
-    # may be a directory of another user's results.
+    # The current directory may contain results of another user. Python's `-m` imports from the
+    # current directory, and Streamlit reads `.streamlit` there, so the server runs elsewhere.
     os.chdir(sys.prefix)
     os.execv(sys.executable, arguments)

@@ -8,8 +8,8 @@ from typing import Any
 from ray import tune
 
 _LEARNER = "learners/default_policy/"
-#: Charts of each category. Each tag is a regular expression, as TensorBoard reads it. Every
-#: expression matches scalars of every optimizer.
+#: The charts of each category. A chart has tags, which are regular expressions of TensorBoard.
+#: Every expression matches scalars of every optimizer.
 LAYOUT: dict[str, dict[str, tuple[str, ...]]] = {
     "Run": {
         "return": ("env_runners/episode_return_mean",),
@@ -41,19 +41,20 @@ LAYOUT: dict[str, dict[str, tuple[str, ...]]] = {
         "gradient norm": (_LEARNER + "grad_norm",),
     },
 }
-#: Sorts before the files of Tune's logger: TensorBoard reads a folder's files in this order, and
-#: does not return to a file once there is a later one.
+#: This name sorts before the files of Tune's logger. TensorBoard reads the files of a folder in
+#: sorted order, and does not read a file again when there is a later file.
 _FILE_NAME = "events.out.tfevents.0000000000.layout"
 
 
 class TensorBoardLayout(tune.Callback):
     """Writes the layout of TensorBoard's Custom Scalars tab once per trial.
 
-    `polopt train` has it. For a Tuner: `RunConfig(callbacks=[polopt.TensorBoardLayout()])`.
+    `polopt train` uses this callback. With a Tuner, pass it in
+    `RunConfig(callbacks=[polopt.TensorBoardLayout()])`.
     """
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Called by Tune when a trial starts."""
+        """Writes the layout when a trial starts."""
         trial.init_local_path()
         path = Path(trial.local_path, _FILE_NAME)
         if not path.exists():
@@ -61,7 +62,7 @@ class TensorBoardLayout(tune.Callback):
 
 
 def write_layout(path: Path) -> None:
-    """Writes an event file that holds the layout only."""
+    """Writes an event file that contains only the layout."""
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import RecordWriter
     from tensorboardX.summary import custom_scalars

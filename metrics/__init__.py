@@ -1,4 +1,4 @@
-"""Timers, running statistics, episode and learner statistics, in NumPy."""
+"""Timers and running statistics of a run, its episodes and its learner, in NumPy."""
 
 from polopt.common.data_faults import DataFaults
 from polopt.common.episodes import EpisodeStats

@@ -1,5 +1,8 @@
-"""The distribution of sampled actions: shares of categories. Or means, standard deviations and the
-share that is clipped."""
+"""Statistics of the sampled actions.
+
+For categorical actions, these are counts of the categories. For the actions of a Box, these are
+means, standard deviations and the share of clipped values.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,22 @@ import numpy as np
 
 from polopt.common.moments import Moments, merged
 
-#: Bins of the histogram of one categorical action. The last one counts all further categories.
+#: Largest number of bins in the histogram of a categorical action. If the action has more
+#: categories, the last bin counts all further categories.
 MOST_CATEGORIES = 32
-#: Categorical actions of a MultiDiscrete space, and dimensions of a Box, that are counted.
+#: The statistics cover at most this many categorical actions of a MultiDiscrete space, and at most
+#: this many dimensions of a Box.
 MOST_PARTS, MOST_DIMENSIONS = 8, 32
 
 
 class ActionSums(NamedTuple):
-    """What actions sum up to, in a size that does not depend on their number.
+    """Sums over a set of actions. Their size does not depend on the number of actions.
 
     Attributes:
-        counts: of each categorical action the number of times that each category was chosen.
-        moments: of the dimensions of a Box. None for categories.
-        clipped: number of elements of actions of a Box that the environment got clipped.
+        counts: for each categorical action, how often each category was chosen.
+        moments: moments of each dimension of a Box. None for categorical actions.
+        clipped: number of values in the actions of a Box that were outside the bounds. The
+            environment received the bound instead.
     """
 
     counts: tuple[list[int], ...] = ()
@@ -37,12 +43,14 @@ class ActionSums(NamedTuple):
         sizes: Sequence[int],
         bounds: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> ActionSums:
-        """The sums of actions `[B, ...]` as sampled from the distribution.
+        """Returns the sums of a batch of actions, taken before they are clipped.
 
         Args:
-            actions: categories counted from 0, `[B]` or `[B, K]`. Of a Box `[B, A]`.
-            sizes: number of categories of each categorical action, K. Empty: actions are real.
-            bounds: beyond which real actions are clipped, `[A]` each. None: they are not.
+            actions: categories, counted from 0, of shape `[B]` or `[B, K]`. For a Box, real values
+                of shape `[B, A]`.
+            sizes: the number of categories of each of the K categorical actions. Empty for a Box.
+            bounds: lower and upper bounds that clip the actions of a Box, each of shape `[A]`.
+                `None` means that the actions are not clipped.
         """
         flat = actions.reshape(len(actions), math.prod(actions.shape[1:]))
         if not sizes:
@@ -59,7 +67,10 @@ class ActionSums(NamedTuple):
         )
 
     def merge(self, other: ActionSums) -> ActionSums:
-        """The sums of the actions of both. Sums without any action merge with sums of any space."""
+        """Returns the sums over the actions of both objects.
+
+        An object without actions can be merged with sums of any action space.
+        """
         if not self.counts or not other.counts:
             counts = self.counts or other.counts
         else:
@@ -73,11 +84,11 @@ def _sums(counts: list[int], others: list[int]) -> list[int]:
 
 
 class ActionStats:
-    """Distribution of the actions since the last report.
+    """Statistics of the actions since the last report.
 
     Args:
-        sizes: number of categories of each categorical action. Empty: actions are real.
-        dimensions: of a real action.
+        sizes: number of categories of each categorical action. Empty for a Box.
+        dimensions: number of dimensions of a Box.
     """
 
     def __init__(self, sizes: Sequence[int] = (), dimensions: int = 0) -> None:
@@ -86,13 +97,17 @@ class ActionStats:
         self._sums = ActionSums()
 
     def add(self, sums: ActionSums) -> None:
-        """Adds the sums of one reply."""
+        """Adds the sums of one call to a worker."""
         self._sums = self._sums.merge(sums)
 
     def report(self) -> dict[str, Any]:
-        """`histogram` of each categorical action by its number, or `mean` and `std` of each
-        dimension and the share that is `clipped`, NaN without actions. Then resets them. Empty for
-        actions of no dimension."""
+        """Returns the statistics since the last report, and resets them.
+
+        Returns:
+            For categorical actions, `histogram`: the counts of each action by its position. For a
+            Box, lists `mean` and `std` with one entry per dimension, and the share `clipped` of all
+            values. Without actions, the statistics of a Box are NaN.
+        """
         sums, self._sums = self._sums, ActionSums()
         if self._bins:
             counts = sums.counts or [[0] * bins for bins in self._bins]

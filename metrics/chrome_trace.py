@@ -1,7 +1,8 @@
-"""Recorded events as a Chrome trace, the JSON format that Perfetto and vizviewer open.
+"""Converts recorded events to a Chrome trace, the JSON format that Perfetto and vizviewer open.
 
-Format: "Trace Event Format" of Chromium. Each process of the run is a process of the trace, and
-each track a thread. Times are microseconds from the begin of the recording.
+The format is the "Trace Event Format" of Chromium. In the trace, each process of the run is a
+process, and each track of events is a thread. Times are microseconds since the beginning of the
+recording.
 """
 
 from __future__ import annotations
@@ -17,33 +18,36 @@ from polopt.common.config import ConfigError
 from polopt.common.files import read_regular
 from polopt.common.tracer import Event
 
-#: Name of the file in the trial's directory.
+#: Name of the trace file in the trial's directory.
 TRACE_FILE = "trace.json"
-#: Largest file that is read.
+#: `read_trace` refuses larger files.
 _MOST_BYTES = 2 << 30
-#: Time that a worker does not spend in a span.
+#: Name for the time of a worker outside all spans.
 IDLE = "idle"
-#: Time that the driver does not spend in a span.
+#: Name for the time of the driver outside all spans.
 OTHER = "other"
 _REQUEST = "request "
 _US = 1e6
-#: Times closer than this are equal: sums of start and duration are rounded.
+#: Times that differ by less than this are equal, because the sum of a start and a duration is
+#: rounded.
 _RESOLUTION_S = 1e-7
 
 
 def chrome_trace(
     processes: Mapping[str, Sequence[Event]], window_s: tuple[float, float], **other: Any
 ) -> dict[str, Any]:
-    """The trace of one recording.
+    """Returns the trace of one recording.
 
-    Events are cut off at the ends of the window. Time of a worker outside of its spans becomes
-    spans named `idle`. Requests that overlap get tracks of their own. Arrows (flow events) lead
-    from the end of each span named `gradient` to the driver's next span named `apply`.
+    Events are cut off at the ends of the window. The time of a worker outside all spans becomes
+    spans named `idle`. Requests to one worker that overlap are drawn on separate tracks. For each
+    request that returned a gradient, an arrow (a flow event) leads from the end of the worker's
+    span `gradient` to the driver's next span `apply`.
 
     Args:
-        processes: events by name of the process, on one clock. `driver` and `worker N`.
+        processes: the events of each process. The names of the processes are `driver` and
+            `worker N`. All events have times of the same clock.
         window_s: begin and end of the recording.
-        other: further JSON values, kept as `otherData`.
+        other: further JSON values, which the trace contains as `otherData`.
     """
     begun_s, ended_s = window_s
     trace: list[dict[str, Any]] = []
@@ -75,7 +79,7 @@ def chrome_trace(
 
 
 def _cut(events: Iterable[Event], begun_s: float, ended_s: float) -> list[Event]:
-    """The parts of the events between two times."""
+    """Returns the events between two times. Spans that reach beyond these times are shortened."""
     kept = []
     for event in events:
         if not event.track:
@@ -105,8 +109,11 @@ def _span(event: Event, pid: int, tid: int, start_s: float) -> dict[str, Any]:
 
 
 def _tracks(events: Iterable[Event]) -> dict[str, list[Event]]:
-    """Spans by track, in order of time. Requests to one worker that overlap are spread over as many
-    tracks as are pending at once."""
+    """Returns the spans of each track, in order of time.
+
+    Requests to one worker that overlap are spread over several tracks. Their number is the largest
+    number of requests that were pending at the same time.
+    """
     tracks: dict[str, list[Event]] = {}
     spans = sorted((e for e in events if e.track), key=lambda e: (e.at_s, -e.value))
     for event in spans:
@@ -123,7 +130,7 @@ def _is_free(spans: list[Event] | None, at_s: float) -> bool:
 
 
 def _gaps(spans: Iterable[Event], window_s: tuple[float, float]) -> list[tuple[float, float]]:
-    """Begin and duration of the time outside of spans, which may be nested."""
+    """Returns begin and duration of each gap between the spans. Spans may be nested."""
     gaps = []
     end_s, ended_s = window_s
     for at_s, until_s in [*((event.at_s, _end_s(event)) for event in spans), (ended_s, ended_s)]:
@@ -134,7 +141,7 @@ def _gaps(spans: Iterable[Event], window_s: tuple[float, float]) -> list[tuple[f
 
 
 def _in_flight(events: Iterable[Event]) -> list[Event]:
-    """The number of pending requests whenever it changes."""
+    """Returns a counter event for each change of the number of pending requests."""
     requests = [event for event in events if event.track.startswith(_REQUEST)]
     changes = sorted([(e.at_s, 1) for e in requests] + [(e.at_s + e.value, -1) for e in requests])
     counts = itertools.accumulate(change for _, change in changes)
@@ -145,8 +152,11 @@ def _in_flight(events: Iterable[Event]) -> list[Event]:
 
 
 def _arrows(processes: Mapping[str, Sequence[Event]], start_s: float) -> list[dict[str, Any]]:
-    """From each gradient of a worker to the update that it went into. Track 0 of a process is that
-    of the driver's phases, or of the worker's."""
+    """Returns flow events from each gradient of a worker to the update that applied this gradient.
+
+    Both ends are on track 0 of their process. This track holds the phases of the driver, or of the
+    worker.
+    """
     pids = {name: pid for pid, name in enumerate(processes)}
     driver = processes.get("driver", ())
     updates = sorted(event.at_s for event in driver if event.name == "apply")
@@ -163,7 +173,7 @@ def _arrows(processes: Mapping[str, Sequence[Event]], start_s: float) -> list[di
         if done == 0 or ends[done - 1] < request.at_s or update == len(updates):
             continue
         arrow = {"name": "gradient", "cat": "flow", "id": len(arrows) // 2, "tid": 0}
-        # Within the span of the gradient, so that viewers find it.
+        # The arrow begins within the span of the gradient, because viewers attach it to that span.
         begin_us = _US * (ends[done - 1] - start_s) - 0.5
         end_us = _US * (updates[update] - start_s)
         arrows.append({**arrow, "ph": "s", "pid": pids[worker], "ts": begin_us})
@@ -176,13 +186,13 @@ def _end_s(event: Event) -> float:
 
 
 def self_times_s(trace: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Seconds in spans of each name, without the seconds of nested spans.
+    """Returns the seconds in spans of each name, without the seconds of nested spans.
 
     Args:
-        trace: what `chrome_trace` returned.
+        trace: a trace that `chrome_trace` returned.
 
     Returns:
-        by name of the process, then by name of the span. Requests are left out.
+        For each process, the seconds by name of the span. Spans of requests are not counted.
     """
     names: dict[tuple[str, int, int], str] = {}
     for event in trace["traceEvents"]:
@@ -208,16 +218,16 @@ def self_times_s(trace: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def percentages(trace: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Whole percentages of the recorded time in spans of each name. They sum to 100.
+    """Returns the percentage of the recorded time in spans of each name, as integers.
 
-    Time without a span is `other`. Percentages are rounded down, and the points that are missing
-    then go to the largest remainders.
+    Time without a span has the name `other`. The percentages of a process sum to 100: each value is
+    rounded down, and the values with the largest remainders are then raised by 1.
 
     Args:
-        trace: what `chrome_trace` returned.
+        trace: a trace that `chrome_trace` returned.
 
     Returns:
-        by name of the process, then by name of the span, the largest first.
+        For each process, the percentages by name of the span, in descending order.
     """
     duration_s = trace["otherData"]["duration_s"]
     found = {}
@@ -235,13 +245,13 @@ def percentages(trace: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def read_trace(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
-    """Reads the file of a trace.
+    """Reads a trace file.
 
     Returns:
-        its `otherData`, and its `percentages`.
+        The trace's `otherData` and `percentages`.
 
     Raises:
-        ConfigError: it cannot be read, or is not a trace of polopt.
+        ConfigError: if the file cannot be read, or is not a trace of polopt.
     """
     try:
         recorded = json.loads(read_regular(path, _MOST_BYTES))

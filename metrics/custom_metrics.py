@@ -1,4 +1,4 @@
-"""`CustomMetrics`: mean, minimum and maximum of what a user's callbacks return."""
+"""`CustomMetrics`: mean, minimum and maximum of the numbers that a user's callbacks return."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Values(NamedTuple):
-    """The values of one metric, in a size that does not depend on their number."""
+    """A summary of the values of one metric: their number, sum, minimum and maximum."""
 
     number: int
     total: float
@@ -17,12 +17,12 @@ class Values(NamedTuple):
 
 
 def values_of(metrics: Mapping[str, float]) -> dict[str, Values]:
-    """One value of each metric."""
+    """Returns the summary of a single value for each metric."""
     return {name: Values(1, value, value, value) for name, value in metrics.items()}
 
 
 def merge_values(first: Mapping[str, Values], second: Mapping[str, Values]) -> Mapping[str, Values]:
-    """The values of both, by name."""
+    """Returns summaries over the values of both arguments, by name."""
     if not first or not second:
         return first or second
     both = dict(first)
@@ -42,21 +42,24 @@ def merge_values(first: Mapping[str, Values], second: Mapping[str, Values]) -> M
 
 
 class CustomMetrics:
-    """Values of metrics by name, since the last report."""
+    """Collects the values of metrics since the last report."""
 
     def __init__(self) -> None:
         self._values: Mapping[str, Values] = {}
-        self._names: dict[str, None] = {}  # ever seen, in order
+        self._names: dict[str, None] = {}  # all names since the start, in order
 
     def add(self, values: Mapping[str, Values]) -> None:
-        """Adds values by name."""
+        """Adds the values of one call to a worker, by name."""
         self._names |= dict.fromkeys(values)
         self._values = merge_values(self._values, values)
 
     def report(self) -> dict[str, float]:
-        """`NAME_mean`, `NAME_min` and `NAME_max` since the last report, NaN without values. The
-        names of RLlib's block `custom_metrics`. Names that were seen once stay. Then resets the
-        values."""
+        """Returns `NAME_mean`, `NAME_min` and `NAME_max` since the last report, and resets the
+        values.
+
+        The keys have the form of RLlib's block `custom_metrics`. Once a metric has occurred, every
+        later report contains its keys. They are NaN if the metric has no new values.
+        """
         none = Values(0, math.nan, math.nan, math.nan)
         report = {}
         for name in self._names:

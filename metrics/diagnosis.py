@@ -1,7 +1,7 @@
-"""Finds out what is wrong with a run, by rules over its results.
+"""Finds the problems of a run with rules that read the results of the run.
 
-Each finding has a number, the cause, and what to change. The page, the report, `polopt trace` and
-the end of `polopt train` show the findings of `diagnose`.
+A finding states a number, the cause, and what to change. The dashboard page, the report,
+`polopt trace` and `polopt train` (at its end) show the findings of `diagnose`.
 `python -m polopt.metrics.diagnosis` prints the table of the rules for `docs/dashboards.md`.
 """
 
@@ -15,7 +15,8 @@ import numpy as np
 
 from polopt.metrics.run_results import Array, RunResults
 
-#: Optimizers whose workers wait for the slowest one, each with the change that ends this wait.
+#: The optimizers whose workers all wait for the slowest worker. For each optimizer, the change of
+#: the config that avoids this wait.
 _WITHOUT_SLOW = {
     "sync_samples": "fraction_workers below 1, or async_samples",
     "sync_gradients": "async_gradients",
@@ -28,9 +29,10 @@ class Finding:
 
     Attributes:
         rule: key of the rule that found the problem.
-        text: the numbers that show the problem, and its cause.
-        change: what to change, as config keys where possible.
-        severity: how bad it is. Larger is worse. Compares findings of one rule in several runs.
+        text: the numbers that show the problem, and the cause of the problem.
+        change: what the user should change, as config keys where possible.
+        severity: a number that compares the findings of one rule in several runs. Larger numbers
+            are worse.
     """
 
     rule: str
@@ -39,20 +41,20 @@ class Finding:
     severity: float
 
 
-#: Text, change and severity of a rule's finding. None if the rule finds nothing.
+#: Text, change and severity of a rule's finding. None if the rule finds no problem.
 Found = tuple[str, str, float] | None
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Looks for one kind of problem.
+    """A rule that looks for one kind of problem.
 
     Attributes:
-        key: the rule's name.
-        when: the condition for a finding, in words, for the docs.
+        key: name of the rule.
+        when: the condition for a finding in words, for the docs.
         check: looks for the problem in the results of a run.
-        unless: rules that explain the same numbers better. If one of them finds something, the
-            finding of this rule is left out.
+        unless: names of rules that explain the same numbers better. If one of these rules has a
+            finding, `diagnose` omits the finding of this rule.
     """
 
     key: str
@@ -67,12 +69,12 @@ RULES: list[Rule] = []
 def _rule(
     key: str, when: str, unless: tuple[str, ...] = ()
 ) -> Callable[[Callable[[RunResults], Found]], None]:
-    """Decorates a function that becomes the `check` of a new rule."""
+    """Decorates a function, which becomes the `check` of a new rule."""
     return lambda check: RULES.append(Rule(key, when, check, unless))
 
 
 def diagnose(run: RunResults) -> list[Finding]:
-    """The problems of a run, in the order of the rules: faults, learning, time."""
+    """Returns the problems of a run, in the order of the rules: faults, learning, time."""
     found = {rule: told for rule in RULES if (told := rule.check(run)) is not None}
     keys = {rule.key for rule in found}
     return [Finding(rule.key, *told) for rule, told in found.items() if not keys & set(rule.unless)]
@@ -81,19 +83,19 @@ def diagnose(run: RunResults) -> list[Finding]:
 # ---- faults -----------------------------------------------------------------------------------
 
 
-@_rule("env-faults", "an environment raised")
+@_rule("env-faults", "an environment raised an exception")
 def _env_faults(run: RunResults) -> Found:
     count = run.rise("num_env_faults")
     if count < 1:
         return None
     return (
         f"{count:,.0f} environment {_plural('fault', count)}" + _reason(run, "last_env_fault"),
-        "mend the environment; each fault ends an episode, which is lost",
+        "fix the environment; each fault ends an episode, and its data are lost",
         count,
     )
 
 
-@_rule("worker-failures", "a worker died, hung or raised")
+@_rule("worker-failures", "a worker died, hung or raised an exception")
 def _worker_failures(run: RunResults) -> Found:
     restarts = run.rise("num_restarts")
     given_up = run.rise("num_given_up")
@@ -103,7 +105,7 @@ def _worker_failures(run: RunResults) -> Found:
     return (
         f"{restarts:,.0f} {_plural('worker', restarts)} restarted{gone}"
         + _reason(run, "last_failure"),
-        "see the Faults tab for the tracebacks; a worker that was killed may have run out of memory"
+        "see the Faults tab for the tracebacks; a killed worker may have run out of memory"
         + _in_a_rerun(run),
         restarts + given_up,
     )
@@ -120,7 +122,7 @@ def _non_finite(run: RunResults) -> Found:
     verb = "was" if fragments + skipped == 1 else "were"
     return (
         f"{' and '.join(named)} {verb} not finite" + _reason(run, "last_non_finite"),
-        "look for NaN in rewards and observations; lower lr, set grad_clip",
+        "look for NaN in rewards and observations; lower lr or set grad_clip",
         fragments + skipped,
     )
 
@@ -128,7 +130,7 @@ def _non_finite(run: RunResults) -> Found:
 # ---- learning ---------------------------------------------------------------------------------
 
 
-@_rule("no-reward", "at least 20 episodes ended, and all returns are 0")
+@_rule("no-reward", "at least 20 episodes have ended, and all returns are 0")
 def _no_reward(run: RunResults) -> Found:
     episodes = run.last("num_episodes")
     low = run.column("return_min")
@@ -137,22 +139,22 @@ def _no_reward(run: RunResults) -> Found:
         return None
     return (
         f"No episode had a reward: {episodes:,.0f} episodes, all with return 0",
-        "check the environment's reward; a sparse one needs exploration (entropy_coeff)",
+        "check the environment's reward; a sparse reward needs more exploration (entropy_coeff)",
         episodes,
     )
 
 
 @_rule(
     "deterministic",
-    "for the last fifth of the steps, the entropy of a policy over discrete actions is below 0.015 "
-    "or below 2 percent of its highest value, and the return has not become higher since",
+    "during at least the last fifth of the steps, the entropy of a policy with discrete actions is"
+    " below 0.015 or below 2 percent of its highest value, and the return has not risen since then",
 )
 def _deterministic(run: RunResults) -> Found:
     entropy, steps = run.column("entropy"), run.column("steps")
     returns = run.column("return")
     if len(entropy) < 5 or len(entropy) != len(steps) or entropy.min() < 0.0:
         return None
-    if not entropy.any():  # a policy without this statistic
+    if not entropy.any():  # the policy does not compute an entropy
         return None
     # A policy may have become deterministic before the first result.
     above = np.flatnonzero(entropy > max(0.02 * entropy.max(), 0.015))
@@ -160,35 +162,35 @@ def _deterministic(run: RunResults) -> Found:
     if begin >= len(steps) or steps[begin] > 0.8 * steps[-1]:
         return None
     if len(returns) == len(steps):
-        # Two means of 100 episodes differ by a few hundredths of the spread by chance.
+        # By chance, two means of 100 episodes differ by a few hundredths of the range of returns.
         low = run.last("return_min")
         noise = 0.05 * (run.last("return_max") - low)
         then, now = np.median(returns[begin : begin + 3]), np.median(returns[-3:])
         if now > then + max(noise if math.isfinite(noise) else 0.0, 1e-9):
             return None
     return (
-        f"Policy deterministic since {steps[begin]:,.0f} steps: entropy {entropy[-1]:.2g}",
-        "lower lr, or raise entropy_coeff",
+        f"The policy is deterministic since step {steps[begin]:,.0f}: entropy {entropy[-1]:.2g}",
+        "lower lr or raise entropy_coeff",
         1.0 - float(steps[begin] / steps[-1]),
     )
 
 
-@_rule("value-loss", "the value loss is above a million")
+@_rule("value-loss", "the median value loss of the last two thirds of the results is above 1e6")
 def _value_loss(run: RunResults) -> Found:
     loss = _late(run.column("vf_loss"))
     if not len(loss) or np.median(loss) < 1e6:
         return None
     return (
-        f"Value loss {np.median(loss):.1e}: rewards are too large for the value function",
-        "scale rewards, so that returns are about 1 to 1000",
+        f"Value loss {np.median(loss):.1e}: the rewards are too large for the value function",
+        "scale rewards such that returns are between 1 and 1000",
         float(np.median(loss)),
     )
 
 
 @_rule(
     "clipped-actions",
-    "more than 80 percent of the actions of a Box are outside of its bounds, in most results of"
-    " the last two thirds",
+    "in most results of the last two thirds, more than 80 percent of the action values of a Box are"
+    " outside the bounds of the Box",
 )
 def _clipped_actions(run: RunResults) -> Found:
     clipped = _late(run.column("actions_clipped"))
@@ -196,27 +198,27 @@ def _clipped_actions(run: RunResults) -> Found:
         return None
     share = float(np.median(clipped))
     return (
-        f"{share:.0%} of the actions are clipped: the environment gets the bounds, whatever the "
-        "policy samples",
-        "normalize_actions=True, finite bounds of the action space that fit the task, or "
-        'model={"squash_actions": True}',
+        f"{share:.0%} of the actions are clipped: the environment receives the bound instead of the"
+        " sampled action",
+        "set normalize_actions=True, set finite bounds of the action space that fit the task, or "
+        'set model={"squash_actions": True}',
         share,
     )
 
 
 @_rule(
     "update-size",
-    "KL divergence above 0.5, or clip fraction above 0.5 with a KL divergence above 0.05, in a "
-    "tenth of the results in which the policy changed at all",
+    "at least a tenth of the results in which the policy changed have a KL divergence above 0.5, or"
+    " a clip fraction above 0.5 together with a KL divergence above 0.05",
 )
 def _update_size(run: RunResults) -> Found:
     kl, clip = run.column("mean_kl_loss"), run.column("clip_fraction")
-    if not kl.any() or len(kl) != len(clip):  # a policy without one of them
+    if not kl.any() or len(kl) != len(clip):  # the policy reports only one of the two
         too_large = [kl > 0.5, clip > 0.5]
     else:
-        # The clip fraction alone is not enough. It is also high for Gaussian policies and for old
-        # samples, as in APPO, without large updates. After a policy has become deterministic, both
-        # numbers are 0, so only results in which the policy changed count.
+        # A high clip fraction does not prove large updates: Gaussian policies and old samples, as
+        # in APPO, have high clip fractions with small updates. After a policy has become
+        # deterministic, KL and clip fraction are 0, so only results with a changed policy count.
         changes = kl > 1e-6
         too_large = [(kl > 0.5)[changes], ((clip > 0.5) & (kl > 0.05))[changes]]
     if max(len(kl), len(clip)) < 3 or not any(len(x) and np.mean(x) >= 0.1 for x in too_large):
@@ -224,14 +226,15 @@ def _update_size(run: RunResults) -> Found:
     return (
         f"KL {kl.max(initial=0.0):.2g}, clip fraction {clip.max(initial=0.0):.2g}: updates are too "
         "large",
-        "lower lr, fewer num_sgd_iter, larger sgd_minibatch_size",
+        "lower lr or num_sgd_iter, or raise sgd_minibatch_size",
         float(max(kl.max(initial=0.0), clip.max(initial=0.0))),
     )
 
 
 @_rule(
     "return-fell",
-    "the mean return has lost at least half of its rise from the lowest to the best value",
+    "the mean return has fallen from its highest value by at least half of the difference between "
+    "its highest and lowest value",
 )
 def _return_fell(run: RunResults) -> Found:
     returns, steps = run.column("return"), run.column("steps")
@@ -243,22 +246,22 @@ def _return_fell(run: RunResults) -> Found:
     if high - last < 0.5 * spread or spread < 0.2 * max(abs(high), abs(low), 1e-9):
         return None
     episodes = run.column("num_episodes")[-len(returns) :]
-    # With fewer episodes, the best mean may be chance.
+    # With fewer than 100 episodes, the best mean may be chance.
     if best >= len(returns) - 3 or len(episodes) < len(returns) or episodes[best] < 100:
         return None
     at = steps[len(steps) - len(returns) + best]
     return (
         f"Return fell from {high:,.4g} (after {at:,.0f} steps) to {last:,.4g}",
-        "lower lr, or let it fall with the steps; set grad_clip" + _in_a_rerun(run),
+        "lower lr, use a learning rate schedule, or set grad_clip" + _in_a_rerun(run),
         float((high - last) / spread),
     )
 
 
 @_rule(
     "no-learning",
-    "100,000 steps changed the mean return by less than a tenth of the spread of the last 100 "
-    "episodes, and no three results in a row have a median that is lower than the last returns by "
-    "more than a fifth of the spread",
+    "over at least 100,000 steps, the mean return has changed by less than a tenth of the range of "
+    "returns of the last 100 episodes, and at no time was the mean return lower than now by more "
+    "than a fifth of this range (median of three results)",
     unless=(
         *("no-reward", "deterministic", "value-loss", "clipped-actions", "update-size"),
         "return-fell",
@@ -274,27 +277,29 @@ def _no_learning(run: RunResults) -> Found:
     high = run.last("return_max")
     if low == high == 0.0 or not abs(last - first) < 0.1 * (high - low):
         return None
-    # A run that learned only at the beginning did learn: it had lower returns before. This compares
-    # medians of three results, because a mean over few episodes varies.
+    # A run that learned only at the beginning has learned, because its first returns were lower.
+    # The comparison uses medians of three results, because a mean over few episodes is noisy.
     medians = np.median(np.lib.stride_tricks.sliding_window_view(returns, 3), axis=1)
     if last - medians.min() > 0.2 * (high - low):
         return None
     return (
-        f"{steps[-1]:,.0f} steps changed nothing: return {first:,.4g} before, {last:,.4g} now",
-        "raise or lower lr, check that rewards depend on actions",
+        f"No learning in {steps[-1]:,.0f} steps: return {first:,.4g} before, {last:,.4g} now",
+        "raise or lower lr; check that rewards depend on actions",
         float(steps[-1]),
     )
 
 
-@_rule("small-updates", "updates of fewer than 16 rows")
+@_rule(
+    "small-updates", "after at least 100 updates, the median number of rows per update is below 16"
+)
 def _small_updates(run: RunResults) -> Found:
     rows = run.column("rows_per_update")
-    rows = rows[rows > 0.0]  # 0: no update in that interval
+    rows = rows[rows > 0.0]  # 0 means that the interval had no update
     typical = float(np.median(rows)) if len(rows) else math.inf
     if typical >= 16.0 or run.rise("num_updates") < 100:
         return None
     return (
-        f"{typical:.0f} rows per update: gradients are noisy, and each costs a message",
+        f"{typical:.0f} rows per update: gradients are noisy, and each gradient costs a message",
         "raise rollout_fragment_length, num_envs_per_worker or sgd_minibatch_size",
         -typical,
     )
@@ -305,8 +310,8 @@ def _small_updates(run: RunResults) -> Found:
 
 @_rule(
     "slow-worker",
-    "while it samples, a worker makes less than half as many steps a second as the median of the "
-    "others (less than two sevenths if all cores are busy)",
+    "while it samples, a worker makes less than half as many steps per second as the median of the "
+    "other workers (less than two sevenths as many if all cores are busy)",
 )
 def _slow_worker(run: RunResults) -> Found:
     if not run.lasts:
@@ -320,7 +325,7 @@ def _slow_worker(run: RunResults) -> Found:
         return None
     slow = min(rates, key=lambda index: rates[index])
     median = float(np.median([rate for index, rate in rates.items() if index != slow]))
-    # If processes take turns on the cores, rates differ even between equal workers.
+    # If processes share cores, the rates of equal workers differ, too.
     limit = 3.5 if run.mean("cpu_share") > 0.9 else 2.0
     if median < limit * rates[slow]:
         return None
@@ -328,25 +333,25 @@ def _slow_worker(run: RunResults) -> Found:
     allreduce = run.has("num_ranks")
     otherwise = _WITHOUT_SLOW.get(run.text("optimizer"))
     text = (
-        f"Worker {slow} is {median / rates[slow]:.1f} times slower than the median (its "
-        f"environment, or its machine): {rates[slow]:,.0f} steps/s while it samples"
+        f"Worker {slow} is {median / rates[slow]:.1f} times slower than the median: "
+        f"{rates[slow]:,.0f} steps/s while it samples. Its environment or its machine is slow"
     )
     if allreduce and skew >= 0.1:
         text += f". All ranks wait for rank {slow}: {skew:.0%} of their time"
     elif otherwise and idle >= 0.1:
-        text += f". The others wait for it: workers are idle for {idle:.0%} of their time"
-    change = "mend its environment"
+        text += f". The other workers wait for it: workers are idle for {idle:.0%} of their time"
+    change = "speed up its environment"
     if allreduce:
-        change += ", or fraction_workers below 1"
+        change += ", or use fraction_workers below 1"
     elif otherwise:
-        change += f", or {otherwise}"
+        change += f", or use {otherwise}"
     return text, change, median / rates[slow]
 
 
 @_rule(
     "machine-busy",
-    "all cores are busy, and the number of processes that want to run exceeds both the number of "
-    "cores and the number of this run's processes",
+    "all cores are busy, and the number of processes that run or wait for a core is well above both"
+    " the number of cores and the number of processes of this run",
 )
 def _machine_busy(run: RunResults) -> Found:
     cpus, load = run.last("num_cpus"), run.mean("load_1m")
@@ -356,29 +361,32 @@ def _machine_busy(run: RunResults) -> Found:
     if run.mean("cpu_share") < 0.9:
         return None
     return (
-        f"The cores are busy with other work: {load:.0f} processes want {cpus:.0f} cores, and of "
-        f"these processes at most {own} are this run's",
-        "end the other work, or measure again; shares and rates are not those of a quiet machine",
+        f"Other programs keep the cores busy: {load:.0f} processes compete for {cpus:.0f} cores, "
+        f"and at most {own} of these processes belong to this run",
+        "end the other programs or measure again later; rates and shares of time are distorted",
         load / cpus,
     )
 
 
-@_rule("too-many-workers", "at least twice as many workers as cores, which are all busy")
+@_rule(
+    "too-many-workers",
+    "the run has at least twice as many workers as cores, and the cores are busy",
+)
 def _too_many_workers(run: RunResults) -> Found:
     workers, cpus = len(run.sampling_rates()), run.last("num_cpus")
     if not run.lasts or not workers >= 2.0 * cpus or run.mean("cpu_share") < 0.8:
         return None
     return (
-        f"{workers} workers on {cpus:.0f} cores: they take turns",
-        f"num_workers={cpus:.0f}, with a larger num_envs_per_worker for more samples",
+        f"{workers} workers share {cpus:.0f} cores",
+        f"set num_workers={cpus:.0f}, and raise num_envs_per_worker for more samples",
         workers / cpus,
     )
 
 
 @_rule(
     "weights-dominate",
-    "the driver spends more than 30 percent of its time on sending weights, at least 100 KB for "
-    "each update",
+    "the driver spends at least 30 percent of its time on sending weights, and sends at least "
+    "100 KB of weights per update",
 )
 def _weights_dominate(run: RunResults) -> Found:
     phase = "dispatch" if run.has("driver_dispatch") else "broadcast"
@@ -388,18 +396,18 @@ def _weights_dominate(run: RunResults) -> Found:
     if not run.lasts or share < 0.3 or sent < 100_000:
         return None
     return (
-        f"Weights dominate: the driver spends {share:.0%} of its time in {phase}, "
-        f"{sent / 1e3:,.0f} KB for each update",
-        "longer fragments (rollout_fragment_length), a smaller network, or DecentralizedAllReduce, "
-        "whose weights stay in the workers",
+        f"Sending weights takes too long: the driver spends {share:.0%} of its time in {phase}, "
+        f"{sent / 1e3:,.0f} KB per update",
+        "use longer fragments (rollout_fragment_length), a smaller network, or "
+        "DecentralizedAllReduce, which keeps the weights in the workers",
         share,
     )
 
 
 @_rule(
     "driver-busy",
-    "the driver of an optimizer that applies gradients waits for less than 15 percent of its "
-    "time, but workers are idle for more than 20 percent of theirs",
+    "the driver of an optimizer with the phase `wait` spends less than 15 percent of its time in"
+    " this phase, and the workers are idle for at least 20 percent of their time",
     unless=("weights-dominate",),
 )
 def _driver_busy(run: RunResults) -> Found:
@@ -408,30 +416,30 @@ def _driver_busy(run: RunResults) -> Found:
     if not run.lasts or not wait < 0.15 or idle < 0.2:
         return None
     return (
-        f"Driver busy {1.0 - wait:.0%}, workers idle {idle:.0%}: more workers make gradients "
-        "older, not faster",
-        "larger fragments (rollout_fragment_length), fewer workers, or SyncSamples",
+        f"The driver is busy for {1.0 - wait:.0%} of its time, and the workers are idle for "
+        f"{idle:.0%}: the driver limits the run, and more workers would only raise the policy lag",
+        "use longer fragments (rollout_fragment_length), fewer workers, or SyncSamples",
         idle,
     )
 
 
-@_rule("stale", "more than 30 percent of the gradients are older than max_policy_lag")
+@_rule("stale", "at least 30 percent of the gradients have a lag above `max_policy_lag`")
 def _stale(run: RunResults) -> Found:
     arrived, stale = run.rise("num_gradients"), run.rise("num_gradients_stale")
     if arrived < 100 or stale < 0.3 * arrived:
         return None
     return (
-        f"{stale / arrived:.0%} of the gradients are older than max_policy_lag, and dropped or "
-        "scaled down",
-        "fewer workers, longer fragments, or a larger max_policy_lag",
+        f"{stale / arrived:.0%} of the gradients have a lag above max_policy_lag, and are dropped "
+        "or scaled down",
+        "use fewer workers, longer fragments, or a larger max_policy_lag",
         stale / arrived,
     )
 
 
 @_rule(
     "learner-waits",
-    "the learner of a replay buffer waits for rows in more than half of its time, although workers "
-    "are busy",
+    "with a replay buffer, the learner waits for new rows for at least half of its time, although "
+    "the workers are busy",
 )
 def _learner_waits(run: RunResults) -> Found:
     waits = run.rise_per_s("learner_blocked_s")
@@ -439,32 +447,31 @@ def _learner_waits(run: RunResults) -> Found:
     if not run.lasts or not workers or waits < 0.5 or run.share("workers_idle") > 0.3:
         return None
     return (
-        f"The learner waits for samples: {waits:.0%} of its time, and workers are busy",
-        f"num_workers={2 * workers}, if cores are free, or a higher training_intensity",
+        f"The learner waits for samples for {waits:.0%} of its time, and the workers are busy",
+        f"set num_workers={2 * workers} if cores are free, or raise training_intensity",
         waits,
     )
 
 
 @_rule(
     "learner-waits-for-shards",
-    "the learner waits in more than half of its time for batches from replay shards",
+    "the learner waits for batches from replay shards for at least half of its time",
 )
 def _learner_waits_for_shards(run: RunResults) -> Found:
     waits = run.rise_per_s("learner_blocked_by_shards_s")
     if not run.lasts or waits < 0.5:
         return None
     return (
-        f"The learner waits for replay shards: {waits:.0%} of its time",
-        "more num_replay_shards if cores are free, a larger train_batch_size, or a larger "
-        "prefetch_batches",
+        f"The learner waits for replay shards for {waits:.0%} of its time",
+        "raise num_replay_shards if cores are free, or raise train_batch_size or prefetch_batches",
         waits,
     )
 
 
 @_rule(
     "samplers-wait",
-    "the samplers of a replay buffer stand still in more than half of the time, until the learner"
-    " has caught up",
+    "with a replay buffer, the samplers wait for the learner to catch up for at least half of their"
+    " time",
 )
 def _samplers_wait(run: RunResults) -> Found:
     waits = run.rise_per_s("samplers_blocked_s")
@@ -472,28 +479,28 @@ def _samplers_wait(run: RunResults) -> Found:
     if not run.lasts or not workers or waits < 0.5:
         return None
     return (
-        f"The samplers wait for the learner: {waits:.0%} of their time",
-        "fewer workers, a larger train_batch_size (fewer updates at the same intensity), or a "
-        "lower training_intensity",
+        f"The samplers wait for the learner for {waits:.0%} of their time",
+        "use fewer workers, raise train_batch_size (fewer updates at the same intensity), or lower "
+        "training_intensity",
         waits,
     )
 
 
-@_rule("allreduce-dominates", "sums over the group take more than half of the ranks' time")
+@_rule("allreduce-dominates", "the all-reduce takes at least half of the ranks' time")
 def _allreduce_dominates(run: RunResults) -> Found:
     share = run.share("workers_allreduce")
     if not run.lasts or share < 0.5:
         return None
     return (
-        f"Sums over the group take {share:.0%} of the ranks' time",
-        "larger sgd_minibatch_size, fewer num_sgd_iter, or fewer workers",
+        f"The all-reduce takes {share:.0%} of the ranks' time",
+        "raise sgd_minibatch_size, lower num_sgd_iter, or use fewer workers",
         share,
     )
 
 
 @_rule(
     "reporting",
-    "results, loggers and checkpoints take more than 30 percent of the driver's time",
+    "Tune, its loggers and checkpoints take at least 30 percent of the driver's time",
 )
 def _reporting(run: RunResults) -> Found:
     share = run.share("driver_report")
@@ -508,8 +515,8 @@ def _reporting(run: RunResults) -> Found:
 
 @_rule(
     "more-workers",
-    "the driver waits in more than 60 percent of its time for workers that are busy, and half"
-    " of the cores are free",
+    "the driver waits for workers for at least 60 percent of its time, the workers are busy, and at"
+    " least half of the cores are free",
     unless=("learner-waits",),
 )
 def _more_workers(run: RunResults) -> Found:
@@ -521,26 +528,26 @@ def _more_workers(run: RunResults) -> Found:
     if not workers or workers + 1 >= 0.5 * cpus or run.has("num_ranks"):
         return None
     return (
-        f"Cores are free: the driver waits for {wait:.0%} of its time, workers are busy, and "
-        f"{busy:.0%} of {cpus:.0f} cores are in use",
-        f"more workers: num_workers={min(2 * workers, int(cpus) - 1)}",
+        f"The driver waits for {wait:.0%} of its time, the workers are busy, and only {busy:.0%} of"
+        f" {cpus:.0f} cores are in use",
+        f"use more workers: num_workers={min(2 * workers, int(cpus) - 1)}",
         wait,
     )
 
 
 def _late(values: Array) -> Array:
-    """The last two thirds of a column."""
+    """Returns the last two thirds of a column."""
     return values[len(values) // 3 :]
 
 
 def _in_a_rerun(run: RunResults) -> str:
-    """Advice to repeat the run, if it was recorded."""
+    """Returns the advice to repeat the run, if the order of arrival of the run was recorded."""
     recorded = run.rise("num_events_recorded") > 0.0
-    return "; polopt rerun TRIAL repeats this run, to look at it" if recorded else ""
+    return "; to examine this run, repeat it with polopt rerun TRIAL" if recorded else ""
 
 
 def _reason(run: RunResults, key: str, most: int = 120) -> str:
-    """The last line of the message under `key`, after a colon. Empty without a message."""
+    """Returns a colon and the last line of the message under `key`, or "" without a message."""
     lines = run.text(key).strip().splitlines()
     return f": {lines[-1][:most]}" if lines else ""
 
@@ -550,8 +557,8 @@ def _plural(word: str, count: float) -> str:
 
 
 def markdown_table() -> str:
-    """The table of the rules for the docs."""
-    lines = ["| rule | finds something if |", "|---|---|"]
+    """Returns the table of the rules for the docs."""
+    lines = ["| rule | reports a problem if |", "|---|---|"]
     return "\n".join([*lines, *(f"| `{rule.key}` | {rule.when} |" for rule in RULES)])
 
 

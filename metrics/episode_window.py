@@ -1,4 +1,4 @@
-"""Running statistics over the last episodes."""
+"""`EpisodeWindow`: running statistics over the last episodes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ import numpy as np
 
 from polopt.common.episodes import EpisodeStats
 
-#: Percentiles of returns and lengths that results have, as `episode_return_p5`.
+#: Percentiles of returns and lengths in the results, with keys such as `episode_return_p5`.
 PERCENTILES = (5, 25, 50, 75, 95)
-#: Bins of their histograms, of equal width from the minimum to the maximum.
+#: Number of bins in the histograms of returns and lengths. Bins have equal width from the minimum
+#: to the maximum.
 HISTOGRAM_BINS = 20
 
 
 class EpisodeWindow:
     """Distribution of returns and lengths over the last `window` episodes, and episode counts.
 
-    The mean is over the window, as in RLlib's `episode_return_mean`, so that it does not jump when
-    few episodes end between two reports. It is NaN before the first episode ends, as in RLlib.
+    The mean is taken over the window, so it does not jump when only few episodes end between two
+    reports. The mean is NaN until the first episode ends. RLlib's `episode_return_mean` has both
+    properties, too.
 
     Args:
-        window: number of episodes of the window.
+        window: number of episodes in the window.
 
     Attributes:
         lifetime: number of episodes since the start of the run.
@@ -46,8 +48,11 @@ class EpisodeWindow:
         self.lifetime += len(returns)
 
     def report(self) -> dict[str, Any]:
-        """Statistics under RLlib's keys of `env_runners/`, percentiles, and histograms, which are
-        lists of `HISTOGRAM_BINS` counts. Resets the statistics since the last report."""
+        """Returns the statistics, and resets the statistics since the last report.
+
+        The keys are RLlib's keys in `env_runners/`, and further keys for percentiles and
+        histograms. A histogram is a list of `HISTOGRAM_BINS` counts.
+        """
         total, count = self._sum_since_report, self._count_since_report
         self._sum_since_report, self._count_since_report = 0.0, 0
         return {
@@ -59,7 +64,7 @@ class EpisodeWindow:
         }
 
     def get_state(self) -> dict[str, object]:
-        """Window and counts, serialisable as JSON."""
+        """Returns the window and the count, serialisable as JSON."""
         return {
             "returns": list(self._returns),
             "lengths": list(self._lengths),
@@ -81,7 +86,7 @@ def _distribution(name: str, window: Iterable[float]) -> dict[str, Any]:
     if len(values):
         low, high = float(values.min()), float(values.max())
         mean, percentiles = float(values.mean()), np.percentile(values, PERCENTILES).tolist()
-        # `np.histogram` raises where rounding is all that values differ by.
+        # `np.histogram` raises if the values differ only by rounding errors.
         place = (values - low) / (high - low) if high > low else np.zeros(len(values))
         bins = np.minimum(place * HISTOGRAM_BINS, HISTOGRAM_BINS - 1).astype(np.int64)
         counts = np.bincount(bins, minlength=HISTOGRAM_BINS).tolist()

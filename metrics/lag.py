@@ -1,4 +1,7 @@
-"""Policy lag: the number of updates since the weights of a gradient or a batch were current."""
+"""Histograms of policy lag, and of the age and priority lag of replayed rows.
+
+The policy lag of a batch or gradient is the number of updates since its weights were current.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,11 @@ import numpy as np
 class LagHistogram:
     """Distribution of policy lag since the last report.
 
-    Lag in updates is the learner's version when it uses a gradient or batch, minus the version of
-    the weights that computed it. Bin `i` counts lag `i`. The last bin counts all larger lags, so
-    that the length of the reported list is constant.
+    Bin `i` counts lag `i`. The last bin also counts all larger lags, so the reported list has a
+    constant length.
 
     Args:
-        bins: number of bins. The last one is open.
+        bins: number of bins.
     """
 
     def __init__(self, bins: int = 17) -> None:
@@ -24,11 +26,10 @@ class LagHistogram:
         self._max = 0
 
     def add(self, lag: int, weight: int = 1) -> None:
-        """Counts a gradient, or `weight` columns of a batch, whose weights were `lag` updates
-        behind.
+        """Counts a gradient, or `weight` columns of a batch, with this lag.
 
         Raises:
-            ValueError: if `lag` is negative, which is a bug of the caller.
+            ValueError: if `lag` is negative, which is a bug in the caller.
         """
         if lag < 0:
             raise ValueError(f"policy lag cannot be negative; got {lag}")
@@ -37,7 +38,7 @@ class LagHistogram:
         self._max = max(self._max, lag)
 
     def report(self) -> dict[str, object]:
-        """`{mean, max, histogram}` since the last report. Then resets them."""
+        """Returns `{mean, max, histogram}` since the last report, and resets them."""
         histogram = self._histogram
         mean = self._sum / max(sum(histogram), 1)
         report = {"mean": mean, "max": self._max, "histogram": histogram}
@@ -46,11 +47,13 @@ class LagHistogram:
 
 
 class LagMeter:
-    """Policy lag in updates and in rollouts.
+    """Measures policy lag in updates and in rollouts.
 
-    With several minibatches per rollout, lag in updates is not a measure of staleness: 4 epochs of
-    4 minibatches end with a lag of 15 updates in a fully synchronous system. Lag in rollouts is the
-    number of rollouts that were learned from since the weights were made.
+    The lag in updates is the learner's version when it uses a batch or gradient, minus the version
+    of the weights that produced this batch or gradient. With several minibatches per rollout, this
+    lag does not measure staleness: in a fully synchronous system, 4 epochs of 4 minibatches end
+    with a lag of 15 updates. The lag in rollouts is the number of rollouts that the learner has
+    finished since these weights were current.
 
     Attributes:
         in_updates: histogram of lag in updates.
@@ -62,20 +65,26 @@ class LagMeter:
         self.in_rollouts = LagHistogram()
 
     def add(self, version: int, now: int, clock: LearnedVersions, weight: int = 1) -> None:
-        """Counts a gradient or batch made with weights of `version` and used at version `now`."""
+        """Counts a batch or gradient right before the learner uses it.
+
+        Args:
+            version: version of the weights that produced the batch or gradient.
+            now: version of the learner's weights.
+            clock: the versions at which the learner finished its rollouts.
+            weight: number of columns of a batch that have this lag.
+        """
         self.in_updates.add(now - version, weight)
         self.in_rollouts.add(clock.since(version), weight)
 
 
 class AgeHistogram:
-    """Distribution of the ages of the rows that were drawn from a replay buffer, since the last
-    report.
+    """Distribution of the ages of rows that were drawn from a replay buffer since the last report.
 
-    The age of a row is the number of rows that were sampled after it. The bins divide the capacity
-    of the buffer into equal parts. The last bin also counts older rows.
+    The age of a row is the number of rows that were sampled after this row and before its draw. The
+    bins divide the capacity of the buffer into equal parts. The last bin also counts older rows.
 
     Args:
-        capacity: rows of the buffer.
+        capacity: capacity of the buffer in rows.
         bins: number of bins.
     """
 
@@ -89,14 +98,14 @@ class AgeHistogram:
         self._sum = self._max = 0
 
     def add(self, ages: np.ndarray) -> None:
-        """Counts rows of these ages `[B]`."""
+        """Counts rows with these ages, of shape `[B]`."""
         places = np.minimum(ages // self._width, self._bins - 1).astype(np.int64)
         self._counts += np.bincount(places, minlength=self._bins)
         self._sum += int(ages.sum())
         self._max = max(self._max, int(ages.max(initial=0)))
 
     def report(self) -> dict[str, object]:
-        """`{mean, max, histogram}` since the last report. Then resets them."""
+        """Returns `{mean, max, histogram}` since the last report, and resets them."""
         mean = self._sum / max(int(self._counts.sum()), 1)
         report = {"mean": mean, "max": self._max, "histogram": self._counts.tolist()}
         self._begin()
@@ -104,10 +113,10 @@ class AgeHistogram:
 
 
 class DoublingHistogram:
-    """Distribution of numbers from 0 to millions since the last report.
+    """Distribution of integers from 0 to millions since the last report.
 
     Bin 0 counts zeros. Bin `i` counts numbers from `2^(i-1)` to `2^i - 1`. The last bin also counts
-    larger numbers.
+    all larger numbers.
 
     Args:
         bins: number of bins.
@@ -122,7 +131,7 @@ class DoublingHistogram:
         self._sum = self._max = 0
 
     def add(self, values: np.ndarray) -> None:
-        """Counts whole numbers `[B]` of 0 or larger."""
+        """Counts integers of shape `[B]`, all at least 0."""
         _, exponents = np.frexp(values.astype(np.float64))  # 1 for 1, 2 for 2 and 3, 3 for 4 to 7
         places = np.minimum(exponents, self._bins - 1)
         self._counts += np.bincount(places, minlength=self._bins)
@@ -130,7 +139,7 @@ class DoublingHistogram:
         self._max = max(self._max, int(values.max(initial=0)))
 
     def report(self) -> dict[str, object]:
-        """`{mean, max, histogram}` since the last report. Then resets them."""
+        """Returns `{mean, max, histogram}` since the last report, and resets them."""
         mean = self._sum / max(int(self._counts.sum()), 1)
         report = {"mean": mean, "max": self._max, "histogram": self._counts.tolist()}
         self._begin()
@@ -138,23 +147,23 @@ class DoublingHistogram:
 
 
 class LearnedVersions:
-    """The versions at which learning from a rollout ended.
+    """Remembers the version of the weights at the end of learning from each rollout.
 
     Args:
-        memory: number of remembered rollouts, the largest lag that is counted.
+        memory: number of rollouts to remember. `since` returns at most this number.
     """
 
     def __init__(self, memory: int = 1024) -> None:
         self._ends: deque[int] = deque(maxlen=memory)
 
     def end_rollout(self, version: int) -> None:
-        """Records that learning from a rollout ended with `version`."""
+        """Records that the learner has finished a rollout and its weights now have `version`."""
         if self._ends and version < self._ends[-1]:
             self.clear()
         self._ends.append(version)
 
     def since(self, version: int) -> int:
-        """Number of rollouts that were learned from since `version`."""
+        """Returns how many rollouts the learner has finished since `version`."""
         count = 0
         for end in reversed(self._ends):
             if end <= version:
@@ -163,5 +172,5 @@ class LearnedVersions:
         return count
 
     def clear(self) -> None:
-        """Removes all records, for a run whose versions start again."""
+        """Removes all records. Call it when the versions of a run start again."""
         self._ends.clear()

@@ -1,4 +1,4 @@
-"""Learner statistics: means over the rows of the updates."""
+"""`LearnerStats`: means of the learner's statistics over the rows of its updates."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-#: Keys that are reported for every policy: the keys of RLlib 2.60, `clip_fraction`, and the means
-#: of a critic's values and value targets. A key is 0 if the policy's loss does not have that term.
+#: Keys that results contain for every policy: the keys of RLlib 2.60, `clip_fraction`, and the
+#: means of a critic's values and value targets. A statistic is 0 if the policy does not compute it.
 LEARNER_KEYS = (
     "policy_loss",
     "vf_loss",
@@ -27,13 +27,14 @@ class LearnerStats:
     """Mean of each learner statistic since the last report, weighted by rows."""
 
     def __init__(self) -> None:
-        self._sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])  # and weights
+        # For each key, the weighted sum and the sum of weights.
+        self._sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         self._last: dict[str, float] = dict.fromkeys(LEARNER_KEYS, 0.0)
 
     def add(self, stats: Mapping[str, float], rows: int) -> None:
         """Adds statistics that are means over `rows` rows.
 
-        Non-finite values are left out: they belong to an update that was skipped.
+        Ignores values that are not finite, because they come from an update that was skipped.
         """
         for key, value in stats.items():
             if math.isfinite(value):
@@ -42,7 +43,7 @@ class LearnerStats:
                 sums[1] += rows
 
     def report(self) -> dict[str, float]:
-        """Means since the last report. A key without new values keeps its last mean."""
+        """Returns the means since the last report. A key without new values keeps its last mean."""
         for key, (total, weight) in self._sums.items():
             if weight > 0:
                 self._last[key] = total / weight
@@ -51,7 +52,11 @@ class LearnerStats:
 
 
 def mean_stats(parts: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]:
-    """Means over all rows, from pairs of statistics and the number of rows of their means."""
+    """Returns means over all rows.
+
+    Args:
+        parts: pairs of statistics and the number of rows that these statistics are means over.
+    """
     means = LearnerStats()
     for stats, rows in parts:
         means.add(stats, rows)

@@ -1,5 +1,7 @@
-"""Use of processors, memory and GPUs: `ProcessMeter` of a process, `MachineMeter` of the driver's
-machine."""
+"""Measures the use of processors, memory and GPUs.
+
+`ProcessMeter` measures one process. `MachineMeter` measures the driver's machine.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,15 @@ import psutil
 
 
 class ProcessUse(NamedTuple):
-    """Processor time and memory that a process has used in a span of time.
+    """The use of processors, memory and GPUs by a process in an interval.
 
     Attributes:
-        wall_s: length of the span.
-        cpu_s: seconds of processors, of all its threads together.
-        memory_bytes: resident at the end.
-        gpu_s: seconds in which its GPU was busy, whatever the process. NaN: not known.
-        gpu_memory_bytes: that PyTorch held on GPUs at the end.
+        wall_s: length of the interval in seconds.
+        cpu_s: processor time of all threads of the process together, in seconds.
+        memory_bytes: resident memory at the end of the interval.
+        gpu_s: seconds in which the GPU of the process was busy with work of any process. NaN if
+            unknown.
+        gpu_memory_bytes: GPU memory that PyTorch held at the end of the interval.
     """
 
     wall_s: float = 0.0
@@ -30,7 +33,7 @@ class ProcessUse(NamedTuple):
     gpu_memory_bytes: int = 0
 
     def then(self, later: ProcessUse) -> ProcessUse:
-        """The use in this span and in a later one together."""
+        """Returns the use in this interval and a later interval together."""
         return later._replace(
             wall_s=self.wall_s + later.wall_s,
             cpu_s=self.cpu_s + later.cpu_s,
@@ -38,8 +41,11 @@ class ProcessUse(NamedTuple):
         )
 
     def report(self) -> dict[str, float]:
-        """`cpus` (processors in use, mean), `memory_bytes`, `gpu_share` (of the time in which its
-        GPU was busy) and `gpu_memory_bytes`. See `docs/metrics.md`."""
+        """Returns the numbers that results contain (see `docs/metrics.md`).
+
+        `cpus` is the mean number of processors in use. `gpu_share` is the share of the interval in
+        which the GPU was busy.
+        """
         wall_s = max(self.wall_s, 1e-9)
         return {
             "cpus": self.cpu_s / wall_s,
@@ -57,9 +63,10 @@ class GpuUse(NamedTuple):
     """The current use of the GPUs of a process.
 
     Attributes:
-        share: how busy the GPU was with work of any process, as a share of the last sample period
-            of the GPU's driver (1/6 to 1 s). With several GPUs, the largest share. NaN: not known.
-        memory_bytes: GPU memory that PyTorch holds.
+        share: the share of time in which the GPU was busy with work of any process. The NVIDIA
+            driver measures this share over a sample period of 1/6 to 1 s. With several GPUs, it is
+            the largest share. NaN if unknown.
+        memory_bytes: GPU memory that PyTorch holds in this process.
     """
 
     share: float = 0.0
@@ -69,8 +76,9 @@ class GpuUse(NamedTuple):
 class GpuReader:
     """Reads the use of the GPUs on which this process holds memory through PyTorch.
 
-    The busy share needs `nvidia-ml-py` (the extra `gpu`). A GPU that does not tell it, as a part of
-    one that is shared (MIG), has the share NaN.
+    `GpuUse.share` needs the package `nvidia-ml-py`, which the extra `gpu` installs. Without this
+    package, the share is NaN. It is also NaN for a GPU that does not report its utilization, such
+    as a MIG slice.
 
     Args:
         cuda: the module `torch.cuda`.
@@ -81,7 +89,7 @@ class GpuReader:
         self._known = True
 
     def __call__(self) -> GpuUse:
-        # Not before the process uses a GPU: a question would begin a context of 500 MB there.
+        # Before the process uses a GPU, a query would create a CUDA context of 500 MB.
         cuda = self._cuda
         if not cuda.is_initialized():
             return GpuUse()
@@ -93,16 +101,17 @@ class GpuReader:
         if self._known:
             try:
                 return float(self._cuda.utilization(gpu)) / 100.0
-            except Exception:  # NVML's errors share no public class. Training goes on without
+            except Exception:  # NVML's errors have no public base class
                 self._known = False
         return math.nan
 
 
 class ProcessMeter:
-    """Use of processors, memory and GPUs by this process.
+    """Measures the use of processors, memory and GPUs by this process.
 
     Args:
-        read_gpus: the use of its GPUs now, a `GpuReader`. None: it uses none.
+        read_gpus: returns the current use of the GPUs, such as a `GpuReader`. `None` means that the
+            process uses no GPU.
     """
 
     def __init__(self, read_gpus: Callable[[], GpuUse] | None = None) -> None:
@@ -111,7 +120,7 @@ class ProcessMeter:
         self._then = (time.perf_counter(), time.process_time())
 
     def read(self) -> ProcessUse:
-        """The use since the last call."""
+        """Returns the use since the last call."""
         then_s, cpu_then_s = self._then
         now_s, cpu_s = self._then = (time.perf_counter(), time.process_time())
         gpus = self._read_gpus()
@@ -125,7 +134,7 @@ class ProcessMeter:
 
 
 class MachineMeter:
-    """Use of the driver's machine and of its own process since the last report.
+    """Measures the use of the driver's machine and process since the last report.
 
     Args:
         read_gpus: as for `ProcessMeter`.
@@ -136,13 +145,15 @@ class MachineMeter:
         self._then = _busy_and_total_s()
 
     def report(self) -> dict[str, float]:
-        """Numbers since the last call. Then begins a new interval.
+        """Returns the numbers since the last call, and begins a new interval.
 
         Returns:
-            `cpu_share` of all processors that is busy, `num_cpus` that this process may use,
-            `load_1m` (processes that run or wait for a processor, mean of the last minute),
-            `memory_share` in use. Of this process, the keys of `ProcessUse.report` with the prefix
-            `driver_`.
+            `cpu_share`: the share of all processors that was busy.
+            `num_cpus`: the number of processors that this process may use.
+            `load_1m`: the mean number of processes that run or wait for a processor, over the last
+            minute.
+            `memory_share`: the share of the machine's memory that is in use.
+            The keys of `ProcessUse.report` with the prefix `driver_`, for this process.
         """
         busy_then_s, total_then_s = self._then
         busy_s, total_s = self._then = _busy_and_total_s()
@@ -157,15 +168,15 @@ class MachineMeter:
 
 
 def num_cpus() -> int:
-    """Processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
+    """Returns the number of processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # macOS does not have this function
         return len(os.sched_getaffinity(0))
     return psutil.cpu_count() or 1
 
 
 def _busy_and_total_s() -> tuple[float, float]:
-    """Seconds of all processors together, since the machine started."""
+    """Returns busy and total seconds, summed over all processors since the machine started."""
     times = psutil.cpu_times()
-    # The time of users contains the time of guests.
+    # The fields for user time already contain the time of guests (virtual machines).
     total_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
     return total_s - times.idle - getattr(times, "iowait", 0.0), total_s

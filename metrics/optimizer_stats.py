@@ -1,4 +1,4 @@
-"""`OptimizerStats`: counters, lags, statistics and timers of one policy optimizer."""
+"""`OptimizerStats`: the counters, lags, statistics and timers of a policy optimizer."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class StepResult(NamedTuple):
 
     Attributes:
         env_steps_sampled: number of environment steps that arrived.
-        env_steps_trained: number of environment steps that were used for learning. A step counts
-            once, however many epochs use it.
+        env_steps_trained: number of environment steps that the learner used. A step counts once,
+            even if several epochs use it.
         updates: number of updates of the weights.
     """
 
@@ -35,46 +35,48 @@ class StepResult(NamedTuple):
 
 
 class OptimizerStats:
-    """The counters and statistics of an optimizer.
+    """Collects the counters and statistics of a policy optimizer.
 
     Start-up is the time in which processes start, environments are made and libraries are imported.
-    It begins with the construction of this object. It ends when the worker that answers first
-    begins the work for that answer. The other phases, rates and the training time leave start-up
-    out. Rates and the training time also leave out the phase `evaluation`, because training stands
-    still in it.
+    Start-up begins when this object is constructed. It ends when the worker with the first reply
+    begins the work for this reply. The other phases, the rates and the training time do not include
+    start-up. The rates and the training time do not include the phase `evaluation` either, because
+    training pauses during this phase.
 
     Args:
-        phases: names of the timed phases of a step in the driver. They do not overlap. `report` and
-            `evaluation` are added to them.
-        worker_phases: names of further phases, in which workers spend time and the driver does not.
-        actions: counts the actions of the policy's distribution.
-        read_gpus: reads the current use of the driver's GPUs, such as a `GpuReader`. None: the
-            driver uses no GPU.
-        clock: returns seconds of a monotonic clock.
+        phases: names of the timed phases of a step in the driver. Phases do not overlap. This class
+            adds the phases `report` and `evaluation`.
+        worker_phases: names of further phases in which only workers spend time.
+        actions: collects statistics of the sampled actions.
+        read_gpus: returns the current use of the driver's GPUs, such as a `GpuReader`. `None` means
+            that the driver uses no GPU.
+        clock: returns the seconds of a monotonic clock.
 
     Attributes:
         num_env_steps_sampled: environment steps so far.
-        num_env_steps_discarded: environment steps of fragments that were not finite. They are not
-            part of `num_env_steps_sampled`.
+        num_env_steps_discarded: environment steps of fragments that were not finite.
+            `num_env_steps_sampled` does not include these steps.
         num_env_steps_trained: environment steps that learning has used.
         num_updates: updates so far.
-        lag: policy lag of the weights that acted. See `LagMeter`.
+        lag: policy lag of the weights that chose the actions. See `LagMeter`.
         gradient_lag: lag of the weights that computed gradients.
-        rollouts: for each rollout, the version at which all of it had been learned.
+        rollouts: for each rollout, the version of the weights at the end of learning from it.
         episodes: statistics of the last episodes.
-        actions: distribution of the sampled actions.
+        actions: statistics of the sampled actions.
         custom_metrics: numbers that callbacks have returned for episodes.
         learner: statistics of the learner.
-        timers: one timer for each phase, first the driver's phases, then the workers'.
-        worker_times: times that workers measured themselves.
-        machine: use of the driver's machine.
-        startup_s: seconds of start-up so far, including the time before a restore.
-        training_s: seconds since the end of start-up, without evaluation. Includes the time before
-            a restore.
+        timers: a timer for each phase of the driver, followed by a timer for each further phase of
+            the workers.
+        worker_times: times that the workers have measured.
+        machine: measures the use of the driver's machine.
+        startup_s: seconds of start-up so far, including the start-up before a restore.
+        training_s: seconds since the end of start-up, without evaluation. Includes the training
+            time before a restore.
         num_bytes_received: payload bytes of gradients, batches and weights from workers.
-        num_gradients: gradients that the driver has taken from workers.
-        num_gradients_accepted: how many of these were applied, alone or in a mean.
-        num_gradients_stale: gradients older than the optimizer's limit, dropped or scaled.
+        num_gradients: gradients that the driver has received from workers.
+        num_gradients_accepted: number of these gradients that were applied, alone or in a mean.
+        num_gradients_stale: gradients with a lag above the optimizer's limit. The optimizer drops
+            or scales these gradients.
         num_gradients_skipped: gradients that were not applied because they were not finite.
         num_early_stopped: fragments that ended early.
     """
@@ -113,7 +115,8 @@ class OptimizerStats:
         self._created_s = self._clock()
         self._begun_s: float | None = None  # when start-up ended and training began
         self._earlier_startup_s = self._earlier_training_s = 0.0  # before a restore
-        self._earlier_evaluation_s = 0.0  # evaluation in this process, before a restore
+        # Seconds of evaluation in this process before a restore.
+        self._earlier_evaluation_s = 0.0
         self._begin_interval()
 
     def _begin_interval(self) -> None:
@@ -123,7 +126,7 @@ class OptimizerStats:
         self._reported = (self._clock(), self.num_env_steps_sampled, self.num_updates)
 
     def _end_startup(self, busy_s: float = 0.0) -> None:
-        """Notes that start-up ended `busy_s` seconds ago, unless it had ended before."""
+        """Records that start-up ended `busy_s` seconds ago. Only the first call has an effect."""
         if self._begun_s is None:
             self._begun_s = max(self._clock() - busy_s, self._created_s, self._reported[0])
             for timer in self.timers.values():
@@ -142,27 +145,30 @@ class OptimizerStats:
         return self._earlier_training_s + self._clock() - self._begun_s - evaluation_s
 
     def begin_iteration(self) -> None:
-        """Ends the phase `report`, which began with the last report. In this phase, Tune takes the
-        result, its loggers write it, and a checkpoint may be saved."""
+        """Ends the phase `report`, which began with the last report.
+
+        In this phase, Tune processes the result, its loggers write the result, and Tune may save a
+        checkpoint.
+        """
         self.timers[REPORT].push(self._clock() - self._reported[0])
 
     def counts(self) -> StepResult:
-        """The counters since the start of the run."""
+        """Returns the counters since the start of the run."""
         return StepResult(self.num_env_steps_sampled, self.num_env_steps_trained, self.num_updates)
 
     def counts_since(self, before: StepResult) -> StepResult:
-        """How much the counters have grown since `before`, an earlier result of `counts`."""
+        """Returns the increase of the counters since `before`, an earlier result of `counts`."""
         return StepResult(*(b - a for a, b in zip(before, self.counts(), strict=True)))
 
     def add_record(self, worker_index: int, record: Record, in_driver: bool) -> None:
-        """Adds the counts of a call, when its reply is taken. No other method adds them.
+        """Adds the record of a call. The optimizer runs this method when it takes the reply.
 
         Args:
             worker_index: index of the worker that ran the call.
-            record: the counts of the call.
-            in_driver: True if the call ran in the driver's process and so updated the driver's
-                policy. Updates in other processes are counted when the driver takes over their
-                weights.
+            record: the record of the call.
+            in_driver: True if the call ran in the driver's process, and therefore updated the
+                driver's policy. Updates in other processes are counted later, when the driver
+                adopts the weights of these processes.
         """
         self.num_env_steps_sampled += record.env_steps
         self.num_env_steps_discarded += record.env_steps_discarded
@@ -186,8 +192,8 @@ class OptimizerStats:
         Args:
             acted: version of the weights that chose the actions.
             now: version of the learner's weights.
-            computed: version of the weights that computed the gradient. None: `now`.
-            weight: number of environments whose column of a batch has this lag.
+            computed: version of the weights that computed the gradient. `None` means `now`.
+            weight: number of columns of the batch that have this lag. A column is one environment.
         """
         TRACER.count("policy lag", now - acted)
         self.lag.add(acted, now, self.rollouts, weight)
@@ -195,8 +201,12 @@ class OptimizerStats:
         self.gradient_lag.add(computed, now, self.rollouts, weight)
 
     def _add_lag_of_worker(self, updates: int, rollouts: int) -> None:
-        """Counts the lag of a batch that a worker has learned itself, in updates and in batches of
-        that worker."""
+        """Counts the lag of a batch that a worker used for its own learning.
+
+        Args:
+            updates: the lag in updates of this worker.
+            rollouts: the lag in batches of this worker.
+        """
         TRACER.count("policy lag", updates)
         self.lag.in_updates.add(updates)
         self.lag.in_rollouts.add(rollouts)
@@ -204,12 +214,12 @@ class OptimizerStats:
         self.gradient_lag.in_rollouts.add(0)
 
     def add_gradients(self, parts: Sequence[Gradients], now: int, stale: bool) -> None:
-        """Counts gradients that the driver has taken from workers, with their lags.
+        """Counts gradients that the driver has received from workers, and their lags.
 
         Args:
-            parts: the gradients of single workers, even if only their mean is applied.
+            parts: one gradient per worker, even if the optimizer applies only the mean.
             now: version of the weights before the gradients are applied.
-            stale: whether they are older than the optimizer's limit.
+            stale: whether the lag of the gradients is above the optimizer's limit.
         """
         self.num_gradients += len(parts)
         self.num_gradients_stale += len(parts) * stale
@@ -229,8 +239,8 @@ class OptimizerStats:
         Args:
             gradients: the gradient of one worker, or the mean over several workers.
             num_parts: number of these workers.
-            updates: number of updates made with the gradient. 0: it was skipped because it was not
-                finite.
+            updates: number of updates made with the gradient. 0 means that the gradient was skipped
+                because it was not finite.
             stats: statistics of the learner.
         """
         if updates:
@@ -244,13 +254,13 @@ class OptimizerStats:
     def add_training(
         self, env_steps: int, updates: int, stats: Mapping[str, float], rows: int | None = None
     ) -> None:
-        """Counts updates and the environment steps that they used.
+        """Counts updates, and the environment steps that these updates used.
 
         Args:
-            env_steps: environment steps that no earlier update has used.
-            updates: number of updates made with them.
-            stats: statistics of the learner, means over `rows` rows.
-            rows: that number of rows. None: `env_steps`.
+            env_steps: number of environment steps that no earlier update has used.
+            updates: number of updates made with these steps.
+            stats: statistics of the learner, as means over `rows` rows.
+            rows: number of rows. `None` means `env_steps`.
         """
         self._end_startup()
         self.num_env_steps_trained += env_steps
@@ -258,14 +268,18 @@ class OptimizerStats:
         self.learner.add(stats, max(env_steps if rows is None else rows, 1))
 
     def add_update_rows(self, updates: int, rows: int) -> None:
-        """Counts the rows behind the gradients of updates. If several learners make the same
-        updates with the same summed gradients, each learner counts all of these rows."""
+        """Counts the rows of the gradients that updates applied.
+
+        With an all-reduce, several learners make the same updates with the sum of their gradients.
+        Then `rows` includes the rows of all these learners.
+        """
         self._updates_of_rows += updates
         self._rows += rows
 
     def report(self, worker_indices: Iterable[int] = (0,)) -> dict[str, Any]:
-        """Counters, and rates, lags and times since the last call (`docs/metrics.md`). Every call
-        returns the same keys.
+        """Returns the counters of the run, and the rates, lags and times since the last call.
+
+        `docs/metrics.md` describes the keys. Every call returns the same keys.
 
         Args:
             worker_indices: indices of the workers of the run. 0 is the local worker.
@@ -323,7 +337,7 @@ class OptimizerStats:
         }
 
     def get_state(self) -> dict[str, Any]:
-        """Counters and episode statistics, for checkpoints."""
+        """Returns the counters and episode statistics for a checkpoint."""
         return {
             "num_env_steps_sampled": self.num_env_steps_sampled,
             "num_env_steps_trained": self.num_env_steps_trained,
@@ -334,7 +348,7 @@ class OptimizerStats:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned. Other keys are ignored."""
+        """Restores a state from `get_state`. Ignores unknown keys."""
         self.num_env_steps_sampled = int(state["num_env_steps_sampled"])
         self.num_env_steps_trained = int(state["num_env_steps_trained"])
         self.num_updates = int(state["num_updates"])

@@ -1,4 +1,4 @@
-"""Plots and metrics that tabs of several optimizers declare."""
+"""Plots and metrics that several optimizers declare in their tabs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ _OPT = "optimizer/"
 GRADIENT_LAG = Plot(
     "gradient-lag",
     "Gradient lag",
-    "Updates between the weights that a gradient was computed with and its use. The last bin holds "
-    "all larger lags. Mass that moves up: more workers than the driver can serve.",
+    "The lag of a gradient is the number of updates since its weights were current. The last bin "
+    "counts all larger lags. A distribution that moves up means that the driver cannot keep up "
+    "with the number of workers.",
     "lag (updates)",
     {"lag": _OPT + "gradient_lag/histogram"},
     kind="heatmap",
@@ -22,7 +23,8 @@ GRADIENT_LAG = Plot(
 GRADIENT_COUNTS = Plot(
     "gradient-counts",
     "Accepted, stale and skipped gradients",
-    "Since the start of the run. Skipped: the gradient was not finite.",
+    "Numbers since the start of the process. Stale gradients have a lag above max_policy_lag. "
+    "Skipped gradients were not finite.",
     "gradients",
     {
         "accepted": _OPT + "num_gradients_accepted",
@@ -33,7 +35,7 @@ GRADIENT_COUNTS = Plot(
 GRADIENT_RATE = Plot(
     "gradient-rate",
     "Gradients applied per second",
-    "Of the driver, from all workers.",
+    "The number of gradients from all workers that the driver applies per second.",
     "gradients/s",
     {"gradients": _OPT + "num_gradients_accepted"},
     kind="runs",
@@ -42,7 +44,7 @@ GRADIENT_RATE = Plot(
 STALE_SHARE = Plot(
     "stale-share",
     "Share of stale gradients",
-    "Of the gradients that arrived: older than max_policy_lag, dropped or scaled down.",
+    "The share of gradients with a lag above max_policy_lag, which are dropped or scaled down.",
     "share",
     {"stale": _OPT + "num_gradients_stale"},
     kind="runs",
@@ -51,8 +53,8 @@ STALE_SHARE = Plot(
 PEAK_RATES = Plot(
     "rates",
     "Realised rate against peaks",
-    "Peaks are the best rates of sampling and learning alone. A realised rate near the lower peak "
-    "means that this side limits the run.",
+    "The peaks are the highest rates of sampling alone and of learning alone. If the realised rate "
+    "is close to the lower peak, this side limits the run.",
     "env steps/s",
     {
         "realised": _OPT + "env_steps_per_s",
@@ -63,7 +65,8 @@ PEAK_RATES = Plot(
 POLICY_LAG = Plot(
     "policy-lag-rollouts",
     "Policy lag in rollouts",
-    "How many rollouts were learned from since the weights that acted. 0 for synchronous sampling.",
+    "The number of rollouts that the learner has finished since the weights that chose the actions "
+    "were current. The lag is 0 for synchronous sampling.",
     "lag (rollouts)",
     {"lag": _OPT + "policy_lag_rollouts/histogram"},
     kind="heatmap",
@@ -71,16 +74,18 @@ POLICY_LAG = Plot(
 BOUNDED_POLICY_LAG = dataclasses.replace(
     POLICY_LAG,
     title="Policy lag in batches",
-    help="How many batches were learned from since the weights that acted, and the bound "
-    "max_rollout_lag. Mass at the bound: workers wait for the driver.",
+    help="The number of batches that the learner has finished since the weights that chose the "
+    "actions were current. The line is the limit max_rollout_lag. Many batches at this limit mean "
+    "that workers wait for the driver.",
     unit="lag (batches)",
     limit="max_rollout_lag",
 )
 FRAGMENTS_WAITING = Plot(
     "fragments-waiting",
     "Fragments that wait for the driver",
-    "How many had arrived when the driver began with a batch. At least a batch: the driver limits "
-    "the run. 0: it waits for the workers.",
+    "The number of fragments that had arrived when the driver began to gather a batch. If these "
+    "fragments fill a batch, the driver limits the run. If the number is 0, the driver waits for "
+    "the workers.",
     "fragments per batch",
     {"fragments": _OPT + "num_fragments_waiting"},
     kind="runs",
@@ -89,15 +94,17 @@ FRAGMENTS_WAITING = Plot(
 EARLY_STOPPED = Plot(
     "early-stopped",
     "Early-stopped fragments",
-    "Fragments of slow workers that were ended before their full length, since the start.",
+    "The number of fragments of slow workers that ended before their full length, since the start "
+    "of the process.",
     "fragments",
     {"fragments": _OPT + "num_early_stopped"},
     kind="runs",
 )
 EARLY_STOPPED_PER_ROUND = Plot(
     "early-stopped",
-    "Early-stopped fragments in a round",
-    "Of all ranks. High values: ranks of unequal speed.",
+    "Early-stopped fragments per round",
+    "The number of early-stopped fragments of all ranks in a round. High values mean that the "
+    "ranks have unequal speed.",
     "fragments per round",
     {"fragments": _OPT + "num_early_stopped"},
     kind="runs",
@@ -106,23 +113,25 @@ EARLY_STOPPED_PER_ROUND = Plot(
 ALLREDUCE_LEARN = Plot(
     "allreduce-learn",
     "All-reduce against learning",
-    "Learning contains the all-reduce. Where both lines meet, communication dominates: use larger "
-    "minibatches or fewer ranks.",
+    "The time of learning includes the time of the all-reduce. If both times are almost equal, "
+    "communication dominates. Use larger minibatches or fewer ranks then.",
     "ms",
     {"learn": _OPT + "learn_time_ms", "allreduce": _OPT + "allreduce_time_ms"},
 )
 SKEW_SAMPLE = Plot(
     "skew-sample",
     "Skew against sampling",
-    "Skew near the sampling time means that one rank samples much longer than the others; see "
-    "early-stopped fragments.",
+    "Skew is the time in which a rank waits for the slowest rank. Skew close to the sampling time "
+    "means that one rank samples much longer than the other ranks. fraction_workers below 1 ends "
+    "the fragments of slow ranks early.",
     "ms",
     {"sample": _OPT + "sample_time_ms", "skew": _OPT + "skew_time_ms"},
 )
 RANKS = Plot(
     "ranks",
     "Ranks",
-    "Members of the group. A star marks rounds that a fault broke and that were repeated.",
+    "The number of ranks in the group. A star marks a broken round, which a fault interrupted and "
+    "which the ranks repeated.",
     "ranks",
     {"ranks": _OPT + "num_ranks"},
     kind="runs",
@@ -131,17 +140,18 @@ RANKS = Plot(
 BUFFER_FILL = Plot(
     "buffer-fill",
     "Fill of the replay buffer",
-    "Rows in the buffer, as a share of buffer_size. Learning begins at learning_starts rows.",
+    "The number of rows in the buffer as a share of buffer_size. Learning begins when the buffer "
+    "has learning_starts rows.",
     "share",
     {"fill": _OPT + "buffer_fill"},
     kind="runs",
 )
 ROW_AGE = Plot(
     "row-age",
-    "Age of the rows learned from",
-    "Environment steps that were sampled after a row until it was drawn, in sixteenths of "
-    "buffer_size. A full buffer with uniform drawing has the same number in each bin. Mass in the "
-    "lower bins: prioritized replay prefers new rows.",
+    "Age of the replayed rows",
+    "The age of a row is the number of environment steps between its sampling and its draw from "
+    "the buffer. The unit is a sixteenth of buffer_size. With uniform draws from a full buffer, "
+    "all bins are equal. If the lower bins are larger, prioritized replay prefers new rows.",
     "age (1/16 of the buffer)",
     {"age": _OPT + "row_age/histogram"},
     kind="heatmap",
@@ -149,17 +159,17 @@ ROW_AGE = Plot(
 INTENSITY = Plot(
     "training-intensity",
     "Training intensity",
-    "Rows learned per row sampled since learning began. It equals training_intensity within one "
-    "batch.",
+    "The number of rows learned per row sampled, since learning began. It equals the option "
+    "training_intensity, up to one batch.",
     "rows learned per row sampled",
     {"intensity": _OPT + "training_intensity"},
     kind="runs",
 )
 WHO_WAITS = Plot(
     "who-waits",
-    "Who waits for whom",
-    "Seconds in which the learner could not go on without new rows, and in which the samplers "
-    "stood still until the learner had caught up. Since the start of the process.",
+    "Waiting times of learner and samplers",
+    "Seconds in which the learner waited for new rows, and seconds in which the samplers waited "
+    "for the learner to catch up. Both count since the start of the process.",
     "s",
     {
         "learner": _OPT + "learner_blocked_s",
@@ -169,17 +179,19 @@ WHO_WAITS = Plot(
 PRIORITIES = Plot(
     "priorities",
     "Priorities of the rows",
-    "Mean and largest TD error to the power of alpha, by which rows are drawn. 0 where drawing is "
-    "uniform. A maximum far above the mean: few rows are drawn again and again.",
+    "Mean and maximum of the absolute TD errors that became priorities since the last result. Both "
+    "are 0 if draws are uniform. If the maximum is far above the mean, the same few rows are drawn "
+    "again and again.",
     "priority",
     {"mean": _OPT + "priority_mean", "max": _OPT + "priority_max"},
 )
 PRIORITY_LAG = Plot(
     "priority-lag",
     "Lag of priorities",
-    "Updates between the weights that the priority of a row was computed with and its use. Bin 0 "
-    "is no lag, bin i is 2^(i-1) to 2^i - 1. Mass that moves up: rows are drawn by priorities that "
-    "say little about the present network.",
+    "The lag of a row's priority is the number of updates between the computation of the priority "
+    "and the update that learns from the row. Bin 0 counts lag 0, and bin i counts lags from "
+    "2^(i-1) to 2^i - 1. A distribution that moves up means that the priorities say little about "
+    "the current network.",
     "log2 of updates",
     {"lag": _OPT + "priority_lag/histogram"},
     kind="heatmap",
@@ -187,7 +199,7 @@ PRIORITY_LAG = Plot(
 SHARDS = Plot(
     "shards",
     "Replay shards",
-    "Shards that are up, of all runs. A shard that is replaced begins without rows.",
+    "The number of shards that are up in each run. A replacement of a shard begins without rows.",
     "shards",
     {"shards": _OPT + "num_replay_shards_up"},
     kind="runs",
@@ -199,7 +211,7 @@ GRADIENTS_METRIC = Metric(
     "polopt_gradients",
     "gradients",
     _OPT + "num_gradients_*",
-    "of workers, by what became of them",
+    "gradients from workers that were accepted, stale or skipped, so far",
     "outcome",
 )
 PEAK_METRIC = Metric(
@@ -207,7 +219,7 @@ PEAK_METRIC = Metric(
     "polopt_peak_env_steps_per_s",
     "environment steps/s",
     _OPT + "*_peak_throughput",
-    "fastest single phase so far; near the realised rate, it limits the run",
+    "highest rate of a single phase so far; it limits the run if the realised rate is close to it",
     "phase",
 )
 EARLY_STOPPED_METRIC = Metric(
@@ -215,32 +227,32 @@ EARLY_STOPPED_METRIC = Metric(
     "polopt_early_stopped",
     "fragments",
     _OPT + "num_early_stopped",
-    "ended early because enough workers had finished, so far",
+    "fragments that ended early because enough workers had finished, so far",
 )
 FRAGMENTS_METRIC = Metric(
     "gauge",
     "polopt_fragments_waiting",
     "fragments",
     _OPT + "num_fragments_waiting",
-    "that had arrived when the driver began with a batch, summed over batches so far",
+    "fragments that had arrived when the driver began to gather a batch, summed over batches",
 )
-RANKS_METRIC = Metric("gauge", "polopt_ranks", "ranks", _OPT + "num_ranks", "members of the group")
+RANKS_METRIC = Metric("gauge", "polopt_ranks", "ranks", _OPT + "num_ranks", "ranks in the group")
 BROKEN_ROUNDS_METRIC = Metric(
     "gauge",
     "polopt_broken_rounds",
     "rounds",
     _OPT + "num_broken_rounds",
-    "lost with a rank, so far",
+    "rounds that a fault interrupted, so far",
 )
 FILL_METRIC = Metric(
-    "gauge", "polopt_buffer_fill", "share", _OPT + "buffer_fill", "of the replay buffer, in use"
+    "gauge", "polopt_buffer_fill", "share", _OPT + "buffer_fill", "share of the buffer in use"
 )
 ROW_AGE_METRIC = Metric(
     "gauge",
     "polopt_row_age",
     "environment steps",
     _OPT + "row_age/mean",
-    "sampled after a row until it was drawn, mean",
+    "mean number of steps between the sampling of a row and its draw from the buffer",
 )
 INTENSITY_METRIC = Metric(
     "gauge",
@@ -254,7 +266,7 @@ BLOCKED_METRIC = Metric(
     "polopt_blocked_s",
     "s",
     _OPT + "*_blocked_s",
-    "in which the learner waited for rows, or the samplers for the learner, so far",
+    "seconds in which the learner waited for rows, or the samplers for the learner, so far",
     "who",
 )
 PRIORITY_METRIC = Metric(
@@ -262,12 +274,12 @@ PRIORITY_METRIC = Metric(
     "polopt_priority",
     "",
     _OPT + "priority_*",
-    "of the rows in the replay buffer: mean and maximum",
+    "mean and maximum of the TD errors that became priorities in the interval",
     "over",
 )
 SHARDS_METRIC = Metric(
-    "gauge", "polopt_replay_shards", "shards", _OPT + "num_replay_shards_up", "that are up"
+    "gauge", "polopt_replay_shards", "shards", _OPT + "num_replay_shards_up", "shards that are up"
 )
-#: Of all optimizers with a replay buffer.
+#: Plots and metrics of all optimizers with a replay buffer.
 REPLAY = (INTENSITY, WHO_WAITS, BUFFER_FILL, ROW_AGE, PRIORITIES, POLICY_LAG)
 REPLAY_METRICS = (INTENSITY_METRIC, BLOCKED_METRIC, FILL_METRIC, ROW_AGE_METRIC, PRIORITY_METRIC)

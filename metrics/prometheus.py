@@ -1,6 +1,7 @@
-"""`METRICS`: what every run exports to Prometheus. Recorder, Grafana dashboards and docs read it.
+"""`METRICS`: the metrics that every run exports to Prometheus.
 
-Optimizers declare further metrics in their tab (`polopt.metrics.tab`).
+The exporter, the Grafana dashboards and the docs read this list. Optimizers declare further metrics
+in their tab (`polopt.metrics.tab`).
 """
 
 from __future__ import annotations
@@ -10,24 +11,24 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-#: Upper bounds of the buckets of lag. A lag of 0 is in the first one.
+#: Upper bounds of the buckets in histograms of lag. A lag of 0 is in the first bucket.
 LAG_BOUNDARIES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric, and the key of the results that gives its value.
+    """A Prometheus metric and the key of the results from which the exporter takes its value.
 
     Attributes:
-        kind: a `counter` adds the increase of the number, and a `gauge` shows the number. A
-            `histogram` takes the counts of a list whose last bin is open, such as
-            `policy_lag/histogram`.
-        name: the name without the prefix `ray_`, and without the `_total` of counters. Ray adds
-            both.
+        kind: the type of the metric. A `counter` grows by the increase of the number between two
+            results. A `gauge` shows the number. A `histogram` reads a list of counts, such as
+            `policy_lag/histogram`. The last bin of the list counts all larger values.
+        name: name without the prefix `ray_` and without the suffix `_total` of counters. Ray adds
+            the prefix and the suffix.
         unit: unit of the value.
-        key: path of the value in results. `*` stands for each value of `tag`.
+        key: path of the value in results. `*` stands for the values of `tag`.
         text: description of the metric.
-        tag: a further tag besides `optimizer` and `trial`. Empty: none.
+        tag: name of a tag besides `optimizer` and `trial`. Empty if the metric has only these two.
     """
 
     kind: str
@@ -39,12 +40,12 @@ class Metric:
 
     @property
     def series(self) -> str:
-        """Name in Prometheus. Of a histogram, the name of its buckets."""
+        """The name of the series in Prometheus. For a histogram, the series of its buckets."""
         suffix = {"counter": "_total", "gauge": "", "histogram": "_bucket"}[self.kind]
         return f"ray_{self.name}{suffix}"
 
     def match(self, paths: Iterable[str]) -> Iterator[tuple[str, dict[str, str]]]:
-        """Yields each path that belongs to the metric, with its tag."""
+        """Yields each path that belongs to the metric, with the value of the tag for this path."""
         pattern = re.compile(re.escape(self.key).replace(r"\*", "([^/]+)"))
         for path in paths:
             if found := pattern.fullmatch(path):
@@ -58,74 +59,118 @@ _STEPS, _RATE = "environment steps", "environment steps/s"
 _OPT, _FAULTS, _LEARNER = "optimizer/", "fault_tolerance/", "learners/default_policy/"
 
 METRICS = (
-    _counter("polopt_env_steps", _STEPS, _OPT + "num_env_steps_sampled", "sampled"),
-    _counter("polopt_env_steps_trained", _STEPS, _OPT + "num_env_steps_trained", "learned from"),
-    _counter("polopt_updates", "updates", _OPT + "num_updates", "applied to the weights"),
+    _counter("polopt_env_steps", _STEPS, _OPT + "num_env_steps_sampled", "steps sampled so far"),
     _counter(
-        "polopt_bytes", "bytes", _OPT + "num_bytes_*", "weights, gradients, data", "direction"
+        "polopt_env_steps_trained", _STEPS, _OPT + "num_env_steps_trained", "steps learned from"
+    ),
+    _counter("polopt_updates", "updates", _OPT + "num_updates", "updates of the weights so far"),
+    _counter(
+        "polopt_bytes",
+        "bytes",
+        _OPT + "num_bytes_*",
+        "bytes of weights, gradients and batches that the driver sent or received",
+        "direction",
     ),
     _gauge(
         "polopt_episode_return",
         "return",
         "env_runners/episode_return_mean",
-        "mean of the last 100 episodes",
+        "mean return of the last 100 episodes",
     ),
     _gauge(
         "polopt_evaluation_return",
         "return",
         "evaluation/env_runners/episode_return_mean",
-        "mean of the last evaluation",
+        "mean return of the last evaluation",
     ),
-    _gauge("polopt_env_steps_per_s", _RATE, _OPT + "env_steps_per_s", "sampled in the interval"),
-    _gauge("polopt_updates_per_s", "updates/s", _OPT + "updates_per_s", "in the interval"),
     _gauge(
-        "polopt_driver_share", "share", _OPT + "driver/share/*", "of the driver's time", "phase"
+        "polopt_env_steps_per_s", _RATE, _OPT + "env_steps_per_s", "sampling rate in the interval"
     ),
-    _gauge("polopt_driver_p50_ms", "ms", _OPT + "driver/p50_ms/*", "median of a phase", "phase"),
-    _gauge("polopt_driver_p99_ms", "ms", _OPT + "driver/p99_ms/*", "p99 of a phase", "phase"),
-    _gauge("polopt_workers_share", "share", _OPT + "workers/share/*", "of workers' time", "part"),
-    _gauge("polopt_workers_p50_ms", "ms", _OPT + "workers/p50_ms/*", "median of a part", "part"),
-    _gauge("polopt_workers_p99_ms", "ms", _OPT + "workers/p99_ms/*", "p99 of a part", "part"),
+    _gauge(
+        "polopt_updates_per_s", "updates/s", _OPT + "updates_per_s", "update rate in the interval"
+    ),
+    _gauge(
+        "polopt_driver_share",
+        "share",
+        _OPT + "driver/share/*",
+        "share of the driver's time in a phase",
+        "phase",
+    ),
+    _gauge(
+        "polopt_driver_p50_ms",
+        "ms",
+        _OPT + "driver/p50_ms/*",
+        "median duration of a phase of the driver",
+        "phase",
+    ),
+    _gauge(
+        "polopt_driver_p99_ms",
+        "ms",
+        _OPT + "driver/p99_ms/*",
+        "99th percentile of the duration of a phase of the driver",
+        "phase",
+    ),
+    _gauge(
+        "polopt_workers_share",
+        "share",
+        _OPT + "workers/share/*",
+        "share of the workers' time in a part, mean over workers",
+        "part",
+    ),
+    _gauge(
+        "polopt_workers_p50_ms",
+        "ms",
+        _OPT + "workers/p50_ms/*",
+        "median duration of a part of the workers' time",
+        "part",
+    ),
+    _gauge(
+        "polopt_workers_p99_ms",
+        "ms",
+        _OPT + "workers/p99_ms/*",
+        "99th percentile of the duration of a part of the workers' time",
+        "part",
+    ),
     _gauge(
         "polopt_workers_env_steps_per_s",
         _RATE,
         _OPT + "workers/env_steps_per_s/*",
-        "mean, slowest and fastest worker",
+        "sampling rate of a worker: mean, minimum and maximum over workers",
         "over",
     ),
     _gauge(
         "polopt_workers_idle_share",
         "share",
         _OPT + "workers/idle_share/*",
-        "mean, smallest and largest over workers",
+        "share of a worker's time in which it is idle: mean, minimum and maximum over workers",
         "over",
     ),
     _gauge(
         "polopt_workers_cpus",
         "processors",
         _OPT + "workers/cpus/*",
-        "in use by a worker's process: mean, smallest, largest",
+        "processors in use by a worker's process: mean, minimum and maximum over workers",
         "over",
     ),
     _gauge(
         "polopt_workers_memory_bytes",
         "bytes",
         _OPT + "workers/memory_bytes/*",
-        "resident memory of a worker's process: mean, smallest, largest",
+        "resident memory of a worker's process: mean, minimum and maximum over workers",
         "over",
     ),
     _gauge(
         "polopt_workers_gpu_share",
         "share",
         _OPT + "workers/gpu_share/*",
-        "of the time in which a worker's GPU is busy: mean, smallest, largest",
+        "share of the time in which a worker's GPU is busy: mean, minimum and maximum over workers",
         "over",
     ),
     _gauge(
         "polopt_driver_cpus",
         "processors",
         _OPT + "machine/driver_cpus",
-        "in use by the driver's process",
+        "processors in use by the driver's process",
     ),
     _gauge(
         "polopt_driver_memory_bytes",
@@ -137,16 +182,20 @@ METRICS = (
         "polopt_driver_gpu_share",
         "share",
         _OPT + "machine/driver_gpu_share",
-        "of the time in which the driver's GPU is busy",
+        "share of the time in which the driver's GPU is busy",
     ),
     _histogram(
         "polopt_policy_lag",
         "updates",
         _OPT + "policy_lag/histogram",
-        "lag of the weights that acted; at most 256 values of 5 s and one more per bin",
+        "lag of the weights that chose the actions; counts of 5 s are scaled down to about 256",
     ),
-    _gauge("polopt_lag_mean", "updates", _OPT + "*_lag/mean", "of policy and gradient lag", "kind"),
-    _gauge("polopt_lag_max", "updates", _OPT + "*_lag/max", "of policy and gradient lag", "kind"),
+    _gauge(
+        "polopt_lag_mean", "updates", _OPT + "*_lag/mean", "mean policy or gradient lag", "kind"
+    ),
+    _gauge(
+        "polopt_lag_max", "updates", _OPT + "*_lag/max", "maximum policy or gradient lag", "kind"
+    ),
     _gauge("polopt_lag_rollouts", "rollouts", _OPT + "policy_lag_rollouts/mean", "mean policy lag"),
     _gauge(
         "polopt_requests_in_flight",
@@ -154,12 +203,37 @@ METRICS = (
         _OPT + "requests_in_flight/mean",
         "mean number of pending calls",
     ),
-    _gauge("polopt_healthy_workers", "workers", _FAULTS + "num_healthy_workers", "now"),
-    _gauge("polopt_worker_restarts", "restarts", _FAULTS + "num_remote_worker_restarts", "so far"),
-    _gauge("polopt_worker_failures", "failures", _FAULTS + "num_worker_*", "so far", "kind"),
-    _gauge("polopt_env_faults", "faults", _FAULTS + "num_env_faults", "so far"),
-    _gauge("polopt_non_finite", "fragments", _FAULTS + "num_non_finite", "non-finite data, so far"),
-    _gauge("polopt_skipped_updates", "updates", _OPT + "num_skipped_updates", "not finite, so far"),
+    _gauge(
+        "polopt_healthy_workers", "workers", _FAULTS + "num_healthy_workers", "workers that are up"
+    ),
+    _gauge(
+        "polopt_worker_restarts",
+        "restarts",
+        _FAULTS + "num_remote_worker_restarts",
+        "restarts of workers so far",
+    ),
+    _gauge(
+        "polopt_worker_failures",
+        "failures",
+        _FAULTS + "num_worker_*",
+        "failures of workers so far",
+        "kind",
+    ),
+    _gauge(
+        "polopt_env_faults", "faults", _FAULTS + "num_env_faults", "faults of environments so far"
+    ),
+    _gauge(
+        "polopt_non_finite",
+        "fragments",
+        _FAULTS + "num_non_finite",
+        "fragments and gradients that were not finite, so far",
+    ),
+    _gauge(
+        "polopt_skipped_updates",
+        "updates",
+        _OPT + "num_skipped_updates",
+        "updates skipped because the gradient was not finite, so far",
+    ),
     _gauge(
         "polopt_learner", "", _LEARNER + "*", "losses and statistics of the learner", "statistic"
     ),
@@ -167,7 +241,7 @@ METRICS = (
 
 
 def markdown_table(metrics: Iterable[Metric] = METRICS) -> str:
-    """A table of metrics for `docs/metrics.md`."""
+    """Returns a table of metrics for `docs/metrics.md`."""
     lines = ["| metric | kind | unit | tag | result key | meaning |", "|---" * 6 + "|"]
     for metric in metrics:
         tag = f"`{metric.tag}`" if metric.tag else ""

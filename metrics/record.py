@@ -1,4 +1,8 @@
-"""`Record`: what a call counts. Written in the worker, carried by the reply, added once."""
+"""`Record`: the counts and statistics of one call.
+
+The worker fills the record during the call, and the reply carries the record to the driver. The
+driver adds each record once.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +28,9 @@ _NO_ACTIONS = ActionSums()
 
 
 class Record:
-    """Counts and statistics of one call, besides its value. Its size does not depend on the length
-    of the run.
+    """The counts and statistics of one call, besides the value that the call returns.
+
+    The size of a record does not depend on the length of the run.
 
         record = Record()
         with record.phase("sample"):
@@ -34,42 +39,48 @@ class Record:
         record.end(version, value)
 
     Args:
-        clock: seconds of a monotonic clock.
+        clock: returns the seconds of a monotonic clock.
 
     Attributes:
-        seconds: seconds of each phase, disjoint. `other` is the rest of the call.
+        seconds: seconds of each phase. The phases do not overlap. `other` is the time of the call
+            outside all phases.
         version: version of the worker's weights at the end of the call.
-        env_steps: valid rows sampled. Rows of fragments that were not finite do not count.
-        env_steps_discarded: valid rows of fragments that were not finite.
-        episodes: episodes that ended in the rows that count.
-        moments: moments of their observations and discounted returns, to be merged into the moments
-            of the driver's policy. None if the policy does not normalise, or nothing was sampled.
-        actions: actions of these rows, as sampled from the policy's distribution.
-        lags: the age of each batch that the worker itself learned from, `(updates, batches)`: how
-            many of each it had learned since it had the weights that acted, or the oldest of them.
+        env_steps: number of valid rows sampled, without the rows of fragments that were not finite.
+        env_steps_discarded: number of valid rows in fragments that were not finite.
+        episodes: episodes that ended in the rows of `env_steps`.
+        moments: moments of the observations and discounted returns in the rows of `env_steps`. The
+            driver merges them into the moments of its policy. None if the policy does not
+            normalise, or if nothing was sampled.
+        actions: sums of the actions in the rows of `env_steps`, before the actions are clipped.
+        lags: the lag of each batch that this worker learned from, as `(updates, batches)`. These
+            are the numbers of updates and batches that the worker had learned since it received the
+            weights that chose the actions. If several versions of the weights chose the actions,
+            the lag is measured from the oldest version.
         faults: exceptions of environments, and non-finite values.
         num_non_finite: fragments and gradients that were discarded because they were not finite.
         num_early_stopped: fragments that ended early.
-        restarts_below: workers below this one that were replaced.
+        restarts_below: replacements of workers below this worker.
         num_bytes: bytes of the arrays in the value.
-        env_steps_trained: rows that the worker itself learned from, each counted once.
-        updates: updates that the worker itself has made.
+        env_steps_trained: rows that this worker used for learning. Each row counts once.
+        updates: updates that this worker made.
         rows_applied: rows of the gradients of these updates, summed over all learners that made the
             updates together.
-        learned: statistics of the worker's own learning, means over `env_steps_trained`. None: it
-            has not learned.
-        env_statistics: running statistics of the wrappers of environments. None: not this time.
-        use: use of processors, memory and GPUs by the worker's process since this was last sent.
-            None: not this time.
-        custom_metrics: what callbacks have returned for episodes, by name.
-        timing: what timing has decided in the call, for the record of a run: `steps` of each
-            fragment if one of them ended early, `sums` that were completed before a group broke,
-            and `below`, the record of the calls that this process has made itself.
-        num_fragments: fragments sampled so far, also fragments that were not finite. Only in the
-            worker.
+        learned: statistics of this worker's learning, as means over `env_steps_trained` rows. None
+            if the worker has not learned.
+        env_statistics: running statistics of the wrappers of environments. None if this reply does
+            not carry them.
+        use: use of processors, memory and GPUs by the worker's process since the last reply that
+            carried this field. None if this reply does not carry it.
+        custom_metrics: summaries of the values that callbacks have returned for episodes, by name.
+        timing: decisions in the call that depended on timing. The recording of a run contains them.
+            `steps` is the length of each fragment, and is present if a fragment ended early. `sums`
+            is the number of all-reduce sums that were completed before the group broke. `below` is
+            the recording of the calls that this process made to workers below it.
+        num_fragments: number of fragments sampled so far, including fragments that were not finite.
+            Exists only in the worker.
     """
 
-    #: What a reply carries.
+    #: The attributes that a reply carries.
     FIELDS = (
         "seconds",
         "version",
@@ -106,13 +117,13 @@ class Record:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._started_s = clock()
-        self._inner_s = [0.0]  # seconds of the phases within each open phase
+        self._inner_s = [0.0]  # for each open phase, the seconds of the phases within it
         self.seconds: dict[str, float] = {}
         self.version = 0
         self.env_steps = 0
         self.env_steps_discarded = 0
         self.episodes = EpisodeStats()
-        self._episodes: list[EpisodeStats] = []  # of each fragment, until the call ends
+        self._episodes: list[EpisodeStats] = []  # one entry per fragment, until the call ends
         self.moments: Moments | None = None
         self.actions = _NO_ACTIONS
         self.lags: tuple[tuple[int, int], ...] = ()
@@ -129,7 +140,7 @@ class Record:
         self.use: ProcessUse | None = None
         self.custom_metrics: Mapping[str, Values] = {}
         self.timing: dict[str, Any] = {}
-        self._steps: list[int] = []  # of each fragment
+        self._steps: list[int] = []  # the length of each fragment
         self._ended_early = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -139,8 +150,10 @@ class Record:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Times a phase of the call. Phases may be nested: the time of the inner one does not count
-        for the outer one."""
+        """Times a phase of the call.
+
+        Phases may be nested. The time of an inner phase does not count for the outer phase.
+        """
         PROGRESS.note()
         started_s = self._clock()
         self._inner_s.append(0.0)
@@ -155,17 +168,16 @@ class Record:
             self.seconds[name] = self.seconds.get(name, 0.0) + own_s
 
     def add_seconds(self, name: str, duration_s: float) -> None:
-        """Counts time of a phase that something else has measured within the phase that is open."""
+        """Counts time that the caller has measured, as a phase within the open phase."""
         self._inner_s[-1] += duration_s
         self.seconds[name] = self.seconds.get(name, 0.0) + duration_s
 
     @property
     def num_fragments(self) -> int:
-        """See the class."""
         return len(self._steps)
 
     def fragment_ended(self, steps: int, early: bool) -> None:
-        """Notes the steps of a fragment, finite or not."""
+        """Records the length of a fragment, finite or not."""
         self._steps.append(steps)
         self._ended_early |= early
 
@@ -181,10 +193,10 @@ class Record:
 
         Args:
             batch: the fragment.
-            sizes: sizes of its actions. See `ActionDistribution`.
+            sizes: sizes of the actions in the fragment. See `ActionDistribution`.
             moments: see `SampleBatch.moments`.
-            bounds: bounds of its actions. See `ActionDistribution`.
-            early_stopped: whether it ended early.
+            bounds: bounds of the actions in the fragment. See `ActionDistribution`.
+            early_stopped: whether the fragment ended early.
         """
         actions = batch.flat("actions")[batch.flat("valid")]
         self.env_steps += batch.env_steps
@@ -195,19 +207,25 @@ class Record:
         self.fault(batch.faults)
 
     def fault(self, faults: DataFaults) -> None:
-        """Counts exceptions of environments, and notes what was not finite."""
+        """Adds exceptions of environments and descriptions of non-finite values."""
         if faults.env_faults or faults.non_finite:
             self.faults = DataFaults.concat([self.faults, faults])
 
     def not_finite(self, count: int, faults: DataFaults) -> None:
-        """Counts fragments or gradients that are not used because they are not finite."""
+        """Counts fragments or gradients that are discarded because they are not finite."""
         self.num_non_finite += count
         if count:
             self.fault(faults)
 
     def learn(self, env_steps: int, updates: int, rows: int, stats: Mapping[str, float]) -> None:
-        """Counts rows that this worker has learned from and the updates that it has made of them,
-        with the rows of their gradients and the statistics of its learner."""
+        """Counts the learning of this worker.
+
+        Args:
+            env_steps: number of rows that the worker used.
+            updates: number of updates with these rows.
+            rows: number of rows in the gradients of the updates. See `rows_applied`.
+            stats: statistics of the learner.
+        """
         self._add_learned(env_steps, stats)
         self.updates += updates
         self.rows_applied += rows
@@ -220,15 +238,15 @@ class Record:
         self.env_steps_trained += env_steps
 
     def callback_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Adds what a callback has returned for an episode."""
+        """Adds the values that a callback has returned for an episode."""
         self.custom_metrics = merge_values(self.custom_metrics, values_of(metrics))
 
     def end(self, version: int, value: Any) -> None:
-        """Ends the call.
+        """Completes the record at the end of the call.
 
         Args:
             version: version of the worker's weights.
-            value: what the call returns.
+            value: the value that the call returns.
         """
         busy_s = self._clock() - self._started_s
         self.seconds["other"] = max(0.0, busy_s - sum(self.seconds.values()))
@@ -238,10 +256,10 @@ class Record:
         if self._ended_early:
             self.timing["steps"] = self._steps
 
-    # ---- where it is added ----------------------------------------------------------------------
+    # ---- in a gradient worker, which has workers below it ----------------------------------------
 
     def add_below(self, record: Record) -> None:
-        """Adds the record of a worker below this one. Its seconds and bytes are its own."""
+        """Adds the record of a worker below this worker, except seconds and bytes."""
         self.env_steps += record.env_steps
         self.env_steps_discarded += record.env_steps_discarded
         self._episodes.append(record.episodes)
@@ -255,7 +273,7 @@ class Record:
 
 
 def _received(*values: Any) -> Record:
-    """A record as a reply brings it."""
+    """Rebuilds a record that a reply has carried."""
     record = Record.__new__(Record)
     for name, value in zip(Record.FIELDS, values, strict=True):
         setattr(record, name, value)
@@ -263,7 +281,10 @@ def _received(*values: Any) -> Record:
 
 
 def payload_bytes(value: Any) -> int:
-    """Bytes of the arrays in a value: in tuples, lists and dicts, and in objects with `nbytes`."""
+    """Returns the bytes of the arrays in a value.
+
+    Looks into tuples, lists and dicts, and at all objects with an attribute `nbytes`.
+    """
     size = getattr(value, "nbytes", None)
     if isinstance(size, int):
         return size

@@ -1,6 +1,6 @@
-"""`RunResults`: the numbers and texts of one run's results that the rules of the diagnosis read.
+"""`RunResults`: the parts of a run's results that the rules of the diagnosis read.
 
-They come from results as they arrive (`History`), from a result file (`read_results`), or from the
+There are three sources: results as they arrive (`History`), a result file (`read_results`), and the
 columns that the dashboards keep.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-#: Each column that rules read: its name in the rules, and its path in the results.
+#: The columns that rules read. Maps the name of a column in the rules to its path in the results.
 COLUMNS = {
     "steps": "num_env_steps_sampled_lifetime",
     "return": "env_runners/episode_return_mean",
@@ -61,24 +61,25 @@ COLUMNS = {
     "load_1m": "optimizer/machine/load_1m",
 }
 PER_WORKER = "optimizer/workers/per_worker"
-_INDEX, _RATE = "index", "env_steps_per_sampling_s"  # of each worker
-#: Rules about time need so many results, and so many seconds of training.
+_INDEX, _RATE = "index", "env_steps_per_sampling_s"  # keys of each worker
+#: Rules about time need at least this many results and seconds of training.
 _LEAST_RESULTS, _LEAST_S = 3, 2.0
-_MOST_ROWS = 2000  # that `History` keeps
+_MOST_ROWS = 2000  # `History` keeps at most this many rows
 
 
 def paths(num_workers: int) -> list[str]:
-    """Paths in the results of all columns that rules read, with the columns of each worker."""
+    """Returns the paths of all columns that rules read, including the columns of each worker."""
     each = (f"{PER_WORKER}/{n}/{key}" for n in range(num_workers) for key in (_INDEX, _RATE))
     return [*COLUMNS.values(), *each]
 
 
 class RunResults:
-    """The results of one run as columns.
+    """The results of one run as columns, with the means and sums that rules need.
 
     Args:
-        columns: arrays by path, of the paths in `paths` that the results have. Numbers have the
-            shape `[R]`, with NaN where a result lacks them. Texts are arrays of objects.
+        columns: an array for each path of `paths` that occurs in the results. Columns of numbers
+            have the shape `[R]`, with NaN for a result without this number. Columns of texts are
+            arrays of objects.
     """
 
     def __init__(self, columns: Mapping[str, Array]) -> None:
@@ -88,13 +89,14 @@ class RunResults:
             self._seconds = np.zeros(0)
         else:
             self._seconds = np.nan_to_num(seconds) * (1.0 - np.nan_to_num(startup))
-        # Workers start one after another, and the first updates are not like later ones.
+        # Means over time skip the first third of the training time, because workers start one after
+        # another and the first updates take longer than later updates.
         late = np.cumsum(self._seconds) > self._seconds.sum() / 3.0
         self._weights = np.where(late, self._seconds, 0.0)
 
     @property
     def lasts(self) -> bool:
-        """Whether there is enough training for statements about time."""
+        """Whether the run has trained long enough for rules about time."""
         return len(self._seconds) >= _LEAST_RESULTS and float(self._seconds.sum()) >= _LEAST_S
 
     def _numbers(self, name: str) -> Array | None:
@@ -102,16 +104,16 @@ class RunResults:
         return None if values is None or values.dtype == object else values
 
     def has(self, name: str) -> bool:
-        """Whether results have a column."""
+        """Returns whether the results have a column."""
         return COLUMNS[name] in self._columns
 
     def column(self, name: str) -> Array:
-        """The finite values of a column, of shape `[<= R]`."""
+        """Returns the finite values of a column, of shape `[<= R]`."""
         values = self._numbers(name)
         return values[np.isfinite(values)] if values is not None else np.zeros(0)
 
     def mean(self, name: str) -> float:
-        """Mean over the last two thirds of the training time, weighted by time, or NaN."""
+        """Returns the time-weighted mean over the last two thirds of the training time, or NaN."""
         values = self._numbers(name)
         if values is None or len(values) != len(self._weights):
             return math.nan
@@ -121,50 +123,58 @@ class RunResults:
         return float(np.average(values[known], weights=self._weights[known]))
 
     def share(self, name: str) -> float:
-        """The `mean` of a share of time, or 0 for a phase that the run lacks."""
+        """Returns the `mean` of a share of time, or 0 if the run does not have the phase."""
         value = self.mean(name)
         return 0.0 if math.isnan(value) else value
 
     def last(self, name: str) -> float:
-        """The last finite value, or NaN."""
+        """Returns the last finite value of a column, or NaN."""
         values = self.column(name)
         return float(values[-1]) if len(values) else math.nan
 
     def rise(self, name: str) -> float:
-        """How much a counter has risen over all results, or 0."""
+        """Returns the total increase of a counter over all results, or 0 without the column.
+
+        A counter that starts again at 0 in a resumed run does not reduce this number.
+        """
         values = self.column(name)
         return float(np.diff(values, prepend=0.0).clip(0.0).sum()) if len(values) else 0.0
 
     def rise_per_s(self, name: str) -> float:
-        """How much a counter has risen in a second of training, over all results, or 0."""
+        """Returns the `rise` of a counter per second of training."""
         return self.rise(name) / max(float(self._seconds.sum()), 1e-9)
 
     def text(self, name: str) -> str:
-        """The last text, or an empty one."""
+        """Returns the last text of a column that is not empty, or an empty string."""
         values = self._columns.get(COLUMNS[name])
         if values is None or values.dtype != object:
             return ""
         return next((str(text) for text in reversed(values) if text), "")
 
     def sampling_rates(self) -> dict[int, Array]:
-        """Steps per second of each remote worker while it samples, by the worker's index."""
+        """Returns the steps per second of sampling of each remote worker, by index of the worker.
+
+        The arrays contain the finite values of all results.
+        """
         rates: dict[int, Array] = {}
         number = 0
         while (indices := self._columns.get(f"{PER_WORKER}/{number}/{_INDEX}")) is not None:
             known = indices[np.isfinite(indices)]
             rate = self._columns.get(f"{PER_WORKER}/{number}/{_RATE}", np.zeros(0))
-            if len(known) and known[-1] > 0.0:  # the driver has index 0
+            if len(known) and known[-1] > 0.0:  # the local worker has index 0
                 rates[int(known[-1])] = rate[np.isfinite(rate)]
             number += 1
         return rates
 
 
 class History:
-    """Collects the numbers that the rules read, from results as they arrive. As a run gets longer,
-    it keeps only every second result, later every fourth, eighth and so forth.
+    """Collects the columns that the rules read, from results as they arrive.
+
+    Memory is bounded: when the history is full, it drops every second row, and from then on keeps
+    only half as many of the new results.
 
     Attributes:
-        num_results: results added so far.
+        num_results: number of results added so far.
     """
 
     def __init__(self) -> None:
@@ -174,7 +184,7 @@ class History:
         self._texts: dict[str, str] = {}
 
     def add(self, result: Mapping[str, Any]) -> None:
-        """Adds a result as Tune has it."""
+        """Adds a result in the nested form that Tune passes to callbacks."""
         self.num_results += 1
         workers = _value(result, PER_WORKER)
         row: dict[str, float] = {}
@@ -186,14 +196,14 @@ class History:
                 self._texts[path] = value
         if (self.num_results - 1) % self._every == 0:
             self._rows.append(row)
-        else:  # counters hold, and most results have the shares of time
+        else:  # a dropped result still updates the counters, which `rise` needs
             self._rows[-1] |= {path: value for path, value in row.items() if _is_total(path)}
         if len(self._rows) > _MOST_ROWS:
             self._rows = self._rows[::2]
             self._every *= 2
 
     def results(self) -> RunResults:
-        """The results so far as columns."""
+        """Returns the results so far as columns."""
         columns = {
             path: np.array([row.get(path, math.nan) for row in self._rows])
             for path in {path for row in self._rows for path in row}
@@ -207,7 +217,7 @@ def _is_total(path: str) -> bool:
 
 
 def _value(result: Any, path: str) -> Any:
-    """The value at a path of nested mappings and lists, or None."""
+    """Returns the value at a path in nested mappings and lists, or None."""
     for key in path.split("/"):
         if isinstance(result, Mapping):
             result = result.get(key)
@@ -219,10 +229,10 @@ def _value(result: Any, path: str) -> Any:
 
 
 def read_results(file: Path) -> RunResults:
-    """Reads what the rules need from a result file of Tune. It skips lines that are not JSON.
+    """Reads the columns for the rules from a result file of Tune. Skips lines that are not JSON.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: if the file cannot be read.
     """
     history = History()
     with file.open(encoding="utf-8", errors="replace") as lines:

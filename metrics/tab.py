@@ -1,7 +1,7 @@
-"""What the dashboards show of one optimizer, as plain data that is written beside its results.
+"""`Tab`: an optimizer's declaration of its plots and metrics, as plain data.
 
-An optimizer declares a `Tab`. The trainer writes it to the trial's directory as `TAB_FILE`, and the
-page, the report and the exporter to Prometheus read it. None of them imports the optimizer.
+The trainer writes the declaration to the trial's directory as `TAB_FILE`. The page and the report
+read this file, and do not import the optimizer.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, Literal, get_args
 
 from polopt.metrics.prometheus import Metric
 
-#: Name of the file in the trial's directory.
+#: Name of the file with the declaration in the trial's directory.
 TAB_FILE = "optimizer.json"
 _FORMAT = 1
-_MOST_TEXT = 1000  # characters of one text
-_MOST_ENTRIES = 100  # of one list or mapping
+_MOST_TEXT = 1000  # maximum characters of a text
+_MOST_ENTRIES = 100  # maximum entries of a list or mapping
 
 Kind = Literal["lines", "runs", "heatmap"]
 
@@ -27,19 +27,20 @@ class Plot:
     """One plot of a tab.
 
     Attributes:
-        key: its name in file names and addresses, unique in the tab.
-        title: plain text.
-        help: one or two sentences on how to read it.
-        unit: of the values, on the axis.
-        keys: name of each line and the result key that it shows, such as
-            `{"accepted": "optimizer/num_gradients_accepted"}`. A histogram is a key whose values
-            are lists.
-        kind: `lines` draws all keys of one run. `runs` the only key of all runs. `heatmap` the
-            histogram of the only key of one run over time.
-        per: of `runs`: `s` draws how much a counter rises in a second, another result key how much
-            it rises for each unit that the other counter rises. Empty: the values.
-        steps: whether values hold until the next result, as a number of workers does.
-        limit: of `heatmap`: config key whose number is drawn as a line. Empty: none.
+        key: name of the plot in file names and addresses, unique in the tab.
+        title: title in plain text.
+        help: one to three sentences that explain how to read the plot.
+        unit: unit of the values, which labels the axis.
+        keys: maps the name of each line to a result key, such as
+            `{"accepted": "optimizer/num_gradients_accepted"}`.
+        kind: `lines` draws all keys of one run. `runs` draws a single key, with a line for each
+            run. `heatmap` draws a single key of one run over time. The values of this key are
+            lists of counts.
+        per: for `runs`, the unit of a rate. `s` draws the increase of a counter per second. The
+            result key of another counter draws the increase per unit of the other counter. If
+            empty, the plot shows the values themselves.
+        steps: whether a value holds until the next result, such as a number of workers.
+        limit: for `heatmap`, a config key whose value is drawn as a line. Empty for no line.
     """
 
     key: str
@@ -55,16 +56,16 @@ class Plot:
 
 @dataclass(frozen=True)
 class Tab:
-    """What an optimizer declares: its class attribute `tab`.
+    """The class attribute `tab` of an optimizer: its declaration for the dashboards.
 
-    Every optimizer's tab shows the shares of time of driver and workers, the times of the phases,
-    each worker, traffic, episodes and actions, and a plot of each number of `extra_stats` that no
-    plot shows.
+    The tabs of all optimizers show the same plots of time shares, phases, workers, traffic,
+    episodes and actions. A number of `extra_stats` gets a plot automatically if no declared plot
+    shows this number.
 
     Attributes:
-        driver: how to read the shares of the driver's phases.
-        plots: further plots, in order.
-        metrics: further metrics for Prometheus, of keys that other optimizers lack.
+        driver: help text that explains how to read the shares of the driver's phases.
+        plots: further plots, in the order in which the tab shows them.
+        metrics: further metrics for Prometheus, for result keys of this optimizer.
     """
 
     driver: str = "Shares of the driver's wall time since the last result."
@@ -77,11 +78,11 @@ class OptimizerTab:
     """The content of a `TAB_FILE`.
 
     Attributes:
-        name: of the optimizer, as results have it.
-        title: of the tab.
-        phases: of the driver, in the order of one step.
+        name: name of the optimizer in results.
+        title: title of the tab.
+        phases: phases of the driver, in the order of a step.
         extra_stats: names of the numbers that the optimizer adds to the block `optimizer/`.
-        tab: what the optimizer declares.
+        tab: the optimizer's declaration.
     """
 
     name: str
@@ -91,22 +92,22 @@ class OptimizerTab:
     tab: Tab = field(default_factory=Tab)
 
     def to_json(self) -> str:
-        """The content of the file."""
+        """Returns the content of the file."""
         return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> OptimizerTab:
-        """Reads the content of a file, which is not trusted.
+        """Reads the content of a file. The file is not trusted, so every value is checked.
 
         Raises:
-            ValueError: it is not what `to_json` writes.
+            ValueError: if the content does not have the form that `to_json` writes.
         """
         try:
             content = json.loads(text)
         except RecursionError as error:
             raise ValueError("nested too deeply") from error
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise ValueError(f"not a tab of format {_FORMAT}")
+            raise ValueError(f"not the declaration of a tab in format {_FORMAT}")
         declared = _mapping(content.get("tab"))
         return cls(
             name=_text(content.get("name")),
@@ -128,9 +129,11 @@ def _plot(value: Any) -> Plot:
     texts = {name: _text(text) for name, text in given.items()}
     number = len(keys) if texts["kind"] == "lines" else 1
     if texts["kind"] not in get_args(Kind) or not isinstance(steps, bool) or not keys:
-        raise ValueError(f"plot {texts['key']!r}: kind, steps or keys")
+        raise ValueError(f"plot {texts['key']!r} has an invalid value of kind, steps or keys")
     if len(keys) != number:
-        raise ValueError(f"plot {texts['key']!r}: {texts['kind']} takes one key; got {len(keys)}")
+        raise ValueError(
+            f"plot {texts['key']!r} of kind {texts['kind']} takes one key; got {len(keys)}"
+        )
     return Plot(**texts, keys=keys, steps=steps)  # type: ignore[arg-type]
 
 
@@ -139,7 +142,7 @@ def _metric(value: Any) -> Metric:
 
 
 def _known(value: Any, of: type) -> dict[str, Any]:
-    """A mapping that has the fields of a dataclass, and no others."""
+    """Returns `value` if it is a mapping whose keys are exactly the fields of a dataclass."""
     given = dict(_mapping(value))
     names = {each.name for each in fields(of)}
     if given.keys() != names:

@@ -1,4 +1,4 @@
-"""Timers for the phases of `PolicyOptimizer.step`, and a meter of what changes often."""
+"""`PhaseTimer` times a phase of `PolicyOptimizer.step`. `LoadMeter` averages a changing number."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 
 from polopt.common.tracer import TRACER
 
-#: The driver's phase between a result and the next iteration.
+#: The phase of the driver between a result and the next iteration.
 REPORT = "report"
-#: The driver's phase between two iterations in which it plays episodes for evaluation, or requests
-#: them of workers, and saves the best policy.
+#: The phase of the driver between two iterations, in which the driver evaluates the policy and
+#: saves the best policy. The driver plays the episodes itself, or requests them from workers.
 EVALUATION = "evaluation"
-#: The time before the first answer of a worker, which no other phase contains.
+#: The time before the first reply of a worker. No other phase includes this time.
 STARTUP = "startup"
-#: Percentiles are over the last so many durations of an interval, which bounds memory.
+#: Percentiles use at most this many durations of an interval, the last ones. This bounds memory.
 MAX_DURATIONS = 10_000
 
 
@@ -25,13 +25,13 @@ class PhaseTimer:
     """Times one phase: `with self.timers["apply"]: ...`.
 
     Args:
-        window: number of durations of the mean.
-        name: name of the phase, in traces.
-        clock: seconds of a monotonic clock.
+        window: number of durations in the mean.
+        name: name of the phase in traces.
+        clock: returns the seconds of a monotonic clock.
 
     Attributes:
-        total_s: sum of the durations since construction.
-        peak_rows_per_s: largest throughput of one phase.
+        total_s: sum of the durations since construction or `restart`.
+        peak_rows_per_s: highest throughput of a single timing.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class PhaseTimer:
     ) -> None:
         self._name = name
         self._clock = clock
-        self._window: deque[float] = deque(maxlen=window)  # the last of earlier intervals
+        self._window: deque[float] = deque(maxlen=window)  # last durations of earlier intervals
         self._interval: deque[float] = deque(maxlen=MAX_DURATIONS)
         self._started_s = 0.0
         self._running = False
-        self._is_cut = False  # whether only a part of the last timing is known
-        self._taken_s = 0.0  # total of earlier intervals
+        self._is_cut = False  # whether `restart` has shortened the running or the last timing
+        self._taken_s = 0.0  # sum of the durations in earlier intervals
         self.total_s = 0.0
         self.peak_rows_per_s = 0.0
 
@@ -64,20 +64,23 @@ class PhaseTimer:
         self.total_s += duration_s
 
     def push_rows(self, rows: int) -> None:
-        """Sets the number of rows that the last timed phase of the interval processed. A timing
-        that `restart` has cut counts for no throughput, because its rows belong to the whole
-        timing."""
+        """Records the number of rows that the last timing processed, for `peak_rows_per_s`.
+
+        A timing that `restart` has shortened is ignored, because its rows belong to the whole
+        duration.
+        """
         if self._is_cut:
             self._is_cut = False
         elif self._interval and self._interval[-1] > 0.0:
             self.peak_rows_per_s = max(self.peak_rows_per_s, rows / self._interval[-1])
 
     def restart(self, at_s: float) -> None:
-        """Drops what was timed before `at_s`, as if the timer had been made then. Of the running or
-        the last timing, the part after `at_s` is kept.
+        """Discards all time before `at_s`, as if the timer had been constructed at that time.
+
+        If the running or the last timing extends beyond `at_s`, its later part is kept.
 
         Args:
-            at_s: of the clock.
+            at_s: a time of the timer's clock.
         """
         last_s = self._interval[-1] if self._interval and not self._running else 0.0
         after_s = min(last_s, self._started_s + last_s - at_s)
@@ -95,8 +98,10 @@ class PhaseTimer:
         return self.total_s - self._taken_s
 
     def take_percentiles_ms(self) -> tuple[float, float]:
-        """p50 and p99 since the last call in milliseconds, 0 without durations. Then begins a new
-        interval."""
+        """Returns p50 and p99 since the last call in milliseconds, and begins a new interval.
+
+        Both are 0 without durations.
+        """
         percentiles = percentiles_ms(self._interval)
         self._window.extend(self._interval)
         self._interval.clear()
@@ -105,14 +110,17 @@ class PhaseTimer:
 
     @property
     def mean_ms(self) -> float:
-        """Mean of the last durations in milliseconds. 0 before the first."""
+        """Mean of the last `window` durations in milliseconds, or 0 before the first duration."""
         durations_s = self._window.copy()
         durations_s.extend(self._interval)
         return 1000.0 * sum(durations_s) / max(len(durations_s), 1)
 
 
 def percentiles_ms(durations_s: Collection[float]) -> tuple[float, float]:
-    """p50 and p99 of durations in milliseconds, interpolated linearly. 0 without durations."""
+    """Returns p50 and p99 of durations in milliseconds, or 0 without durations.
+
+    The percentiles are interpolated linearly.
+    """
     if not durations_s:
         return 0.0, 0.0
     p50, p99 = np.percentile(np.fromiter(durations_s, np.float64, len(durations_s)), (50, 99))
@@ -120,20 +128,20 @@ def percentiles_ms(durations_s: Collection[float]) -> tuple[float, float]:
 
 
 class LoadMeter:
-    """Mean and maximum of the values since the last report."""
+    """Computes mean and maximum of a number since the last report."""
 
     def __init__(self) -> None:
         self._sum = self._count = self._max = 0
 
     def add(self, value: int) -> None:
-        """Counts one value, 0 or larger."""
+        """Adds one value, which is at least 0."""
         self._sum += value
         self._count += 1
         if value > self._max:
             self._max = value
 
     def report(self) -> dict[str, float]:
-        """`{mean, max}` since the last report, 0 without values. Then resets them."""
+        """Returns `{mean, max}` since the last report, or 0 without values, and resets them."""
         report = {"mean": self._sum / max(self._count, 1), "max": self._max}
         self._sum = self._count = self._max = 0
         return report

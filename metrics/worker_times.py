@@ -1,4 +1,4 @@
-"""`WorkerTimes`: how the workers spend their time, computed on the driver from their answers."""
+"""`WorkerTimes`: how the workers spend their time, which the driver computes from their replies."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from typing import Any
 from polopt.metrics.machine import USE_KEYS, ProcessUse
 from polopt.metrics.timers import MAX_DURATIONS, percentiles_ms
 
-#: Parts of a worker's time that every strategy has. It measures them itself. `other` is the time
-#: of calls outside of any phase. The rest of its time is `idle`.
+#: Parts of a worker's time that the worker measures during calls. `other` is the time of calls
+#: outside all phases. Results contain these parts for every strategy.
 BUSY_PARTS = ("sample", "gradient", "learn", "allreduce", "skew", "other")
+#: All parts of a worker's time. `idle` is the time outside calls.
 PARTS = (*BUSY_PARTS, "idle")
-#: Numbers of each worker of which results have mean, smallest and largest.
+#: Numbers of each worker. Results contain their mean, minimum and maximum over workers.
 SPREAD_KEYS = ("env_steps_per_s", "idle_share", *USE_KEYS)
 
 
 class _Worker:
-    """Sums of one worker since the last report."""
+    """The sums of one worker since the last report."""
 
     def __init__(self, busy_parts: tuple[str, ...]) -> None:
         self.answered_s: float | None = None
         self.busy_parts = busy_parts
         self.shares = {**dict.fromkeys(busy_parts, 0.0), "idle": 1.0}
         self.use = ProcessUse()
-        self.is_new = False  # whether `use` is of this interval
+        self.is_new = False  # whether `use` was measured in this interval
         self.begin_interval()
 
     def begin_interval(self) -> None:
@@ -38,18 +39,22 @@ class _Worker:
 
 
 class WorkerTimes:
-    """Shares, steps, gradients and use of processors, memory and GPUs of each worker since the last
-    report.
+    """Computes how each worker has spent its time since the last report.
 
-    A worker's wall time is the time between two of its answers, as the driver takes them. Idle time
-    is wall time minus the seconds that the worker reports: it waits for the driver or for other
-    workers, or its data are on their way. The time before a worker's first answer does not count.
-    The local worker is part of the driver and has no idle time.
+    Also collects the environment steps and gradients of each worker, and its use of processors,
+    memory and GPUs.
+
+    The wall time of a worker is the time between two of its replies, measured when the driver takes
+    the replies. Idle time is wall time minus the busy seconds that the worker reports. A worker is
+    idle while it waits for the driver or for other workers, and while its data are in transit. The
+    time before a worker's first reply does not count. The local worker runs in the driver and has
+    no idle time.
 
     Args:
-        on_first_answer: called once, before the first answer of any worker is counted, with the
-            seconds that this worker reports.
-        clock: seconds of a monotonic clock.
+        further_phases: names of further phases that the strategy's workers time.
+        on_first_answer: called once with the busy seconds of the first reply of any worker, before
+            this reply is counted.
+        clock: returns the seconds of a monotonic clock.
     """
 
     def __init__(
@@ -73,14 +78,16 @@ class WorkerTimes:
         env_steps: int = 0,
         use: ProcessUse | None = None,
     ) -> None:
-        """Counts one answer.
+        """Counts one reply.
 
         Args:
-            index: of the worker. 0 is the local one.
-            seconds: of the worker by phase, disjoint. A phase that the strategy has not declared
-                counts as `other`. Each answer with the phase `gradient` is one gradient.
-            env_steps: environment steps of the answer.
-            use: of the worker's process since it was last told. None: it is not told.
+            index: index of the worker. 0 is the local worker.
+            seconds: the worker's busy seconds by phase. The phases do not overlap. A phase that the
+                strategy has not declared counts as `other`. Each reply with the phase `gradient`
+                counts as one gradient.
+            env_steps: number of environment steps in the reply.
+            use: use by the worker's process since the last reply that carried this value. `None`
+                means that this reply does not carry it.
         """
         now_s = self._clock()
         worker = self._workers.get(index)
@@ -109,14 +116,14 @@ class WorkerTimes:
             self._durations_s["idle"].append(wall_s - busy_s)
 
     def report(self, indices: Iterable[int], elapsed_s: float) -> dict[str, Any]:
-        """The block `workers/` since the last report. Then begins a new interval.
+        """Returns the block `workers/` since the last report, and begins a new interval.
 
-        Shares of a worker that has not answered since the last report are repeated, and so is the
-        use of its process, which not every answer tells. Before its first answer a worker counts
-        as idle.
+        If a worker has not replied since the last report, its last shares are repeated. If no reply
+        has carried the use of its process, the last use is repeated. Before its first reply, a
+        worker counts as idle.
 
         Args:
-            indices: of the workers that belong to the run.
+            indices: indices of the workers of the run.
             elapsed_s: seconds since the last report, positive.
         """
         present = {
@@ -149,26 +156,30 @@ class WorkerTimes:
             "p50_ms": {part: p50 for part, (p50, _) in percentiles.items()},
             "p99_ms": {part: p99 for part, (_, p99) in percentiles.items()},
             **{key: _spread([each[key] for each in per_worker]) for key in SPREAD_KEYS},
-            # A tuple: Tune's TensorBoard logger makes histograms of lists, and warns of others.
+            # This is a tuple, because Tune's TensorBoard logger tries to convert lists to
+            # histograms, and warns about lists that are not numbers.
             "per_worker": tuple(per_worker),
         }
 
     def begin_interval(self) -> None:
-        """Resets the sums."""
+        """Resets the sums since the last report."""
         for worker in self._workers.values():
             worker.begin_interval()
         for durations_s in self._durations_s.values():
             durations_s.clear()
 
     def clear(self) -> None:
-        """Removes all workers, for a run that continues from another state."""
+        """Removes all workers. Call it when the run continues from another state."""
         self._workers.clear()
         self.begin_interval()
 
 
 def _update_shares(worker: _Worker) -> None:
-    """Shares of the interval. Answers that arrive together can have been worked on for longer than
-    the time between them. Then idle time is 0, and the shares are of the reported seconds."""
+    """Computes the worker's shares of time in the interval.
+
+    If two replies arrive together, their busy seconds can exceed the wall time between them. Then
+    the idle time is 0, and the shares are relative to the busy seconds.
+    """
     busy_s = sum(worker.busy_s.values())
     total_s = max(worker.wall_s, busy_s)
     if total_s > 0.0:

@@ -34,7 +34,7 @@ FIRST_PLOT = "[...document.querySelectorAll('.js-plotly-plot')].some(plot => plo
 ALL_PLOTS = """(plots => plots.length > 0 && plots.every(plot => plot._fullData))(
     [...document.querySelectorAll('.js-plotly-plot')]) &&
     !document.querySelector('[data-testid="stStatusWidget"], [data-stale="true"]')"""
-QUIET_S = 1.0  # so long plots stay drawn before the page counts as complete
+QUIET_S = 1.0  # the page is complete when its plots have been drawn for this time
 
 
 class Counter:
@@ -73,7 +73,7 @@ class Counter:
 
 @contextmanager
 def opened(address: str) -> Iterator[Browser]:
-    """A new browser with an empty cache, before it opens the page."""
+    """Starts a browser with an empty cache."""
     profile = Path(tempfile.mkdtemp(prefix="polopt-browser-"))
     try:
         with Browser(profile) as browser:
@@ -84,7 +84,7 @@ def opened(address: str) -> Iterator[Browser]:
 
 
 def open_page(counter: Counter) -> tuple[float, float, float, int]:
-    """Seconds to the first plot, megabytes, megabytes of files, and requests."""
+    """Returns the seconds to the first plot, megabytes, megabytes of files, and requests."""
     with opened(counter.address) as browser:
         before = counter.received
         begun = time.perf_counter()
@@ -101,7 +101,7 @@ def open_page(counter: Counter) -> tuple[float, float, float, int]:
 
 
 def spread(values: list[float]) -> str:
-    """Median (smallest to largest)."""
+    """Formats values as `median (smallest to largest)`."""
     return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
 
 

@@ -108,7 +108,7 @@ def row(optimizer: str, iteration: int, rng: random.Random, **options: Any) -> d
 
 
 def _distribution(name: str, mean: float, new: bool) -> dict[str, Any]:
-    """Of the last episodes, around a mean. NaN before the first one."""
+    """Returns statistics of episodes around a mean. They are NaN before the first episode."""
     parts = {"min": 0.5, "p5": 0.6, "p25": 0.85, "p50": 1.02, "p75": 1.1, "p95": 1.18, "max": 1.2}
     counts = [index * (3 if index < 14 else 1) % 11 if new else 0 for index in range(20)]
     known = {f"{name}_{part}": mean * part_ if new else math.nan for part, part_ in parts.items()}
@@ -120,7 +120,10 @@ def _distribution(name: str, mean: float, new: bool) -> dict[str, Any]:
 
 
 def _actions(iteration: int, options: dict[str, Any]) -> dict[str, Any]:
-    """Of two categories, of which the second is preferred more and more. Or of a Box."""
+    """Returns statistics of the actions of a Box, or of two categories.
+
+    The share of the second category rises with the iteration.
+    """
     if dimensions := options.get("action_dimensions"):
         mean = [index + 0.01 * iteration for index in range(dimensions)]
         return {"mean": mean, "std": [1.0 / (1.0 + 0.01 * iteration)] * dimensions}
@@ -291,7 +294,7 @@ def _faults(iteration: int, options: dict[str, Any]) -> dict[str, Any]:
 def write_trial(
     experiment: Path, optimizer: str, seed: int, iterations: int, **options: Any
 ) -> Path:
-    """Writes `params.json` and `result.json` of one trial. Its directory.
+    """Writes `params.json` and `result.json` of one trial, and returns the trial's directory.
 
     Args:
         experiment: directory of the experiment.
@@ -323,7 +326,7 @@ def write_trial(
 
 @cache
 def _tab(optimizer: str) -> str:
-    """What the optimizer declares, as the trainer writes it."""
+    """Returns the optimizer's declaration as the trainer writes it."""
     from polopt.optimizers.optimizer_registry import OPTIMIZERS
     from polopt.trainers.tab_file import tab_of
 
@@ -338,7 +341,7 @@ def write_state(
     session: str = "2026-01-01_00-00-00",
     **o: Any,
 ) -> Path:
-    """Writes the state of an experiment as Tune does. The file.
+    """Writes the state of an experiment as Tune does, and returns the path of the file.
 
     Args:
         experiment: directory of the experiment, or where Tune stages it.
@@ -380,7 +383,7 @@ def _pickled(value: Any) -> dict[str, str]:
 
 
 def write_examples(root: Path, seeds: int = 5, iterations: int = 60) -> Path:
-    """Writes one experiment with every optimizer and `seeds` runs of each. Its directory."""
+    """Writes an experiment with `seeds` runs of every optimizer, and returns its directory."""
     for optimizer in PHASES:
         for seed in range(seeds):
             write_trial(

@@ -1,4 +1,4 @@
-"""How long the live page takes to start, to open results, and to refresh.
+"""Measures how long the live page takes to start, to open results, and to refresh.
 
     python tests/dashboard_scale.py                               # 10 minutes
     python tests/dashboard_scale.py --sizes 20x2000 --repeats 5   # a minute
@@ -42,7 +42,7 @@ START_LIMIT_S = 60.0
 
 
 def slowest_tab(directory: ResultsDirectory) -> tuple[float, str]:
-    """Seconds for the panels of the slowest tab, and its title."""
+    """Returns the seconds for the panels of the slowest tab, and the title of this tab."""
     times = []
     for tab in tabs_of(make_runs(directory.trials)):
         begun = time.perf_counter()
@@ -55,7 +55,7 @@ def slowest_tab(directory: ResultsDirectory) -> tuple[float, str]:
 
 
 def measure(folder: Path, number: int) -> dict[str, float | str]:
-    """Opens and refreshes, in this process. Appends one row to each trial in between.
+    """Opens results and refreshes them in this process. Before a refresh, each trial gets a row.
 
     Args:
         folder: the results.
@@ -79,7 +79,7 @@ def measure(folder: Path, number: int) -> dict[str, float | str]:
 
 
 def start(folder: Path, environment: dict[str, str]) -> float:
-    """Seconds from the command to the first answer of the server.
+    """Returns the seconds from the command to the first response of the server.
 
     Raises:
         TimeoutError: after `START_LIMIT_S`.
@@ -109,7 +109,7 @@ def start(folder: Path, environment: dict[str, str]) -> float:
 
 
 def in_new_process(folder: Path, number: int, environment: dict[str, str]) -> dict[str, float]:
-    """`measure` in a new process."""
+    """Runs `measure` in a new process."""
     command = [sys.executable, __file__, "--measure", str(folder), str(number)]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
     found: dict[str, float] = json.loads(done.stdout)
@@ -117,14 +117,14 @@ def in_new_process(folder: Path, number: int, environment: dict[str, str]) -> di
 
 
 def spread(values: list[float]) -> str:
-    """Median (smallest to largest)."""
+    """Formats values as `median (smallest to largest)`."""
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def row(trials: int, iterations: int, repeats: int) -> str:
-    """One row of the table."""
+    """Returns one row of the table."""
     folder = Path(tempfile.mkdtemp(prefix="polopt-dashboard-"))
-    # Sessions that Ray has left in its own temporary directory are not part of the results.
+    # The results do not include sessions that Ray has left in its temporary directory.
     isolated = {"XDG_CACHE_HOME": str(folder / "cache"), "RAY_TMPDIR": str(folder)}
     environment = {**os.environ, **isolated}
     results = folder / "results" / "made-up"

@@ -1,4 +1,4 @@
-"""The server of the live page, as `polopt dashboard` starts it, in a process of its own."""
+"""Starts the server of the live page like `polopt dashboard`, in its own process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ serve(Path(sys.argv[1]), int(sys.argv[2]), browser=False)
 def running_server(
     results: Path, environment: Mapping[str, str], cwd: Path | None = None
 ) -> Iterator[str]:
-    """Address of a server of these results, which is started in `cwd`, until the block ends."""
+    """Starts a server of these results in `cwd`, yields its address, and stops it at the end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,1 +1,1 @@
-"""Result files as columns, groups of runs, and statistics over them. No Streamlit, no Plotly."""
+"""Reads result files as columns, groups runs, and computes statistics over the groups."""

@@ -1,7 +1,8 @@
-"""The columnar cache of result files: one Parquet file per trial in the user's cache directory.
+"""The cache of result files: one Parquet file per trial in the user's cache directory.
 
-Nothing is written next to the results, which may belong to another user. A cache file holds all
-rows of a result file up to a byte offset, in file order, and what is needed to go on from there.
+The dashboards write nothing into the results directory, because this directory may belong to
+another user. A cache file contains all rows of a result file up to a byte offset, in file order.
+The header of the cache file contains the state for reading on from this offset.
 """
 
 from __future__ import annotations
@@ -23,22 +24,23 @@ import pyarrow.parquet as pq
 
 from polopt.dashboards.data.rows import FileNotes
 
-_FORMAT = 2  # of the files. A file of another format is built anew
+_FORMAT = 2  # version of the layout. A cache file of another version is rebuilt
 _KEY = b"polopt"
 _UNUSED_S = 30 * 24 * 3600.0
-_MOST_BYTES = 4 << 20  # of the columns of one file that are kept in memory
+_MOST_BYTES = 4 << 20  # limit for the columns of one file that stay in memory
 
 
 @dataclass
 class CacheHeader:
-    """What a cache file says about its source.
+    """The header of a cache file, which describes the result file behind the cached rows.
 
     Attributes:
-        offset: bytes of the result file from which the rows were made.
-        fingerprint: hash of the last bytes before `offset`, to recognise another file in its place.
-        notes: what the lines up to `offset` say besides their numbers.
-        num_rows: rows in the cache file.
-        format: version of this layout.
+        offset: number of bytes of the result file that have been read.
+        fingerprint: hash of the last bytes before `offset`. It reveals whether another file has
+            replaced the result file.
+        notes: the content of the lines up to `offset` that is not a column, such as the config.
+        num_rows: number of rows in the cache file.
+        format: version of the layout.
     """
 
     offset: int = 0
@@ -49,7 +51,7 @@ class CacheHeader:
 
 
 def cache_dir() -> Path:
-    """`$XDG_CACHE_HOME/polopt/dashboard`, `~/.cache/polopt/dashboard` without that variable."""
+    """Returns `$XDG_CACHE_HOME/polopt/dashboard`. The default of the variable is `~/.cache`."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "polopt" / "dashboard"
 
@@ -63,23 +65,25 @@ def remove_unused(folder: Path) -> None:
 
 
 class TrialCache:
-    """The cache file of one result file.
+    """Reads and writes the cache file of one trial.
 
     Args:
-        folder: where cache files are.
-        source: the trial's directory. Its absolute path names the cache file.
+        folder: directory of the cache files.
+        source: directory of the trial. The name of the cache file is a hash of its absolute path.
     """
 
     def __init__(self, folder: Path, source: Path) -> None:
         name = hashlib.sha256(os.fsencode(source.resolve())).hexdigest()[:32]
         self._path = folder / f"{name}.parquet"
-        # Stays open: another process may replace the file, and this one goes on with the old rows.
+        # The file stays open. If another process replaces the cache file, this process continues
+        # to read the old rows.
         self._file: pq.ParquetFile | None = None
         self._names: set[str] = set()
-        self._columns: OrderedDict[str, np.ndarray[Any, Any]] = OrderedDict()  # the last ones read
+        # The columns that were read last.
+        self._columns: OrderedDict[str, np.ndarray[Any, Any]] = OrderedDict()
 
     def open(self) -> CacheHeader:
-        """The header of the cache file, or an empty header if the file cannot be used."""
+        """Returns the header of the cache file, or an empty header if the file cannot be used."""
         try:
             file = pq.ParquetFile(self._path)
             schema = file.schema_arrow
@@ -91,19 +95,19 @@ class TrialCache:
             return CacheHeader()
         self._file, self._names = file, set(schema.names)
         with contextlib.suppress(OSError):
-            os.utime(self._path)  # `remove_unused` goes by it
+            os.utime(self._path)  # `remove_unused` removes files by this time
         return header
 
     def names(self) -> set[str]:
-        """Names of the columns in the cache file."""
+        """Returns the names of the columns in the cache file."""
         return self._names
 
     def read(self, names: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
-        """Columns by name, each of shape `[num_rows]`. Names that the file lacks are left out."""
+        """Returns columns by name, each of shape `[num_rows]`. Ignores names without a column."""
         present = [name for name in names if name in self.names()]
         missing = [name for name in present if name not in self._columns]
         if missing and self._file is not None:
-            # Threads take longer than the few columns that are read at once.
+            # For the few columns of one call, threads cost more time than they save.
             table = self._file.read(columns=missing, use_threads=False)
             self._columns.update({name: _array(table[name]) for name in missing})
         found = {name: self._columns[name] for name in present}
@@ -117,7 +121,7 @@ class TrialCache:
         """Replaces the cache file.
 
         Raises:
-            OSError: if it cannot be written. The old file stays.
+            OSError: if the file cannot be written. Then the old file remains.
         """
         arrays = {
             name: pa.array(values, type=pa.string() if values.dtype == object else pa.float64())
@@ -138,7 +142,10 @@ class TrialCache:
 
 
 def _array(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
-    """A column as an array. `to_numpy` would import pandas, which takes longer than reading."""
+    """Converts a column to an array.
+
+    This avoids `to_numpy`, which imports pandas. The import takes longer than reading the column.
+    """
     if pa.types.is_string(column.type):
         return np.array(column.to_pylist(), dtype=object)
     return np.from_dlpack(column.combine_chunks())

@@ -1,8 +1,8 @@
-"""Colors of groups and of phases, the same in all plots and in Grafana.
+"""Colors of groups and of phases. All plots and the Grafana dashboards use the same colors.
 
-Colors are apart for readers with deuteranopia, protanopia and tritanopia, too: a test simulates
-them (Machado et al., 2009). The first six come from Okabe and Ito, 2008. The other three are
-nearer to them, so their lines are dashed, too.
+Readers with deuteranopia, protanopia or tritanopia can distinguish the colors of a plot. A test
+simulates these color vision deficiencies (Machado et al., 2009). The first six colors come from
+Okabe and Ito, 2008. The other three colors are closer to the first six, so their lines are dashed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ PALETTE = (
     *("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9"),
     *("#D55E00", "#8800ff", "#884422", "#99bb66"),
 )
-_NUM_SOLID = 6  # colors whose first line is solid
+_NUM_SOLID = 6  # the first line of each of these colors is solid
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _SYMBOLS = ("circle", "square", "diamond", "cross")
-#: Waiting is grey in every plot, work has colors.
+#: Waiting is grey in every plot. Work has other colors.
 PHASE_COLORS = {
     "wait": "#a9b1bb",
     "idle": "#a9b1bb",
@@ -41,12 +41,12 @@ PHASE_COLORS = {
 
 
 class Look(NamedTuple):
-    """How a group is drawn.
+    """The look of a group in plots.
 
     Attributes:
-        color: hex.
-        dash: of lines, the second code for readers who cannot tell the color.
-        symbol: of points, the second code there.
+        color: color as a hex string.
+        dash: dash of the group's lines. It helps readers who cannot distinguish the colors.
+        symbol: symbol of the group's points, for the same purpose.
     """
 
     color: str
@@ -55,11 +55,14 @@ class Look(NamedTuple):
 
 
 def looks_of(names: Iterable[str]) -> dict[str, Look]:
-    """Gives each group its look, by its name: a group that arrives later changes no other.
+    """Assigns a look to each group.
+
+    The look depends on the hash of the name and on earlier groups. So a group that arrives later
+    does not change the looks of other groups.
 
     Args:
-        names: in the order in which the groups began. A look that an earlier group has is not
-            given again while others are free.
+        names: names of the groups, in the order in which the groups began. A group gets a look of
+            an earlier group only if no other look is free.
     """
     looks: dict[str, Look] = {}
     count = len(PALETTE) * len(_DASHES)
@@ -82,10 +85,15 @@ def looks_of(names: Iterable[str]) -> dict[str, Look]:
 
 
 def evaluation_dash(dash: str) -> str:
-    """The dash of evaluation's curve beside one of training with `dash`."""
+    """Returns the dash for evaluations of a group whose training curve has `dash`."""
     return "dashdot" if dash == "dot" else "dot"
 
 
 def phase_color(name: str, number: int) -> str:
-    """The color of a line: of its phase, or by its number in the plot for other names."""
+    """Returns the color of a phase. For another name, the color depends on `number`.
+
+    Args:
+        name: name of the line.
+        number: index of the line in its plot.
+    """
     return PHASE_COLORS.get(name, PALETTE[number % len(PALETTE)])

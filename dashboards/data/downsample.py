@@ -1,4 +1,4 @@
-"""Downsampling of curves to the columns of pixels that a plot has."""
+"""Downsamples curves to at most one point per column of pixels."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve with at most one point for each column of pixels.
+    """A curve with at most one point per column of pixels.
 
     Attributes:
-        x: shape `[columns]`.
+        x: mean position of the values in each column, shape `[columns]`.
         mean: mean of the values in each column, shape `[columns]`.
-        low: least value in each column, shape `[columns]`.
-        high: greatest value in each column, shape `[columns]`.
-        exact: whether every column holds one value, so that low and high equal the mean.
+        low: minimum of the values in each column, shape `[columns]`.
+        high: maximum of the values in each column, shape `[columns]`.
+        exact: True if every column contains one value, so that low and high equal the mean.
     """
 
     x: Array
@@ -30,12 +30,12 @@ class Curve:
 
 
 def column_starts(x: Array, columns: int, whole: tuple[float, float] | None = None) -> Array:
-    """The index of the first point in each column of pixels that has one.
+    """Returns the index of the first point in each column of pixels. Skips empty columns.
 
     Args:
-        x: increasing, shape `[R]`, at least one.
-        columns: equal parts of the range.
-        whole: the ends of the range. None: the range of `x`.
+        x: increasing positions, shape `[R]`, where R is at least 1.
+        columns: number of columns, which divide the range into equal parts.
+        whole: the ends of the range. `None` means the range of `x`.
     """
     begin, end = whole or (x[0], x[-1])
     places = (x - begin) / max(float(end - begin), 1e-12) * columns
@@ -43,12 +43,12 @@ def column_starts(x: Array, columns: int, whole: tuple[float, float] | None = No
 
 
 def downsample(x: Array, y: Array, columns: int = 800) -> Curve:
-    """Minimum, maximum and mean of `y` in each of `columns` equal parts of the range of `x`.
+    """Returns minimum, maximum and mean of `y` in each column of pixels.
 
     Args:
-        x: increasing, shape `[R]`.
-        y: shape `[R]`. Points that are not finite are left out.
-        columns: columns of pixels, at least 1.
+        x: increasing positions, shape `[R]`.
+        y: values, shape `[R]`. Points that are not finite are ignored.
+        columns: number of columns, at least 1. They divide the range of `x` into equal parts.
     """
     finite = np.isfinite(x) & np.isfinite(y)
     x, y = x[finite], y[finite]
@@ -67,16 +67,17 @@ def downsample(x: Array, y: Array, columns: int = 800) -> Curve:
 def downsample_rows(
     x: Array, rows: Array, weights: Array | None = None, columns: int = 400
 ) -> tuple[Array, Array]:
-    """Weighted means of whole rows in each of `columns` parts of the range of `x`.
+    """Returns the weighted mean of the rows in each column of pixels.
 
     Args:
-        x: increasing, shape `[R]`.
-        rows: shape `[R, K]`. Entries that are not finite count as 0.
-        weights: shape `[R]`. None: equal weights.
-        columns: columns of pixels.
+        x: increasing positions, shape `[R]`.
+        rows: values, shape `[R, K]`. Entries that are not finite count as 0.
+        weights: shape `[R]`. `None` means equal weights.
+        columns: number of columns. They divide the range of `x` into equal parts.
 
     Returns:
-        the last x in each part, of shape `[columns]`, and means of shape `[columns, K]`.
+        The last position in each column, of shape `[columns]`, and the means, of shape
+        `[columns, K]`.
     """
     weights = np.ones(len(x)) if weights is None else np.nan_to_num(weights)
     finite = np.isfinite(x)

@@ -1,4 +1,4 @@
-"""Result rows as columns: parses the JSON lines that Tune writes to `result.json`."""
+"""Parses the JSON lines that Tune writes to `result.json`, and stores their values as columns."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from typing import Any
 import numpy as np
 import orjson
 
-#: Column of the number of a row, which tells the rows that a resumed run wrote again.
+#: The column with the iteration of each row. It reveals the rows that a resumed run wrote again.
 ITERATION = "training_iteration"
-#: Column that counts how often the config has changed since the first row.
+#: The column with the number of changes of the config since the first row.
 CONFIG_CHANGES = "config/num_changes"
-#: Text of a config key that a config lacks.
+#: The text for a key that a config does not contain.
 NOT_SET = "not set"
-# Other blocks of a row repeat these (`info`, `timers`) or do not change (`config`).
+# The blocks of a row that become columns. Other blocks repeat these blocks (`info`, `timers`) or
+# rarely change (`config`).
 _BLOCKS = frozenset({"optimizer", "env_runners", "learners", "fault_tolerance", "evaluation"})
-_MAX_LIST = 64  # entries of a list that become columns
+_MAX_LIST = 64  # only the first entries of a list become columns
 _MAX_PROBLEMS = 5
-_MAX_CHANGES = 200  # of the config
-_MAX_DEPTH = 8  # of dicts in dicts. Deeper values are left out
+_MAX_CHANGES = 200  # maximum number of recorded changes of the config
+_MAX_DEPTH = 8  # maximum depth of nested dicts. Deeper values are ignored
 
-# Of the keys of one dict: a column of numbers or of strings, or the keys of the dict below.
+# Maps each key of a dict to its column of numbers, or to the node of the nested dict.
 _Node = dict[str, Any]
 
 
 class RowColumns:
-    """Columns that grow row by row: numbers as float64, strings as objects.
+    """Columns that grow row by row. Numbers become float64, and strings become objects.
 
-    Nested keys are joined by `/`, entries of lists have their index as the last part. A row that
-    lacks a key has NaN or an empty string there.
+    The name of a column is the nested keys, joined by `/`. An entry of a list has its index as the
+    last part of the name. If a row does not have a key, its value is NaN or an empty string.
 
     Attributes:
-        num_rows: rows appended so far.
+        num_rows: number of rows appended so far.
     """
 
     def __init__(self) -> None:
@@ -56,8 +57,11 @@ class RowColumns:
         self.num_rows += 1
 
     def _add(self, values: Mapping[str, Any], node: _Node, prefix: str, depth: int) -> None:
-        """Appends the values of one dict. It runs once for each row and dict, hence the lookups by
-        type and by node instead of by joined names."""
+        """Appends the values of one dict.
+
+        This method runs for each dict of each row, so it must be fast. Therefore, it looks up
+        columns in the tree of nodes and not by joined names, which it would have to construct.
+        """
         num_rows = self.num_rows
         for key, value in values.items():
             kind = type(value)
@@ -67,7 +71,7 @@ class RowColumns:
                     numbers = node[key] = self._numbers.setdefault(prefix + key, array("d"))
                 if len(numbers) < num_rows:
                     numbers.extend([math.nan] * (num_rows - len(numbers)))
-                if len(numbers) == num_rows:  # longer where two paths have the same joined name
+                if len(numbers) == num_rows:  # longer if two paths have the same joined name
                     numbers.append(value if kind is float else _number(value))
             elif kind is str:
                 strings = self._strings.setdefault(prefix + key, [])
@@ -85,11 +89,11 @@ class RowColumns:
                 self._add(value, below, f"{prefix}{key}/", depth + 1)
 
     def names(self) -> set[str]:
-        """Names of all columns."""
+        """Returns the names of all columns."""
         return {*self._numbers, *self._strings}
 
     def column(self, name: str) -> np.ndarray[Any, Any]:
-        """One column of shape `[num_rows]`. NaN throughout if no row has it."""
+        """Returns a column of shape `[num_rows]`. All values are NaN if no row has this column."""
         strings = self._strings.get(name)
         if strings is not None:
             texts = np.full(self.num_rows, "", dtype=object)
@@ -113,13 +117,15 @@ def _number(value: float) -> float:
 
 @dataclass
 class FileNotes:
-    """What the lines of a result file say besides their numbers.
+    """The content of a result file that is not stored as columns.
 
     Attributes:
-        num_lines: lines seen, including skipped lines.
-        problems: one sentence for each of the first few lines that were skipped.
-        config: the config that the rows carry, from the first row that has one.
-        config_changes: of each later change the keys with their old and new values, as text.
+        num_lines: number of lines read, including skipped lines.
+        problems: a sentence for each of the first few lines that were skipped.
+        config: the config in the first row that contains a config.
+        config_changes: for each later change of the config, the changed keys with their old and new
+            values as text.
+        last_config: the config in the last row that contains a config.
     """
 
     num_lines: int = 0
@@ -130,17 +136,22 @@ class FileNotes:
 
 
 class LineParser:
-    """Decodes lines of a result file.
+    """Parses the lines of a result file.
 
     Args:
-        notes: filled with what is not a number, and continued by the next lines.
+        notes: the notes on the lines so far. The parser continues them with the next lines.
     """
 
     def __init__(self, notes: FileNotes | None = None) -> None:
         self.notes = notes or FileNotes()
 
     def parse(self, data: bytes, into: RowColumns) -> None:
-        """Appends the rows of `data`, which ends with a newline."""
+        """Parses lines, and appends their rows to `into`.
+
+        Args:
+            data: whole lines. The last line ends with a newline.
+            into: receives the rows.
+        """
         for line in data.split(b"\n")[:-1]:
             self.notes.num_lines += 1
             if not line.strip():
@@ -184,7 +195,7 @@ def _decoded(line: bytes) -> dict[str, Any] | None:
 
 
 def flat_config(config: Mapping[str, Any]) -> dict[str, str]:
-    """Values of a config as text by their dotted keys, such as `model.fcnet_hiddens`."""
+    """Returns the values of a config as text, by dotted keys such as `model.fcnet_hiddens`."""
     flat: dict[str, str] = {}
     for key, value in config.items():
         if isinstance(value, dict) and value:
@@ -195,14 +206,14 @@ def flat_config(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def rows_in_effect(iterations: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Which rows are part of the run's history, as a mask of shape `[R]`.
+    """Returns a mask of shape `[R]` of the rows that belong to the history of the run.
 
-    A run that resumes from a checkpoint continues from an earlier iteration in the same file. Its
-    rows replace all rows from that iteration on, whether it writes an iteration again or the
-    checkpoint did not contain it.
+    A run that resumes from a checkpoint continues from an earlier iteration, and writes its rows to
+    the end of the same file. These rows replace earlier rows of this and of later iterations.
 
     Args:
-        iterations: `training_iteration` of each row in file order, shape `[R]`. NaN rows stay.
+        iterations: `training_iteration` of each row in file order, shape `[R]`. Rows with NaN
+            always belong to the history.
     """
     if not len(iterations):
         return np.zeros(0, dtype=bool)

@@ -1,4 +1,4 @@
-"""How values of several runs are drawn: smoothed, on which axis, and in which range."""
+"""Smooths curves, and chooses the type and the range of their y axis."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-#: A run leaves the range if its values reach so many times as far from 0 as three quarters of the
-#: groups do. Where most groups do not learn, the return of a group that learns may be 50 times as
-#: large.
+#: Values that are this many times as large as the values of three quarters of the groups do not
+#: affect the range of the axis. The factor is large, because the return of a group that learns may
+#: be 50 times as large as the returns of other groups.
 OUTLIER_FACTOR = 100.0
-# Of the largest value of a run: a KL divergence below 0 by so little is 0 but for rounding.
+# Negative values up to this fraction of a run's largest value count as 0. A KL divergence, for
+# example, can be slightly negative because of rounding.
 _ROUNDING = 1e-6
 
 Array = np.ndarray[Any, Any]
@@ -20,12 +21,13 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Scale:
-    """The axis of values: of a plot of curves the y axis.
+    """The type and range of an axis of values. In a plot of curves, this is the y axis.
 
     Attributes:
-        log: whether it is logarithmic. Values that are not above 0 are not drawn then.
-        range: the least and the greatest value that it contains. None: all values.
-        note: what is not drawn, or leaves the range, or why the axis is linear.
+        log: whether the axis is logarithmic. A logarithmic axis shows only values above 0.
+        range: minimum and maximum of the axis. `None` means that the axis shows all values.
+        note: a sentence for the reader about values that the axis does not show, or about the
+            reason for a linear axis. Empty if there is nothing to say.
     """
 
     log: bool = False
@@ -34,17 +36,19 @@ class Scale:
 
 
 def smoothed(values: Array, weight: float) -> Array:
-    """Exponential moving average: each value counts `weight` times as much as the one after it.
+    """Returns the exponential moving average of a curve.
 
-    The weights of each average sum to 1 (the debiased average that TensorBoard draws), so that it
-    begins at the first value and a constant stays what it is.
+    In an average, each value has `weight` times the weight of the next value. The weights of an
+    average sum to 1, as in TensorBoard. So the average begins at the first value, and a constant
+    curve does not change.
 
     Args:
-        values: shape `[R]`. Entries that are not finite are NaN in the average and have no weight
-            in the others.
-        weight: from 0, which leaves the values as they are, to below 1.
+        values: shape `[R]`. For a value that is not finite, the average is NaN. Such a value has no
+            effect on other averages.
+        weight: smoothing weight, at least 0 and below 1. With 0, the values do not change.
     """
-    # Here, because a report needs no smoothing. The page has pandas from Streamlit.
+    # The import is in this function, because only the page smooths curves. Streamlit, which the
+    # page uses, installs pandas.
     from pandas import Series
 
     known = np.isfinite(values)
@@ -53,17 +57,18 @@ def smoothed(values: Array, weight: float) -> Array:
 
 
 def above_zero(values: Array) -> Array:
-    """The values that a logarithmic axis has. NaN for the others."""
+    """Returns the values that a logarithmic axis can show, and NaN in place of other values."""
     return np.where(values > 0.0, values, np.nan)
 
 
 def scale_of(groups: Mapping[str, Sequence[Array]], log: bool, robust: bool) -> Scale:
-    """The y axis of the curves of some groups.
+    """Returns the y axis for the curves of groups.
 
     Args:
-        groups: values of each run of each group, of shape `[R]`. Values that are not finite do not
-            count.
-        log: whether a logarithmic axis is wanted. With values below 0 it is linear.
+        groups: for each group, the values of each run, of shape `[R]`. Values that are not finite
+            are ignored.
+        log: whether the user wants a logarithmic axis. The axis is linear nevertheless if a value
+            is below 0, or if no value is above 0.
         robust: whether a linear axis has the range of `robust_range`.
     """
     known = {
@@ -79,7 +84,7 @@ def scale_of(groups: Mapping[str, Sequence[Array]], log: bool, robust: bool) -> 
             count = f"{left_out:,} of {len(values):,} values are not above 0 and not drawn."
             return Scale(log=True, note=count if left_out else "")
         why = f"{below:,} of {len(values):,} values are below 0" if below else "no value is above 0"
-        note = f"The axis is linear: {why}."
+        note = f"The axis is linear, because {why}."
     extents = {
         name: [(float(run.min()), float(run.max())) for run in runs] for name, runs in known.items()
     }
@@ -91,13 +96,14 @@ def scale_of(groups: Mapping[str, Sequence[Array]], log: bool, robust: bool) -> 
 
 
 def scale_of_intervals(intervals: Mapping[str, Sequence[float]], robust: bool) -> Scale:
-    """The axis of one value of each group with the bounds of its interval.
+    """Returns the axis of a plot of one value per group, each with an interval.
 
-    Bounds leave the range on their own: a group whose interval is wide because of one run keeps its
-    value in the range.
+    The value and the bounds of an interval are judged separately. If one run of a group makes the
+    interval wide, a bound may leave the range of the axis, but the value stays in the range.
 
     Args:
-        intervals: the value and the bounds of each group. Numbers that are not finite do not count.
+        intervals: value, lower bound and upper bound of each group. Numbers that are not finite are
+            ignored.
         robust: whether the axis has the range of `robust_range`.
     """
     known = {
@@ -113,16 +119,17 @@ def scale_of_intervals(intervals: Mapping[str, Sequence[float]], robust: bool) -
 
 
 def robust_range(groups: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[float, float] | None:
-    """The least and greatest value of all runs but outliers. None if no run is one.
+    """Returns minimum and maximum over all runs that are not outliers, or None without outliers.
 
-    A run is an outlier if its values reach more than `OUTLIER_FACTOR` times as far from 0 as the
-    values of three quarters of the groups, each of which reaches as far as its median run. So
-    values that more than a quarter of the groups have are kept. Of an even number of runs the lower
-    one of the two in the middle counts. Of two or three groups only the group with the largest
-    values may leave the range. Runs without another value than 0 do not count.
+    The reach of a run is the largest absolute value of the run. The reach of a group is the median
+    reach of its runs. A run is an outlier if its reach is more than `OUTLIER_FACTOR` times the 0.75
+    quantile of the reaches of all groups. So values that occur in more than a quarter of the groups
+    are always in the range, and of two or three groups, only the group with the largest values may
+    leave the range. If a quantile is between two values, the lower value is used. Runs and groups
+    with a reach of 0 are ignored.
 
     Args:
-        groups: least and greatest value of each run of each group.
+        groups: for each group, minimum and maximum of each run.
     """
     reaches = [_quantile([_reach(run) for run in members], 0.5) for members in groups.values()]
     limit = OUTLIER_FACTOR * _quantile(reaches, 0.75)
@@ -134,11 +141,11 @@ def robust_range(groups: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[f
 
 
 def _leaving(extents: Sequence[tuple[float, float]], range_: tuple[float, float], what: str) -> str:
-    """A sentence that counts what leaves a range."""
+    """Returns a sentence with the number of runs or groups that are not entirely in a range."""
     least, greatest = range_
     leaving = sum(low < least or high > greatest for low, high in extents)
     verb = "leaves" if leaving == 1 else "leave"
-    return f"{leaving} of {len(extents)} {what} {verb} the range. A double click shows all."
+    return f"{leaving} of {len(extents)} {what} {verb} the range. A double click shows all values."
 
 
 def _count_below_zero(run: Array) -> int:
@@ -146,11 +153,11 @@ def _count_below_zero(run: Array) -> int:
 
 
 def _reach(extent: tuple[float, float]) -> float:
-    """The largest distance from 0."""
+    """Returns the largest distance of the values from 0."""
     return max(abs(extent[0]), abs(extent[1]))
 
 
 def _quantile(reaches: Sequence[float], part: float) -> float:
-    """A quantile of the reaches above 0, or the lower one of two values between which it lies."""
+    """Returns a quantile of the reaches above 0. Between two reaches, it takes the lower reach."""
     known = [reach for reach in reaches if reach > 0.0]
     return float(np.quantile(known, part, method="lower")) if known else 0.0

@@ -1,4 +1,4 @@
-"""Which runs are shown, and how they are grouped: by preset and by config keys that differ."""
+"""Groups runs by preset and by the config keys that differ, and filters the runs to show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polopt.dashboards.data.colors import Look, looks_of
 from polopt.dashboards.data.rows import NOT_SET
 from polopt.dashboards.data.trials import RETURN, STARTUP_S, STEPS, TRAINING_S, Trial
 
-#: Config keys that tell runs of one group apart.
+#: The config keys in which the runs of one group may differ.
 SEED_KEY, TASK_KEY = "seed", "env"
 _NO_PRESET = "PolicyOptimizerTrainer"
 _LONGEST_LABEL, _SHORTEST_KEY = 48, 6
@@ -22,14 +22,14 @@ _CLASS_OR_FUNCTION = re.compile(r"<(?:class '|function )(?:[^'<> ]*\.)?(?P<name>
 
 @dataclass(frozen=True)
 class Run:
-    """One trial as views draw it.
+    """A trial together with its group.
 
     Attributes:
-        trial: its results.
-        group: label of its group. Runs of one group differ by seed and task only.
-        look: of its group.
-        task: its environment.
-        seed: its seed as text.
+        trial: the trial with its results.
+        group: label of the run's group. The runs of a group differ only in seed and task.
+        look: look of the group in plots.
+        task: name of the environment.
+        seed: the seed as text.
     """
 
     trial: Trial
@@ -40,31 +40,34 @@ class Run:
 
     @property
     def color(self) -> str:
-        """Color of its group."""
+        """The color of the run's group."""
         return self.look.color
 
     @property
     def label(self) -> str:
-        """Group, task and seed."""
+        """A text with group, task and seed."""
         return f"{self.group}, {self.task}, seed {self.seed}"
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The runs that are shown and the axis that curves are drawn against.
+    """The runs to show, and the settings of the plots.
 
     Attributes:
-        runs: in the order of their groups.
-        x: `seconds` or `steps`.
-        startup: whether seconds, rates and shares contain the start-up of the runs. They begin with
-            the first result of a worker otherwise.
-        targets: return whose first reach is compared, by task. The page chooses the missing ones.
-        budget: environment steps at which groups are ranked. None: chosen.
-        focus: directory of the trial whose shares and histograms an optimizer's tab draws.
-        pinned: labels of groups that come first, and that no list of the best leaves out.
-        smoothing: weight of the moving average of curves of single runs. 0: none.
-        log: whether curves have a logarithmic y axis where no value is below 0.
-        robust: whether runs with far larger values than the others may leave the range of curves.
+        runs: the runs to show, in the order of their groups.
+        x: the x axis of curves, `seconds` or `steps`.
+        startup: whether seconds, rates and shares of time include the start-up of the runs.
+            Otherwise, time begins with the first reply of a worker.
+        targets: for each task, the return of the plots "steps and seconds until a return". For
+            other tasks, the page chooses a return.
+        budget: number of environment steps at which groups are ranked. `None` means that the page
+            chooses the number.
+        focus: directory of the trial whose shares and histograms the tab of an optimizer draws.
+        pinned: labels of groups that come first. Lists of the best trials always include their
+            trials.
+        smoothing: weight of the moving average of the curves of single runs. 0 means no smoothing.
+        log: whether curves have a logarithmic y axis, if no value is below 0.
+        robust: whether outliers may leave the range of the y axis. See `robust_range`.
     """
 
     runs: Sequence[Run]
@@ -80,7 +83,7 @@ class Selection:
 
     @property
     def groups(self) -> dict[str, list[Run]]:
-        """Runs by the label of their group."""
+        """The runs of each group, by label of the group."""
         groups: dict[str, list[Run]] = {}
         for run in self.runs:
             groups.setdefault(run.group, []).append(run)
@@ -88,52 +91,52 @@ class Selection:
 
     @property
     def tasks(self) -> list[str]:
-        """Environments of the runs, in order."""
+        """The names of the environments of the runs, sorted."""
         return sorted({run.task for run in self.runs})
 
     @property
     def x_title(self) -> str:
-        """Title of the axis with its unit."""
+        """The title of the x axis, with its unit."""
         return self.seconds_title if self.x == "seconds" else "environment steps"
 
     @property
     def seconds_title(self) -> str:
-        """Title of an axis of seconds."""
-        return "seconds, with start-up" if self.startup else "seconds since the first result"
+        """The title of an axis of seconds."""
+        return "seconds, with start-up" if self.startup else "seconds, without start-up"
 
     @property
     def since(self) -> str:
-        """A sentence on whether start-up is contained."""
-        return "With start-up." if self.startup else "Since the first result, without start-up."
+        """A sentence that says whether times include start-up."""
+        return "Start-up is included." if self.startup else "Start-up is not included."
 
     def with_runs(self, runs: Iterable[Run]) -> Selection:
-        """The same selection with other runs, pinned groups first."""
+        """Returns the selection with other runs, where pinned groups come first."""
         return replace(self, runs=sorted(runs, key=lambda run: run.group not in self.pinned))
 
     def of(self, optimizers: Iterable[str]) -> Selection:
-        """The same selection with the runs of these optimizers only."""
+        """Returns the selection with only the runs of these optimizers."""
         wanted = set(optimizers)
         runs = [run for run in self.runs if run.trial.optimizer in wanted]
         return replace(self, runs=runs)
 
     def focused(self) -> Run | None:
-        """The run whose shares and histograms are drawn: the first run if none is chosen."""
+        """Returns the run in focus, or the first run if no run is in focus."""
         chosen = (run for run in self.runs if str(run.trial.folder) == self.focus)
         return next(chosen, self.runs[0] if self.runs else None)
 
     def x_of(self, run: Run) -> np.ndarray[Any, Any] | None:
-        """Values of the axis for each row of a run, shape `[R]`."""
+        """Returns the positions of a run's rows on the x axis, shape `[R]`."""
         return self.seconds_of(run) if self.x == "seconds" else run.trial.values(STEPS)
 
     def seconds_of(self, run: Run) -> np.ndarray[Any, Any] | None:
-        """Wall time at each row of a run, shape `[R]`."""
+        """Returns the wall time at each row of a run, shape `[R]`."""
         training_s, startup_s = run.trial.values(TRAINING_S), run.trial.values(STARTUP_S)
         if training_s is None or startup_s is None or not self.startup:
             return training_s
         return training_s + startup_s
 
     def rate_of(self, run: Run) -> float:
-        """Environment steps per second over the whole run. NaN without results."""
+        """Returns the environment steps per second over the whole run, or NaN without results."""
         seconds = run.trial.last(TRAINING_S)
         seconds += run.trial.last(STARTUP_S) if self.startup else 0.0
         return run.trial.last(STEPS) / seconds if seconds > 0 else float("nan")
@@ -141,13 +144,13 @@ class Selection:
 
 @dataclass(frozen=True)
 class Filters:
-    """What a user chose. An empty choice lets everything through.
+    """The user's choice of trials. An empty choice includes all trials.
 
     Attributes:
-        experiments: names of experiments.
-        optimizers: names of optimizers.
-        config: for each config key the texts of the values that are shown.
-        hidden: labels of groups that are not shown.
+        experiments: names of the experiments to show.
+        optimizers: names of the optimizers to show.
+        config: for each config key, the texts of the values to show.
+        hidden: labels of the groups to hide.
     """
 
     experiments: frozenset[str] = frozenset()
@@ -156,7 +159,7 @@ class Filters:
     hidden: frozenset[str] = frozenset()
 
     def passes(self, trial: Trial) -> bool:
-        """Whether a trial is shown."""
+        """Returns whether the filters include a trial. Ignores `hidden`."""
         if self.experiments and trial.experiment not in self.experiments:
             return False
         if self.optimizers and trial.optimizer not in self.optimizers:
@@ -167,18 +170,18 @@ class Filters:
         )
 
     def shown(self, runs: Iterable[Run]) -> list[Run]:
-        """The runs that are shown."""
+        """Returns the runs to show."""
         return [run for run in runs if self.passes(run.trial) and run.group not in self.hidden]
 
 
 def last_return(run: Run) -> float:
-    """The last mean return that is a number, or minus infinity."""
+    """Returns the last finite mean return of a run, or minus infinity."""
     value = run.trial.last(RETURN)
     return value if np.isfinite(value) else -np.inf
 
 
 def differing_keys(trials: Iterable[Trial]) -> dict[str, list[str]]:
-    """Config keys whose values differ between trials, each with its values in order."""
+    """Returns the config keys whose values differ between trials, with their sorted values."""
     return _differing([trial.settings for trial in trials])
 
 
@@ -189,13 +192,14 @@ def _differing(configs: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
 
 
 def make_runs(trials: Sequence[Trial]) -> list[Run]:
-    """Groups trials, names the groups and gives each its look.
+    """Groups trials, and assigns a label and a look to each group.
 
-    Called with all trials of a directory, so that filters change neither labels nor looks.
+    The caller passes all trials of the directory and filters the result. So filters do not change
+    labels or looks.
     """
     by_preset: dict[str, list[Trial]] = {}
     for trial in trials:
-        # Without a preset, the optimizer tells more than the name of the trainer.
+        # Without a preset, the name of the optimizer says more than the name of the trainer.
         preset = trial.optimizer if trial.trainable == _NO_PRESET else trial.trainable
         by_preset.setdefault(preset, []).append(trial)
     labels: dict[int, str] = {}
@@ -219,17 +223,17 @@ def make_runs(trials: Sequence[Trial]) -> list[Run]:
 
 
 def _short_name(task: str) -> str:
-    """The name of an environment that is a class or a function."""
+    """Returns the name of an environment, also if `task` is the repr of a class or function."""
     found = _CLASS_OR_FUNCTION.match(task)
     return found["name"] if found else task
 
 
 def _group_labels(preset: str, configs: Sequence[Mapping[str, str]]) -> list[str]:
-    """The label of each config's group: the preset, and values of config keys that differ.
+    """Returns a label for the group of each config: the preset, and config keys with their values.
 
-    A label has the keys that tell the groups apart, and as many other keys as fit into a legend in
-    all labels: it says what the user varied, not only what is enough.
-    Keys are cut as far as labels need it, but never to the same text.
+    The labels contain a few keys that distinguish all groups. They also contain further keys that
+    differ, as long as all labels fit into a legend, because these keys show what the user varied.
+    Long keys are abbreviated if a label is too long. Different keys keep different abbreviations.
     """
     keys = [key for key in _differing(configs) if key not in (SEED_KEY, TASK_KEY)]
     variants = [{key: config.get(key, NOT_SET) for key in keys} for config in configs]
@@ -256,12 +260,12 @@ def _group_labels(preset: str, configs: Sequence[Mapping[str, str]]) -> list[str
 
 
 def _telling_keys(keys: Sequence[str], variants: Sequence[Mapping[str, str]]) -> list[str]:
-    """Few of the keys, enough to tell all variants apart."""
+    """Returns a small subset of the keys whose values distinguish all variants."""
     telling: list[str] = []
 
     def told_apart(chosen: Sequence[str]) -> tuple[int, int]:
         texts = {tuple(values[key] for key in chosen) for values in variants}
-        return len(texts), -max(sum(map(len, text)) for text in texts)  # short values first
+        return len(texts), -max(sum(map(len, text)) for text in texts)  # prefers short values
 
     while told_apart(telling)[0] < told_apart(keys)[0]:
         rest = [key for key in keys if key not in telling]
@@ -270,7 +274,7 @@ def _telling_keys(keys: Sequence[str], variants: Sequence[Mapping[str, str]]) ->
 
 
 def _shortened(names: Sequence[str]) -> dict[str, str]:
-    """Labels that fit a legend. A number tells labels with the same beginning apart."""
+    """Returns labels that fit into a legend. Shortened labels end with a unique number."""
     shown: dict[str, str] = {}
     for number, name in enumerate(names, start=1):
         fits = len(name) <= _LONGEST_LABEL

@@ -1,12 +1,13 @@
-"""Statistics over runs of several seeds, as in rliable.
+"""Statistics over runs with several seeds, as in the library rliable.
 
-Source: Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice"
-(2021), and its library rliable: interquartile mean, percentile bootstrap stratified by task, and
-probability of improvement. Scores are arrays of shape `[runs]`, one array per task.
+These are the interquartile mean, the percentile bootstrap stratified by task, and the probability
+of improvement. Scores are arrays of shape `[runs]`, with one array per task. Source: Agarwal et
+al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (2021).
 
-`scipy.stats` has the parts of them, and tests compare the numbers. Its bootstrap takes as long for
-a curve, but 8 ms instead of 0.1 ms for the interval of one number, and each refresh of the page
-needs one for each group. Importing it takes 0.5 s, more than opening a page of 20 trials again.
+`scipy.stats` has similar functions, and tests compare the numbers with these functions. This module
+does not use `scipy.stats`, because its bootstrap takes 8 ms instead of 0.1 ms for the interval of
+one number. Each refresh of the page needs such an interval for each group. The import of
+`scipy.stats` takes 0.5 s, which is longer than opening a page of 20 trials from the cache.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-#: Below this number of runs single runs are shown instead of a band.
+#: With fewer runs than this, plots show single runs instead of a band.
 LEAST_RUNS_FOR_BAND = 5
-_BOUNDS = (0.025, 0.975)  # of a 95 percent interval
+_BOUNDS = (0.025, 0.975)  # quantiles of a 95 percent interval
 _RESAMPLES, _SEED = 1000, 0
 
 Array = np.ndarray[Any, Any]
@@ -27,7 +28,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its 95 percent bootstrap interval. The bounds are NaN without an interval."""
+    """A value with its 95 percent bootstrap interval. The bounds are NaN if it has no interval."""
 
     value: float
     low: float = float("nan")
@@ -35,8 +36,11 @@ class Estimate:
 
 
 def interquartile_mean(scores: Array, axis: int = 0) -> Array:
-    """Mean of the middle half of `scores` along `axis`: without the lowest and the highest quarter,
-    rounded down to whole scores."""
+    """Returns the mean of the middle half of `scores` along `axis`.
+
+    The mean omits the lowest and the highest quarter. If a quarter is not a whole number of scores,
+    this number is rounded down.
+    """
     count = scores.shape[axis]
     cut = count // 4
     ordered = np.partition(scores, (cut, count - cut - 1), axis)
@@ -46,24 +50,26 @@ def interquartile_mean(scores: Array, axis: int = 0) -> Array:
 def bootstrap_band(
     tasks: Sequence[Array], resamples: int = _RESAMPLES
 ) -> tuple[Array, Array, Array]:
-    """Interquartile mean over all runs of all tasks, with its 95 percent band.
+    """Returns the interquartile mean over all runs of all tasks, with its 95 percent band.
 
-    Runs are drawn with replacement within each task (stratified), and the interquartile mean is
-    taken over the runs of all tasks together.
+    For a bootstrap sample, runs are drawn with replacement within each task (stratified). The
+    interquartile mean is taken over the runs of all tasks together. The seed is fixed, so the same
+    scores give the same band.
 
     Args:
-        tasks: scores of shape `[runs, points]` for each task. Numbers of runs may differ.
-        resamples: bootstrap samples. The same data give the same band.
+        tasks: scores of shape `[runs, points]` for each task. The numbers of runs may differ.
+        resamples: number of bootstrap samples.
 
     Returns:
-        Interquartile mean, lower and upper bound, each of shape `[points]`.
+        The interquartile mean, the lower bound and the upper bound, each of shape `[points]`.
     """
     rng = np.random.default_rng(_SEED)
     draws = [rng.integers(0, len(task), size=(resamples, len(task))) for task in tasks]
     value = interquartile_mean(np.concatenate(tasks, axis=0))
     low, high = np.empty_like(value), np.empty_like(value)
     num_runs = sum(map(len, tasks))
-    block = max(1, 4_000_000 // (resamples * num_runs))  # points at once, for bounded memory
+    # The number of points that are processed at once, which bounds the memory.
+    block = max(1, 4_000_000 // (resamples * num_runs))
     for start in range(0, value.shape[0], block):
         part = slice(start, start + block)
         drawn = np.concatenate(
@@ -75,9 +81,9 @@ def bootstrap_band(
 
 
 def estimate(tasks: Sequence[Array]) -> Estimate:
-    """Interquartile mean of final scores of shape `[runs]` for each task.
+    """Returns the interquartile mean of final scores, of shape `[runs]` for each task.
 
-    The interval is left out where a task has fewer than `LEAST_RUNS_FOR_BAND` runs.
+    The estimate has no interval if a task has fewer than `LEAST_RUNS_FOR_BAND` runs.
     """
     if min(map(len, tasks)) < LEAST_RUNS_FOR_BAND:
         return Estimate(float(interquartile_mean(np.concatenate(tasks))))
@@ -86,9 +92,16 @@ def estimate(tasks: Sequence[Array]) -> Estimate:
 
 
 def _improvement(x: Array, y: Array) -> Array:
-    """`P(X > Y) + P(X = Y) / 2` for each row of `x` and `y`, of shape `[resamples, runs]`.
+    """Returns `P(X > Y) + P(X = Y) / 2` for each row of `x` and `y`.
 
-    The Mann-Whitney U statistic over the number of pairs.
+    This is the Mann-Whitney U statistic, divided by the number of pairs.
+
+    Args:
+        x: scores of shape `[resamples, runs]`.
+        y: scores of shape `[resamples, other runs]`.
+
+    Returns:
+        Probabilities of shape `[resamples]`.
     """
     wins = sum(((x > one) + 0.5 * (x == one)).sum(axis=1) for one in y.T[:, :, None])
     return np.asarray(wins / (x.shape[1] * y.shape[1]))
@@ -97,12 +110,14 @@ def _improvement(x: Array, y: Array) -> Array:
 def probability_of_improvement(
     x: Sequence[Array], y: Sequence[Array], resamples: int = _RESAMPLES
 ) -> Estimate:
-    """How likely a run of X scores higher than a run of Y: mean over tasks.
+    """Returns the probability that a run of group X scores higher than a run of group Y.
+
+    The probability is the mean over tasks.
 
     Args:
-        x: scores of shape `[runs]` for each task.
-        y: scores of the other group for the same tasks.
-        resamples: bootstrap samples of the interval.
+        x: scores of group X, of shape `[runs]` for each task.
+        y: scores of group Y for the same tasks.
+        resamples: number of bootstrap samples for the interval.
     """
     value = float(np.mean([_improvement(a[None], b[None])[0] for a, b in zip(x, y, strict=True)]))
     if min(len(task) for task in (*x, *y)) < LEAST_RUNS_FOR_BAND:
@@ -123,16 +138,18 @@ def probability_of_improvement(
 
 
 def median_reach(found: Array) -> Estimate:
-    """Median of the steps or seconds to a return, with its 95 percent bootstrap interval.
+    """Returns the median of the steps or seconds until a return, with its 95 percent interval.
 
-    Runs that do not reach it count as longer than all others. So the median is infinite where half
-    of the runs do not reach it, and a bound where half of a sample do not.
+    Runs that do not reach the return count as infinite. So the median is infinite if half of the
+    runs do not reach the return. A bound is infinite if half of the runs in the corresponding
+    bootstrap sample do not reach the return.
 
     Args:
-        found: shape `[runs]`. NaN for runs that do not reach the return.
+        found: steps or seconds of each run, shape `[runs]`. NaN for a run that does not reach the
+            return.
 
     Returns:
-        the estimate, which has no bounds if there are fewer than `LEAST_RUNS_FOR_BAND` runs.
+        The estimate. It has no interval for fewer than `LEAST_RUNS_FOR_BAND` runs.
     """
     ordered = np.where(np.isfinite(found), found, np.inf)
     if not len(ordered):
@@ -142,32 +159,37 @@ def median_reach(found: Array) -> Estimate:
         return Estimate(value)
     rng = np.random.default_rng(_SEED)
     drawn = ordered[rng.integers(0, len(ordered), size=(_RESAMPLES, len(ordered)))]
-    # The lower one of two medians, because the mean of a number and infinity is infinite.
+    # `method="lower"` does not interpolate, because interpolation between a number and infinity
+    # would be infinite.
     low, high = np.quantile(np.median(drawn, axis=1), _BOUNDS, method="lower")
     return Estimate(value, float(low), float(high))
 
 
 def first_reach(at: Array, scores: Array, target: float) -> float:
-    """The first entry of `at` (steps or seconds, shape `[R]`) where `scores` is at least `target`.
+    """Returns the first entry of `at` where the score is at least `target`, or NaN without one.
 
-    NaN if the target is not reached.
+    Args:
+        at: steps or seconds of each result, shape `[R]`.
+        scores: score of each result, shape `[R]`.
+        target: the score to reach.
     """
     reached = np.flatnonzero(scores >= target)
     return float(at[reached[0]]) if len(reached) else float("nan")
 
 
 def resampled(at: Array, scores: Array, grid: Array, hold: bool) -> Array:
-    """Scores on a grid, by linear interpolation between results.
+    """Interpolates scores linearly at the points of a grid.
 
     Args:
-        at: steps or seconds of each result, shape `[R]`, increasing.
-        scores: the results, shape `[R]`. Entries that are not finite are left out.
-        grid: shape `[points]`.
-        hold: whether the last score holds beyond the end of the run, which it does for finished
-            runs: a run that stops at its goal keeps what it has learned.
+        at: steps or seconds of each result, increasing, shape `[R]`.
+        scores: score of each result, shape `[R]`. Scores that are not finite are ignored.
+        grid: steps or seconds of each point, shape `[points]`.
+        hold: whether the last score is also used after the end of the run. Set it for finished
+            runs: a run that stops when it reaches its goal keeps the policy that it has learned.
 
     Returns:
-        Scores of shape `[points]`. NaN before the first result and, without `hold`, after the last.
+        Scores of shape `[points]`. They are NaN before the first result. Without `hold`, they are
+        also NaN after the last result.
     """
     finite = np.isfinite(scores) & np.isfinite(at)
     if not finite.any():

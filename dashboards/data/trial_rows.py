@@ -1,4 +1,4 @@
-"""Rows of one trial: the cached part of its result file, and the part that is newer."""
+"""`TrialRows`: the rows of one trial, from its cache file and the newer part of `result.json`."""
 
 from __future__ import annotations
 
@@ -21,26 +21,29 @@ _BLOCK_BYTES = 1 << 22
 _FINGERPRINT_BYTES = 1024
 MOST_FILE_BYTES = 16 << 30
 _MOST_LINE_BYTES = 16 << 20
-#: Rows that are kept in memory before the cache file is rewritten: at least this many, and a
-#: tenth of those in the file, so that a growing run is rewritten a few dozen times in all.
+#: After a refresh, the cache file is rewritten if there are at least this many new rows, and at
+#: least a tenth as many as in the cache file. So the file of a growing run is rewritten only a few
+#: dozen times in total.
 _LEAST_NEW_ROWS = 256
+#: During a refresh, the cache file is rewritten whenever this many new rows are in memory.
 _MOST_NEW_ROWS = 20_000
 _COLUMNS_IN_MEMORY = 64
 
 
 class TrialRows:
-    """Rows of one trial as columns, read incrementally.
+    """Reads the rows of one trial incrementally, and returns them as columns.
 
     Args:
-        folder: the trial's directory.
-        cache_folder: where cache files are.
+        folder: directory of the trial.
+        cache_folder: directory of the cache files.
 
     Attributes:
-        problems: sentences about what could not be read.
-        config: config that the first row carries, or None.
-        config_changes: of each later change the keys with their old and new values.
-        half_line: whether the file ends in a line without its newline.
-        version: changes whenever rows do.
+        problems: sentences about files and lines that could not be read.
+        config: the config in the first row that contains a config, or None.
+        config_changes: for each later change of the config, the changed keys with their old and new
+            values.
+        half_line: whether the file ends with a line without a newline.
+        version: a number that increases whenever the rows change.
     """
 
     def __init__(self, folder: Path, cache_folder: Path) -> None:
@@ -48,7 +51,7 @@ class TrialRows:
         self._lock = threading.RLock()
         self._header = self._cache.open()
         self._tail = RowColumns()
-        self._seen: tuple[Path, int, int] | None = None  # path, bytes and mtime of the last look
+        self._seen: tuple[Path, int, int] | None = None  # path, size and mtime at the last refresh
         self._loaded: OrderedDict[str, np.ndarray[Any, Any]] = OrderedDict()
         self._unreadable = ""
         self._line_too_long = False
@@ -74,7 +77,8 @@ class TrialRows:
         if self._line_too_long:
             line, most = self._parser.notes.num_lines + 1, _MOST_LINE_BYTES
             found.append(
-                f"result.json: line {line} has more than {most:,} bytes; the rest is left out"
+                f"result.json: line {line} is longer than {most:,} bytes. This line and all later"
+                " lines are ignored"
             )
         return [self._unreadable, *found] if self._unreadable else found
 
@@ -88,15 +92,16 @@ class TrialRows:
 
     @property
     def num_rows(self) -> int:
-        """Rows in the file so far, repeated ones included."""
+        """The number of rows read so far, including rows that a resumed run has replaced."""
         return self._header.num_rows + self._tail.num_rows
 
     def refresh(self, file: Path, progress: Callable[[int], None]) -> None:
-        """Reads what was appended to `file` since the last call.
+        """Reads the rows that were appended to `file` since the last call.
 
         Args:
-            file: the trial's result file. Another file with the same beginning may take its place.
-            progress: receives the number of bytes after each block that was read.
+            file: the result file of the trial. A later call may pass another copy of the file, if
+                it begins with the same bytes.
+            progress: called after each block with the number of bytes in the block.
         """
         with self._lock:
             try:
@@ -153,23 +158,30 @@ class TrialRows:
             notes=copy.deepcopy(self._parser.notes),
             num_rows=self.num_rows,
         )
-        with contextlib.suppress(OSError):  # no space or no permission: the rows stay in memory
+        # If the disk is full or not writable, the rows stay in memory.
+        with contextlib.suppress(OSError):
             self._cache.write(header, columns)
             self._header, self._tail = header, RowColumns()
 
     def names(self) -> set[str]:
-        """Names of all columns."""
+        """Returns the names of all columns."""
         with self._lock:
             if self._names is None:
                 self._names = self._cache.names() | self._tail.names() if self.num_rows else set()
             return self._names
 
     def column(self, name: str) -> np.ndarray[Any, Any] | None:
-        """One column of shape `[rows in effect]`. None if no row has it."""
+        """Returns a column of shape `[rows in effect]`, or None if no row has this column.
+
+        `rows_in_effect` chooses the rows.
+        """
         return self.columns([name]).get(name)
 
     def columns(self, wanted: list[str]) -> dict[str, np.ndarray[Any, Any]]:
-        """Columns by name, each of shape `[rows in effect]`. Names that no row has are left out."""
+        """Returns columns by name, each of shape `[rows in effect]`.
+
+        The result does not contain names that occur in no row.
+        """
         with self._lock:
             names = self.names()
             if ITERATION in names and self._mask is None:
@@ -188,7 +200,7 @@ class TrialRows:
         return self._wholes([name])[name]
 
     def _wholes(self, names: list[str]) -> dict[str, np.ndarray[Any, Any]]:
-        """Columns with all rows, cached ones first."""
+        """Returns columns with all rows: the rows of the cache file, followed by newer rows."""
         cached = self._cache.read(names) if self._header.num_rows and names else {}
         return {
             name: _joined(cached.get(name), self._header.num_rows, self._tail.column(name))
@@ -202,7 +214,7 @@ def _joined(
     if head is None:
         empty = "" if tail.dtype == object else np.nan
         head = np.full(num_head, empty, dtype=tail.dtype)
-    if head.dtype == object and tail.dtype != object:  # no new row has this column of strings
+    if head.dtype == object and tail.dtype != object:  # the new rows lack this column of strings
         tail = np.full(len(tail), "", dtype=object)
     elif head.dtype != object and tail.dtype == object:  # the key changed its type
         tail = np.full(len(tail), np.nan)

@@ -1,4 +1,4 @@
-"""Trials in a directory of Tune results: configs, states and rows."""
+"""Finds the trials in a directory of Tune results, and reads their configs, states and rows."""
 
 from __future__ import annotations
 
@@ -26,25 +26,26 @@ from polopt.metrics.timers import EVALUATION, REPORT, STARTUP
 
 RESULT_FILE, PARAMS_FILE, ERROR_FILE = "result.json", "params.json", "error.txt"
 RETURN = "env_runners/episode_return_mean"
-#: Mean return of an evaluation, NaN in results without one, and the environment steps that training
-#: had sampled when the weights were taken.
+#: Mean return of an evaluation. NaN in results without an evaluation.
 EVALUATED_RETURN = "evaluation/env_runners/episode_return_mean"
+#: The number of environment steps that training had sampled when the evaluated weights were taken.
 EVALUATED_STEPS = "evaluation/policy_env_steps"
 STEPS = "num_env_steps_sampled_lifetime"
-#: Seconds of wall time since the end of start-up, and of start-up itself.
+#: Seconds of wall time since the end of start-up, and seconds of start-up.
 TRAINING_S, STARTUP_S = "optimizer/training_s", "optimizer/startup_s"
 EVENTS = "optimizer/num_events_recorded"
-#: A run that has written nothing for so long is not shown as running.
+#: A trial whose result file has not changed for this time is no longer `running`.
 _SILENT_S = 120.0
-#: Tune saves its state every 10 s, or every 19 times as long as that takes.
+#: Tune is no longer running if it has not saved its state for this time. Tune saves its state every
+#: 10 s, but at most 5 percent of the time.
 _STATE_SILENT_S = 300.0
-_MAX_DEPTH = 6  # of directories below the results directory
+_MAX_DEPTH = 6  # maximum depth of directories below the results directory
 _MOST_PARAMS_BYTES = 16 << 20
 _TUNE_NAME = re.compile(r"^(?P<trainable>.+?)_[0-9a-f]{5,8}_\d{5}")
-_MOST_LINE_BYTES = 1 << 20  # of the first result, by which two files are compared
+_MOST_LINE_BYTES = 1 << 20  # the comparison of two files reads at most this much of line 1
 _MOST_TAB_BYTES = 1 << 20
 _MOST_ERROR_BYTES = 1 << 30
-_ERROR_BYTES = 4000  # the end of an error file that is read
+_ERROR_BYTES = 4000  # only the last bytes of an error file are read
 
 Progress = Callable[[int, int, str], None]
 _T = TypeVar("_T")
@@ -55,16 +56,17 @@ class Trial:
     """One trial of an experiment.
 
     Attributes:
-        folder: its directory, which does not exist before the trial starts.
-        experiment: name of the experiment: the directory above, relative to the results directory.
-        rows: its rows.
-        config: as it was at the start.
-        config_is_of_tune: whether it comes from Tune's state, where classes have no names.
+        folder: directory of the trial. It does not exist before the trial starts.
+        experiment: name of the experiment. This is the path of the parent directory, relative to
+            the results directory.
+        rows: the rows of the trial.
+        config: the config at the start of the trial.
+        config_is_of_tune: whether `config` comes from Tune's state, where classes have no names.
         state: `pending`, `starting`, `running`, `paused`, `finished`, `pruned by <scheduler>`,
-            `failed`, `stopped` (it did not end and does not go on), `not started` (the same, before
-            it began), or `no results`.
-        error: the end of the traceback of a failed trial. Empty otherwise.
-        declared: what its optimizer has declared beside the results. None without that file.
+            `failed`, `stopped`, `not started` or `no results`. `docs/dashboards.md` explains the
+            states.
+        error: the end of the traceback of a failed trial. Empty for other trials.
+        declared: the optimizer's declaration in `TAB_FILE`. None without this file.
         problems: sentences about files that could not be read.
     """
 
@@ -85,7 +87,7 @@ class Trial:
 
     @property
     def trainable(self) -> str:
-        """Name of the preset, such as `A3C`, or of the optimizer if no preset is known."""
+        """The name of the preset, such as `A3C`, or of the optimizer if the preset is unknown."""
         chosen = self.config.get("preset")
         name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
         if isinstance(name, str) and name:
@@ -95,7 +97,7 @@ class Trial:
 
     @property
     def optimizer(self) -> str:
-        """Name of the optimizer, such as `async_gradients`. Empty before the first result."""
+        """The name of the optimizer, such as `async_gradients`. Empty before the first result."""
 
         def name() -> str:
             names = self.rows.column("optimizer/name")
@@ -105,13 +107,16 @@ class Trial:
 
     @property
     def begun_s(self) -> float:
-        """Time of the first result, seconds since the epoch. Infinite before it."""
+        """The time of the first result in seconds since the epoch, or infinity without results."""
         times = self.values("timestamp")
         return float(times[0]) if times is not None and len(times) else np.inf
 
     @property
     def optimizer_tab(self) -> OptimizerTab:
-        """What the trial's optimizer declares. Without that, only the phases in the results."""
+        """The declaration of the trial's optimizer.
+
+        Without a declaration, this is an `OptimizerTab` with only the phases in the results.
+        """
         if self.declared is not None and self.declared.name == self.optimizer:
             return self.declared
         prefix = "optimizer/driver/share/"
@@ -121,8 +126,11 @@ class Trial:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The config as text by dotted key. A value that has changed, as population-based training
-        does, is `0.1, then 0.2`, or `0.1, then 0.2 after 3 changes`."""
+        """The values of the config as text, by dotted key.
+
+        Population-based training changes values during a run. The text of such a value is
+        `0.1, then 0.2`, or `0.1, then 0.2 after 3 changes`.
+        """
         settings = flat_config(self.config)
         counts: dict[str, int] = {}
         for changes in self.rows.config_changes:
@@ -135,54 +143,56 @@ class Trial:
 
     @property
     def findings(self) -> list[Finding]:
-        """What the rules of the diagnosis find."""
+        """The findings of the diagnosis."""
         return self.derived(
             "findings", lambda: diagnose(RunResults(self.rows.columns(paths(self.num_workers))))
         )
 
     @property
     def num_workers(self) -> int:
-        """Number of workers in the results. 1 with `num_workers=0`, 0 without results."""
+        """The number of workers in the results: 1 for `num_workers=0`, and 0 without results."""
         names = self.rows.names()
         return sum(n.startswith(f"{PER_WORKER}/") and n.endswith("/index") for n in names)
 
     def derived(self, key: Hashable, compute: Callable[[], _T]) -> _T:
-        """What `compute` makes of the rows, kept until they change.
+        """Returns the result of `compute`, and caches it until the rows change.
 
         Args:
-            key: names it, and all that it depends on besides the rows.
+            key: identifies the result. The key contains everything that the result depends on,
+                except the rows.
+            compute: computes the result from the rows.
         """
-        version = self.rows.version  # before it is computed: rows may arrive meanwhile
+        version = self.rows.version  # read before `compute`, because rows may arrive meanwhile
         if self._derived.get(key, (-1, None))[0] != version:
             self._derived[key] = (version, compute())
         value: _T = self._derived[key][1]
         return value
 
     def values(self, name: str) -> np.ndarray[Any, Any] | None:
-        """A column of numbers of shape `[R]`. None if no row has it."""
+        """Returns a column of numbers of shape `[R]`, or None if no row has this column."""
         column = self.rows.column(name)
         return None if column is None or column.dtype == object else column
 
     def last(self, name: str) -> float:
-        """The last finite value of a column, or NaN."""
+        """Returns the last finite value of a column, or NaN."""
         column = self.values(name)
         finite = column[np.isfinite(column)] if column is not None else np.empty(0)
         return float(finite[-1]) if len(finite) else float("nan")
 
 
 class ResultsDirectory:
-    """All trials below a directory.
+    """Finds and reads all trials below a directory.
 
     Args:
-        folder: the directory. One experiment, one trial, or a directory of experiments.
-        cache_folder: where the columnar cache is. `cache_dir()` by default.
+        folder: directory of a trial, of an experiment, or of several experiments.
+        cache_folder: directory of the cache files. The default is `cache_dir()`.
 
     Attributes:
-        trials: by directory, in the order of their names.
+        trials: the trials, sorted by directory.
     """
 
     def __init__(self, folder: Path, cache_folder: Path | None = None) -> None:
-        self.folder = folder.expanduser().resolve()  # Tune's states name resolved directories
+        self.folder = folder.expanduser().resolve()  # Tune's states contain resolved paths
         self._cache_folder = cache_folder or cache_dir()
         self._by_folder: dict[Path, Trial] = {}
         self._states = TuneStates()
@@ -193,7 +203,8 @@ class ResultsDirectory:
         """Finds new trials and reads new rows.
 
         Args:
-            progress: receives bytes read, bytes to read in all, and the name of the trial.
+            progress: called with the bytes read so far, the bytes of all files, and the name of the
+                trial.
         """
         known = self._find()
         for folder in known.keys() - self._by_folder.keys():
@@ -220,10 +231,12 @@ class ResultsDirectory:
         self.trials = list(self._by_folder.values())
 
     def _find(self) -> dict[Path, _Place]:
-        """Directories of trials, and where their files are. A trial that Tune has not started has
-        no directory yet."""
+        """Returns the directories of all trials, and where to find the files of each trial.
+
+        The directory of a trial that Tune has not started does not exist yet.
+        """
         walked = list(self._walk())
-        # The results directory may be one trial.
+        # The results directory may itself be a trial. Then its parent is the experiment.
         names = {folder.name for folder, _, _ in walked} | {self.folder.parent.name}
         staged = self._states.staged(names)
         folders = [folder for folder, is_trial, _ in walked if is_trial]
@@ -234,12 +247,13 @@ class ResultsDirectory:
         for experiment in experiments:
             states = self._states.all(experiment)
             now = staged.get(experiment.resolve())
-            # An older one is what another run of that name has left.
+            # A staged state that is older than the newest copied state belongs to an earlier run
+            # with the same name.
             if now is not None and states and now.path.name < states[0].path.name:
                 now = None
             if now is not None:
                 states = [now, *states]
-            for state in reversed(states):  # the newest last, so that it counts
+            for state in reversed(states):  # the newest state comes last and overwrites older ones
                 for name, tune in state.trials.items():
                     folder = experiment / name
                     if self._holds(folder):
@@ -262,8 +276,11 @@ class ResultsDirectory:
         return str(above.relative_to(self.folder)) if is_below else above.name
 
     def _walk(self) -> Iterator[tuple[Path, bool, bool]]:
-        """All directories that are not below a trial. With each: whether it is a trial, and whether
-        it is an experiment with a saved state of Tune."""
+        """Yields all directories that are not below a trial.
+
+        For each directory, it yields the path, whether the directory is a trial, and whether it is
+        an experiment with a saved state of Tune.
+        """
         for parent, folders, files in os.walk(self.folder):
             path = Path(parent)
             is_trial = bool({RESULT_FILE, PARAMS_FILE, ERROR_FILE} & set(files))
@@ -277,12 +294,12 @@ class ResultsDirectory:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a trial's rows are, and what Tune says of it.
+    """The location of a trial's rows, and Tune's information on the trial.
 
     Attributes:
-        file: result file, which may not exist.
-        state: of its experiment. None if Tune has not saved one.
-        tune: the trial in that state.
+        file: result file of the trial, which may not exist.
+        state: Tune's state of the experiment. None if Tune has not saved a state.
+        tune: the trial in this state.
     """
 
     file: Path
@@ -291,7 +308,7 @@ class _Place:
 
 
 def _update(trial: Trial, place: _Place) -> None:
-    """Brings config, state and problems up to date."""
+    """Updates the config, the state and the problems of a trial."""
     problems = []
     file = place.file
     if not trial.config or trial.config_is_of_tune:
@@ -303,13 +320,14 @@ def _update(trial: Trial, place: _Place) -> None:
         except OSError as error:
             problems.append(f"{PARAMS_FILE} cannot be read: {error.strerror}")
         except (ValueError, RecursionError):
-            problems.append(f"{PARAMS_FILE} is not JSON: its config is taken from the rows")
+            problems.append(f"{PARAMS_FILE} is not JSON. The config comes from the rows instead")
         known = config if isinstance(config, dict) and config else trial.rows.config
         trial.config_is_of_tune = not known and place.tune is not None
         if known or not trial.config:
             trial.config = known or (dict(place.tune.config) if place.tune is not None else {})
     if trial.rows.config_changes and trial.rows.config is not None:
-        trial.config = trial.rows.config  # `params.json` is written anew with each change
+        # Each change of the config overwrites `params.json`, so the first config is in the rows.
+        trial.config = trial.rows.config
     if trial.declared is None or trial.declared.name != trial.optimizer:
         try:
             trial.declared = _read_tab(trial.folder / TAB_FILE)
@@ -319,15 +337,16 @@ def _update(trial: Trial, place: _Place) -> None:
     trial.state = _state(trial, place)
     problems += trial.rows.problems
     if trial.rows.half_line and trial.state != "running":
-        problems.append(f"{RESULT_FILE}: the last line is half-written and left out")
+        problems.append(f"{RESULT_FILE}: the last line is incomplete and is ignored")
     trial.problems = problems
 
 
 def _read_tab(path: Path) -> OptimizerTab | None:
-    """The tab that an optimizer declares in a file, or None without that file.
+    """Reads a `TAB_FILE`. Returns None if the file does not exist.
 
     Raises:
-        OSError, ValueError: it cannot be read, or is not such a file.
+        OSError: if the file cannot be read.
+        ValueError: if the content is not a valid declaration.
     """
     try:
         return OptimizerTab.from_json(read_regular(path, _MOST_TAB_BYTES))
@@ -336,7 +355,7 @@ def _read_tab(path: Path) -> OptimizerTab | None:
 
 
 def _read_error(trial: Trial, file: Path) -> str:
-    """The end of a trial's error file, which holds a traceback. Empty without such a file."""
+    """Returns the end of a trial's error file, which contains a traceback, or an empty string."""
     for path in (trial.folder / ERROR_FILE, file.with_name(ERROR_FILE)):
         try:
             with open_regular(path, _MOST_ERROR_BYTES) as stream:
@@ -373,7 +392,7 @@ def _state(trial: Trial, place: _Place) -> str:
 
 
 def _is_silent(trial: Trial, place: _Place) -> bool:
-    """Whether neither the trial nor Tune has written anything for so long that they have ended."""
+    """Returns whether the trial and Tune have written nothing for so long that both have ended."""
     now_s = time.time()
     if place.state is not None and now_s - place.state.saved_s < _STATE_SILENT_S:
         return False
@@ -386,8 +405,11 @@ def _is_silent(trial: Trial, place: _Place) -> bool:
 
 
 def _name_objects(trials: Mapping[Path, Trial], places: Mapping[Path, _Place]) -> None:
-    """Gives classes and functions in configs that come from Tune's state the names that they have
-    in the configs of other trials."""
+    """Replaces hashes of classes and functions in configs by names.
+
+    A config from Tune's state contains `object #<hash>` for a class or function. The name of this
+    class or function comes from the config of another trial that contains the same object.
+    """
     unnamed = [trial for trial in trials.values() if trial.config_is_of_tune]
     names: dict[str, str] = {}
     for folder, place in places.items() if unnamed else ():
@@ -411,8 +433,15 @@ def _named(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any
 
 
 def _newest(file: Path, staged: Path) -> Path:
-    """The longer one of two files of one run. If their first results differ, the one in the results
-    directory is of an earlier run whose files Tune is about to replace."""
+    """Returns the longer of two copies of a result file.
+
+    If the first lines of the copies differ, `file` belongs to an earlier run, and Tune will replace
+    it. Then the result is `staged`.
+
+    Args:
+        file: the copy in the results directory.
+        staged: the copy in Ray's temporary directory.
+    """
     if not staged.exists():
         return file
     is_same = _first_line(file) == _first_line(staged)

@@ -1,7 +1,8 @@
-"""What Tune says of an experiment: its trials, their states, and the scheduler that may stop them.
+"""Reads Tune's files about an experiment: its trials, their states, and the scheduler.
 
-Tune saves `experiment_state-<time>.json` every few seconds, and `tuner.pkl` at the start. Pickles,
-also those inside the JSON file, are scanned and never loaded: loading one runs what it names.
+Tune saves `experiment_state-<time>.json` every few seconds, and `tuner.pkl` at the start. This
+module scans pickles but never loads them, because loading a pickle can run arbitrary code. This
+includes the pickles inside the JSON file.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from polopt.common.files import open_regular, read_regular
 STATE_FILES = "experiment_state-*.json"
 _TUNER_FILE = "tuner.pkl"
 _MOST_STATE_BYTES = 1 << 30
-_MOST_PICKLE_BYTES = 1 << 20  # of a pickle that is scanned
+_MOST_PICKLE_BYTES = 1 << 20  # only the beginning of a pickle is scanned
 _PICKLED = "CLOUDPICKLE_FALLBACK"
 _OF_SCHEDULER = ("scheduler", "_max_t", "_time_attr")
-#: Schedulers of Tune that end trials before their stop condition, by the names of their classes.
+#: Schedulers of Tune that can end a trial before its stop condition. Maps the class name to a short
+#: name.
 _PRUNING = {
     "AsyncHyperBandScheduler": "ASHA",
     "HyperBandScheduler": "HyperBand",
@@ -35,13 +37,13 @@ _PRUNING = {
 
 @dataclass(frozen=True)
 class TuneTrial:
-    """One trial as Tune knows it.
+    """A trial in Tune's state.
 
     Attributes:
-        folder: name of its directory, or its id before it has a directory.
+        folder: name of the trial's directory. Before the directory exists, the id of the trial.
         status: `PENDING`, `RUNNING`, `PAUSED`, `TERMINATED` or `ERROR`.
-        config: its config. `object #<hash>` stands for what is not JSON.
-        stop: result keys and limits that end it.
+        config: the config. `object #<hash>` stands for a value that is not JSON.
+        stop: the stop conditions: result keys with the limits that end the trial.
     """
 
     folder: str
@@ -55,13 +57,15 @@ class TuneState:
     """The last saved state of one run of an experiment.
 
     Attributes:
-        path: the file.
-        saved_s: time of the file, seconds since the epoch.
-        directory: where Tune copies the results. None if the file does not say so.
-        trials: by name of their directory.
-        scheduler: short name of a scheduler that may end trials early, such as `ASHA`. Else empty.
-        longest: of that scheduler: the result key and the value at which trials are complete.
-        other_stop: whether a stop condition is a function, which this file does not tell.
+        path: path of the state file.
+        saved_s: modification time of the file, in seconds since the epoch.
+        directory: the directory into which Tune copies the results. None if the file does not
+            contain this directory.
+        trials: the trials by name of their directory.
+        scheduler: short name of a scheduler that can end trials early, such as `ASHA`. Empty for
+            other schedulers.
+        longest: the result key and the value at which this scheduler considers a trial complete.
+        other_stop: whether a stop condition is a function. The file does not contain this function.
     """
 
     path: Path
@@ -73,11 +77,11 @@ class TuneState:
     other_stop: bool = False
 
     def is_pruned(self, trial: TuneTrial, last: Mapping[str, float]) -> bool:
-        """Whether the scheduler has ended a terminated trial before its end.
+        """Returns whether the scheduler ended a trial before the trial was complete.
 
         Args:
-            trial: its status is `TERMINATED`.
-            last: its last result, by key.
+            trial: a trial with the status `TERMINATED`.
+            last: the last result of the trial, by key.
         """
         limits = [*trial.stop.items(), *([self.longest] if self.longest else [])]
         complete = any(last.get(key, float("-inf")) >= limit for key, limit in limits)
@@ -85,40 +89,42 @@ class TuneState:
 
 
 def ray_root() -> Path:
-    """The directory in which Ray keeps its sessions."""
-    on_linux = os.environ.get("TMPDIR") if sys.platform == "linux" else None  # as Ray does it
+    """Returns the directory in which Ray keeps its sessions."""
+    # Like Ray, this uses `TMPDIR` only on Linux.
+    on_linux = os.environ.get("TMPDIR") if sys.platform == "linux" else None
     return Path(os.environ.get("RAY_TMPDIR") or on_linux or "/tmp", "ray")
 
 
 def is_own(path: Path) -> bool:
-    """Whether a file or directory is the user's. Ray's directory holds files of all users."""
+    """Returns whether this user owns a path. Ray's directory contains files of all users."""
     try:
         return path.stat().st_uid == os.getuid()
-    except OSError:  # removed meanwhile
+    except OSError:  # the path no longer exists
         return False
 
 
 class TuneStates:
-    """Reads the state files of experiments, and reads a file again only if it has changed."""
+    """Reads the state files of experiments. Reads a file again only if the file has changed."""
 
     def __init__(self) -> None:
         self._read: dict[Path, tuple[tuple[int, int], TuneState | None]] = {}
 
     def all(self, folder: Path) -> list[TuneState]:
-        """The readable states of all runs in a directory, the last run first."""
-        # Names end with the time at which the run began.
+        """Returns the readable states of all runs in a directory, the last run first."""
+        # The name of a state file ends with the time at which the run began.
         paths = sorted(folder.glob(STATE_FILES), reverse=True)
         return [state for path in paths if (state := self._state(path)) is not None]
 
     def staged(self, names: Collection[str]) -> dict[Path, TuneState]:
-        """The newest state of each experiment in Ray's temporary directory. The key is the
-        directory into which Tune copies the experiment's results.
+        """Returns the newest state of each experiment in Ray's temporary directory.
 
-        While a run goes on, Tune's loggers write there, and Tune copies now and then.
+        During a run, Tune's loggers write to the temporary directory. From time to time, Tune
+        copies their files to the results directory. The keys of the returned dict are these results
+        directories.
 
         Args:
-            names: of directories that may be an experiment's, which Tune makes before it writes
-                anything. Ray keeps every session, and most of them are of other experiments.
+            names: names of the directories that may be an experiment. Ray keeps the directories of
+                all sessions, and this method reads only states of experiments with these names.
         """
         found: dict[Path, TuneState] = {}
         for folder in ray_root().glob("session_[0-9]*/artifacts/*/*/driver_artifacts"):
@@ -142,7 +148,7 @@ class TuneStates:
 
 
 def _parsed(path: Path, saved_s: float) -> TuneState | None:
-    """The content of a state file. None while it is half-written or if it is something else."""
+    """Parses a state file. Returns None if the file is incomplete or not a state file."""
     try:
         content = json.loads(read_regular(path, _MOST_STATE_BYTES))
         saved = [json.loads(static) for static, _ in content["trial_data"]]
@@ -167,7 +173,10 @@ def _parsed(path: Path, saved_s: float) -> TuneState | None:
 
 
 def _read_tuner(*folders: Path | None) -> bytes:
-    """The beginning of `tuner.pkl`, which is in the results directory only."""
+    """Returns the beginning of `tuner.pkl` in the first folder that contains this file.
+
+    Only the results directory contains `tuner.pkl`, and the temporary directory does not.
+    """
     for folder in folders:
         try:
             if folder is not None:
@@ -179,7 +188,7 @@ def _read_tuner(*folders: Path | None) -> bytes:
 
 
 def _directory(storage: Any) -> Path | None:
-    """The experiment's directory that a trial's pickled storage names."""
+    """Returns the experiment's directory, which the pickled storage of a trial contains."""
     found = _scan_hex(storage, ("storage_fs_path", "experiment_dir_name"))
     parts = (found.get("storage_fs_path"), found.get("experiment_dir_name"))
     return Path(*map(str, parts)).resolve() if all(parts) else None
@@ -197,8 +206,10 @@ def _trial(saved: Mapping[str, Any]) -> TuneTrial:
 
 
 def _as_text(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config in which `object #<hash>` stands for each class, function or other object that JSON
-    cannot hold. Equal objects have equal hashes."""
+    """Replaces each value that is not JSON, such as a class or function, by `object #<hash>`.
+
+    Equal objects have equal hashes.
+    """
     found: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, dict) and value.get("_type") == _PICKLED:
@@ -209,26 +220,26 @@ def _as_text(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scan_hex(value: Any, keys: Collection[str]) -> dict[str, Any]:
-    """`scan_pickle` of a pickle inside Tune's JSON."""
+    """Runs `scan_pickle` on a pickle inside Tune's JSON."""
     if not isinstance(value, dict) or value.get("_type") != _PICKLED:
         return {}
     return scan_pickle(bytes.fromhex(value["value"]), keys)
 
 
 def scan_pickle(data: bytes, keys: Collection[str]) -> dict[str, Any]:
-    """Reads single values of a pickle without loading it.
+    """Reads single values from a pickle without loading the pickle.
 
     Args:
-        data: a pickle, or its beginning.
-        keys: names of attributes or keys of dicts.
+        data: a pickle, or the beginning of a pickle.
+        keys: names of attributes, or keys of dicts.
 
     Returns:
-        for each key that occurs, the number, the text, or the class of the object that follows it.
-        The empty key has the name of the first class or function.
+        For each key that occurs, the value after the key: a number, a text, or the class name of an
+        object. The empty key maps to the name of the first class or function in the pickle.
     """
     found: dict[str, Any] = {}
     memo: list[Any] = []
-    pushed: list[Any] = []  # in order, with None for what is neither a number nor text
+    pushed: list[Any] = []  # pushed values in order, with None for other types
     try:
         for opcode, argument, _ in pickletools.genops(data):
             name = opcode.name
@@ -249,6 +260,6 @@ def scan_pickle(data: bytes, keys: Collection[str]) -> dict[str, Any]:
             if pushed and isinstance(pushed[-1], str) and pushed[-1] in keys:
                 found.setdefault(pushed[-1], value)
             pushed.append(value)
-    except (ValueError, IndexError, UnicodeDecodeError):  # cut off, or no pickle
+    except (ValueError, IndexError, UnicodeDecodeError):  # incomplete, or not a pickle
         pass
     return {key: value for key, value in found.items() if value is not None}

@@ -1,1 +1,1 @@
-"""Views: pure functions from a selection of runs to Plotly figures and tables."""
+"""Pure functions that turn a selection of runs into Plotly figures and tables."""

@@ -1,4 +1,4 @@
-"""Charts that several views use: curves of runs, lines of one run, histograms over time."""
+"""Charts that several views use: a curve for each run, and several lines of one run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from polopt.metrics.tab import Plot
 
 
 def scale_of_runs(selection: Selection, curves: Iterable[tuple[Run, Array]]) -> Scale:
-    """The y axis of curves of runs, each with its values of shape `[R]`."""
+    """Returns the y axis for curves of runs. Each curve is a run with its values of shape `[R]`."""
     groups: dict[str, list[Array]] = {}
     for run, values in curves:
         groups.setdefault(run.group, []).append(values)
@@ -31,28 +31,28 @@ def scale_of_runs(selection: Selection, curves: Iterable[tuple[Run, Array]]) -> 
 
 
 def smoothing_note(selection: Selection, which: str = "Smoothed") -> str:
-    """A sentence on the smoothing of curves. Empty without smoothing."""
+    """Returns a sentence about the smoothing of curves, or "" without smoothing."""
     if selection.smoothing <= 0.0:
         return ""
-    return f"{which} with weight {selection.smoothing:g}; faint lines are as measured."
+    return f"{which} with weight {selection.smoothing:g}. Faint lines show the measured values."
 
 
 def _is_count(name: str) -> bool:
-    """Whether a column holds counts: drawn as they are, neither smoothed nor on another scale."""
+    """Returns whether a column contains counts. Counts are drawn on a linear axis, unsmoothed."""
     return name.rsplit("/", 1)[-1].startswith("num_")
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve of a plot over time.
+    """A curve in a plot over time.
 
     Attributes:
-        x: shape `[R]`, increasing.
-        y: shape `[R]`.
-        name: in the hover text.
-        group: of curves that share an entry in the legend.
-        color: hex.
-        dash: of the line.
+        x: increasing positions, shape `[R]`.
+        y: values, shape `[R]`.
+        name: name of the curve in the hover text.
+        group: name of the entry in the legend. Several curves may share an entry.
+        color: color as a hex string.
+        dash: dash of the line.
     """
 
     x: Array
@@ -76,19 +76,19 @@ def line_plot(
     shape: str = "linear",
     run: str = "",
 ) -> Panel:
-    """Lines over time, with the marks of faults.
+    """Draws lines over time, with marks of faults.
 
     Args:
         panel: key, title and help of the panel.
-        selection: the axis of time, and the smoothing.
-        runs: whose faults are marked.
-        lines: at least one.
-        y_title: title of the axis with its unit.
-        scale: of the axis.
+        selection: gives the x axis and the smoothing.
+        runs: the runs whose faults are marked.
+        lines: the lines, at least one.
+        y_title: title of the y axis with its unit.
+        scale: type and range of the y axis.
         bands: whether lines have a band from minimum to maximum.
-        from_zero: whether a linear axis contains 0.
-        shape: of the lines between results.
-        run: label of the run that is shown. Empty for several.
+        from_zero: whether a linear y axis includes 0.
+        shape: Plotly's shape of the lines between results.
+        run: label of the run that the plot shows. Empty for several runs.
     """
     figure = new_figure(selection.x_title, y_title)
     set_scale(figure, scale, from_zero=from_zero)
@@ -116,16 +116,16 @@ def run_lines(
     from_zero: bool = False,
     shape: str = "linear",
 ) -> Panel:
-    """A curve for each run of one column of results.
+    """Draws a column of the results, with a curve for each run.
 
     Args:
         panel: key, title and help of the panel.
-        selection: runs and axis.
-        name: the column.
-        y_title: title of the axis with its unit.
-        transform: makes what is drawn of the column. None: the column.
-        from_zero: whether a linear axis contains 0.
-        shape: of the lines between results.
+        selection: the runs and the x axis.
+        name: name of the column.
+        y_title: title of the y axis with its unit.
+        transform: computes the values to draw from a run and its column. `None` draws the column.
+        from_zero: whether a linear y axis includes 0.
+        shape: Plotly's shape of the lines between results.
     """
     drawn = []
     for run in selection.runs:
@@ -150,12 +150,12 @@ def run_lines(
 
 
 def plot_lines(selection: Selection, run: Run, plot: Plot) -> Panel:
-    """Several columns of one run in one plot. Phases of time have their own colors.
+    """Draws several columns of one run in one plot. Each phase has its own color.
 
     Args:
-        selection: the axis.
+        selection: gives the x axis.
         run: the run.
-        plot: of kind `lines`.
+        plot: a plot of the kind `lines`.
     """
     panel = (plot.key, plot.title, plot.help)
     x = selection.x_of(run)

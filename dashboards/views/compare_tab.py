@@ -1,4 +1,7 @@
-"""The comparison of groups: returns, final scores, time to a return, throughput, configs."""
+"""The tab Compare, which compares groups of runs.
+
+It shows returns, final scores, steps and seconds until a return, throughput, and configs.
+"""
 
 from __future__ import annotations
 
@@ -52,12 +55,12 @@ from polopt.dashboards.views.time_shares import DRIVER
 from polopt.metrics.timers import STARTUP
 
 _STEPS = "environment steps"
-_MOST_PAIRED = 12  # groups in the matrix of pairs
+_MOST_PAIRED = 12  # maximum number of groups in the matrix of pairs
 _TOO_FEW = "too few seeds"
 
 
 def panels(selection: Selection) -> list[Panel]:
-    """Everything that compares groups of runs."""
+    """Returns the panels of the tab."""
     on_steps = scored_runs(selection, "steps")
     if not on_steps:
         return [not_in_results("return-steps", "Return", "", RETURN)]
@@ -71,7 +74,8 @@ def panels(selection: Selection) -> list[Panel]:
             (
                 "throughput-time",
                 "Throughput over time",
-                "Environment steps per second between results; start-up is left out.",
+                "Environment steps per second in each interval between results. Intervals with "
+                "start-up are not shown.",
             ),
             selection,
             "optimizer/env_steps_per_s",
@@ -85,8 +89,11 @@ def panels(selection: Selection) -> list[Panel]:
 
 
 def _after_startup(run: Run, rates: Array) -> Array:
-    """Rates without results that begin before the start-up ends: they count the steps of a longer
-    time than their seconds of training."""
+    """Replaces the rates of intervals that contain start-up by NaN.
+
+    The steps of such an interval do not fit its training time, because training time does not
+    include start-up.
+    """
     startup = run.trial.values(f"{DRIVER}/{STARTUP}")
     return rates if startup is None else np.where(startup > 0.0, np.nan, rates)
 
@@ -97,7 +104,8 @@ def _throughput(selection: Selection) -> Panel:
         for name, runs in selection.groups.items()
     }
     help_ = (
-        f"Environment steps over the seconds of each run; the bar is the median. {selection.since}"
+        "Environment steps per second over each whole run, with a point for each run. The bar is "
+        f"the median. {selection.since}"
     )
     points = {
         name: [Point(run, rate) for run, rate in runs if np.isfinite(rate)]
@@ -109,10 +117,10 @@ def _throughput(selection: Selection) -> Panel:
 def _strips(
     panel: tuple[str, str, str], groups: Mapping[str, Sequence[Point]], x_title: str
 ) -> Panel:
-    """A row of points for each group, one point for each run, and the median of the group.
+    """Draws a row for each group, with a point for each run and the median of the group.
 
-    Runs that have not reached the goal are open marks. The median counts them as larger than all
-    others, and is left out where half of the runs have not reached it.
+    Runs that have not reached the goal are open marks. For the median, such a run counts as larger
+    than all other runs. The median is not drawn if half of the runs have not reached the goal.
     """
     figure = new_figure(x_title, "")
     for name, points in groups.items():
@@ -130,7 +138,7 @@ def _strips(
                     "size": 9,
                     "symbol": shown[0].run.look.symbol if is_reached else "triangle-right-open",
                 },
-                text=texts if is_reached else [f"{text}: not reached until" for text in texts],
+                text=texts if is_reached else [f"{text}: not reached, ended at" for text in texts],
                 hover="%{text}<br>%{x:,.6~g}",
             )  # fmt: skip
         median = median_of(points).value
@@ -158,11 +166,21 @@ def _returns(selection: Selection, axis: str, scored: Sequence[Scored]) -> Panel
     panel = (
         f"return-{axis}",
         f"Return against {on_axis.x_title}",
-        f"Interquartile mean over seeds with its 95 percent bootstrap interval; single runs below "
-        f"{LEAST_RUNS_FOR_BAND} seeds. Finished runs keep their last return."
-        + (" Other dashes with marks: evaluations, run by run." if evaluated else "")
-        + (f" {early} runs that ended early are single lines." if early else "")
-        + (" Normalised per task to the lowest and highest return." if normalised else ""),
+        f"Interquartile mean over seeds, with its 95 percent bootstrap interval. Groups with fewer "
+        f"than {LEAST_RUNS_FOR_BAND} seeds are drawn as single runs. Finished runs keep their last "
+        "return."
+        + (
+            " Lines with another dash and markers are evaluations of single runs."
+            if evaluated
+            else ""
+        )
+        + (f" Runs that ended early ({early}) are drawn as single lines." if early else "")
+        + (
+            " Returns are normalised: in each task, 0 is the lowest return of the selected runs and"
+            " 1 is the highest return."
+            if normalised
+            else ""
+        ),
     )
     if not scored:
         return not_in_results(*panel, RETURN)
@@ -204,7 +222,7 @@ def _returns(selection: Selection, axis: str, scored: Sequence[Scored]) -> Panel
                 dash=evaluation_dash(one.run.look.dash), log=scale.log,
             )  # fmt: skip
     add_fault_marks(figure, on_axis, [one.run for one in scored])
-    which = "Single runs, but not evaluations, are smoothed"
+    which = "Curves of single runs, except evaluations, are smoothed"
     smoothing = smoothing_note(selection, which) if num_single else ""
     return Panel(*panel, figure=figure, note=f"{smoothing} {scale.note}".strip())
 
@@ -220,25 +238,27 @@ def _final_scores(selection: Selection, scored: Sequence[Scored]) -> list[Panel]
     scores = scores_at(scored, budget)
     at = f"after {budget:,.0f} environment steps"
     why_at = (
-        "As chosen in the side bar."
+        "The side bar sets this number of steps."
         if chosen
-        else "At least half of the runs of each group got there; the side bar takes another number."
+        else "At least half of the runs of each group have reached this number of steps. The side "
+        "bar can set another number."
     )
     left_out = ended_before(scored, budget)
     about = f"{why_at} Finished runs keep their last return.{_left_out(left_out)}"
     final = (
         "final-score",
         f"Interquartile mean of returns {at}",
-        f"{about} Open circles: {_TOO_FEW} for an interval, which takes {LEAST_RUNS_FOR_BAND}.",
+        f"{about} Open circles are groups without an interval, because an interval needs at least "
+        f"{LEAST_RUNS_FOR_BAND} seeds.",
     )
     pairs = (
         "probability-of-improvement",
         f"Probability of improvement {at}",
-        "How likely a run of the row's group has a higher return than one of the column's "
-        f"(Agarwal et al., 2021). {about}",
+        "The probability that a run of the row's group has a higher return than a run of the "
+        f"column's group (Agarwal et al., 2021). {about}",
     )
     if not scores:
-        why = "No run of any group has results there, or the groups share no task"
+        why = f"No group has results {at}, or no task occurs in all groups"
         return [Panel(*final, missing=why), Panel(*pairs, missing=why)]
     members = grouped(scored)
     figure = new_figure("normalised return" if _is_normalised(scored) else "mean return", "")
@@ -279,18 +299,18 @@ def _final_scores(selection: Selection, scored: Sequence[Scored]) -> list[Panel]
 
 
 def _left_out(runs: Sequence[Scored]) -> str:
-    """A sentence that names the runs that have no result at the budget."""
+    """Returns a sentence with the names of runs that have no result at the budget, or ""."""
     if not runs:
         return ""
     names = ", ".join(f"{one.run.label} ({one.run.trial.state})" for one in runs[:3])
     more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
-    return f" Left out, because they ended before: {names}{more}."
+    return f" Not included, because they ended before: {names}{more}."
 
 
 def _pairs(panel: tuple[str, str, str], scores: dict[str, list[Array]]) -> Panel:
     names = list(scores)[:_MOST_PAIRED]
     if len(names) < 2:
-        return Panel(*panel, missing="Needs two groups of runs")
+        return Panel(*panel, missing="This plot needs at least two groups of runs")
     estimates = [
         [
             Estimate(float("nan")) if x == y else probability_of_improvement(scores[x], scores[y])
@@ -311,10 +331,11 @@ def _pairs(panel: tuple[str, str, str], scores: dict[str, list[Array]]) -> Panel
         return f"{_interval_text(found)}{few}"
 
     if not any(is_known(x, y) for x in names for y in names):
-        why = f"{_TOO_FEW.capitalize()}: two groups of at least {LEAST_RUNS_FOR_BAND} are needed"
+        why = f"{_TOO_FEW.capitalize()}: two groups need at least {LEAST_RUNS_FOR_BAND} seeds each"
         return Panel(*panel, missing=why)
     figure = new_figure("lower return", "higher return")
-    # Plotly shrinks the text of all cells until the longest line fits.
+    # A line break keeps the text large, because Plotly shrinks all cells until the longest line
+    # fits.
     in_cell = _TOO_FEW.replace(" ", "<br>")
     cells = [
         list(zip([x] * len(names), names, row, strict=True))
@@ -325,7 +346,7 @@ def _pairs(panel: tuple[str, str, str], scores: dict[str, list[Array]]) -> Panel
             "type": "heatmap",
             "x": labels,
             "y": labels,
-            # Of cells with too few seeds only the text is shown.
+            # A cell with too few seeds has a text but no color.
             "z": [
                 [found.value if is_known(x, y) else None for x, y, found in row] for row in cells
             ],
@@ -353,7 +374,7 @@ def _pairs(panel: tuple[str, str, str], scores: dict[str, list[Array]]) -> Panel
 
 
 def _interval_text(found: Estimate) -> str:
-    """A value with its interval, where it has one."""
+    """Returns a value as text, with its interval if it has one."""
     interval = "" if np.isnan(found.low) else f" [{found.low:,.4g}, {found.high:,.4g}]"
     return f"{found.value:,.4g}{interval}"
 
@@ -367,9 +388,10 @@ def _time_to_target(
     goal = f"a return of {first:,.4g}" if not others else "the return of each task"
     thresholds = "; ".join(f"{task}: {target:,.4g}" for task, target in targets.items())
     help_ = (
-        "First result at or above it, one point for each run. Open triangles: runs that have not "
-        "reached it, where they ended. The bar is the median, which counts them as longer than all "
-        f"others.{f' {thresholds}.' if others else ''}"
+        "Each point is the first result of a run with at least this return. An open triangle is "
+        "the end of a run that has not reached the return. The bar is the median. For the median, "
+        "runs that have not reached the return count as longer than all other runs."
+        f"{f' {thresholds}.' if others else ''}"
     )
     found = {
         "steps": reached(on_steps, targets),
@@ -397,8 +419,8 @@ def _time_to_target(
         Panel(
             "target-table",
             f"Runs that reach {goal}",
-            "Medians and intervals count runs that have not reached it as longer than all others. "
-            f"{selection.since}",
+            "For medians and intervals, runs that have not reached the return count as longer than "
+            f"all other runs. {selection.since}",
             columns=(
                 "group", "return", "runs that reach it",
                 "median steps", f"steps, {interval}",
@@ -415,7 +437,7 @@ def _count(points: Sequence[Point]) -> str:
 
 
 def _reach_cells(points: Sequence[Point]) -> tuple[str, str]:
-    """Cells of a median and of its interval."""
+    """Returns the table cells of a median and its interval."""
     median = median_of(points)
 
     def text(value: float) -> str:
@@ -429,9 +451,15 @@ def _reach_cells(points: Sequence[Point]) -> tuple[str, str]:
 
 
 def _config_table(selection: Selection) -> Panel:
-    """Config keys that differ between the selected runs. Groups are columns, or rows where there
-    are more groups than keys."""
-    panel = ("config-differences", "Config differences", "Keys that differ between these runs.")
+    """Returns the table of the config keys that differ between the selected runs.
+
+    Groups are columns. If there are more groups than keys, groups are rows.
+    """
+    panel = (
+        "config-differences",
+        "Config differences",
+        "The config keys whose values differ between the selected runs.",
+    )
     differing = differing_keys([run.trial for run in selection.runs])
     groups = selection.groups
     if not differing:

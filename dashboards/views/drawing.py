@@ -1,7 +1,8 @@
-"""Panels and the layout, curves and bands of all plots.
+"""`Panel`, and the functions that draw the layout, curves, bands and heat maps of all plots.
 
-Traces are given to Plotly as dicts, because it checks the properties of a dict once. It checks the
-arguments of `add_scatter` twice, which would be most of the time of a tab.
+These functions pass traces to Plotly as dicts, because Plotly validates the properties of a dict
+only once. It validates the arguments of `add_scatter` twice, which would take most of the time of a
+tab.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ import plotly.graph_objects as go
 from polopt.dashboards.data.downsample import Array, Curve, downsample
 from polopt.dashboards.data.scales import Scale, above_zero, smoothed
 
-HEIGHT = 360  # px, with a legend of few rows
-# Px of a plot with a row for each group: of a row, and around the rows, with and without a legend.
+HEIGHT = 360  # px of a plot whose legend has at most `_FREE_LEGEND_ROWS` rows
+# A plot with a row for each group: px of a row, and px around the rows without and with a legend.
 _ROW_HEIGHT, _AROUND_ROWS, _AROUND_WITH_LEGEND = 20, 100, 180
-_LINE_HEIGHT, _NAME_LINE = 15, 26  # of the name of a row: px and characters of a line
-# Of legends: characters of a row and of a symbol, px of a row, rows that fit into `HEIGHT`.
+_LINE_HEIGHT, _NAME_LINE = 15, 26  # px and characters of a line in the name of a row
+# Legends: characters of a row and of a symbol, px of a row, and rows that fit into `HEIGHT`.
 _LEGEND_ROW, _LEGEND_SYMBOL, _LEGEND_ROW_HEIGHT, _FREE_LEGEND_ROWS = 55, 7, 20, 2
-_POINTS = 20_000  # in one figure, over all of its curves
-_MOST_COLUMNS = 500  # a plot is half a page wide
-#: Bands of minima and maxima are drawn for this many runs at most. More hide each other.
+_POINTS = 20_000  # maximum number of points of all curves of a figure
+_MOST_COLUMNS = 500  # columns of pixels of a plot, which is half a page wide
+#: Plots with more runs have no bands of minima and maxima, because these bands would hide each
+#: other.
 MOST_BANDS = 8
 
-#: Colors of shares. From transparent, so that empty bins have the background of the page, light or
-#: dark.
+#: Color scale of heat maps of shares. It begins with a transparent color. So empty bins show the
+#: background of the page, which may be light or dark.
 HEAT = [
     [0.0, "rgba(47,126,216,0)"],
     [0.25, "rgba(47,126,216,0.55)"],
@@ -41,20 +43,22 @@ HEAT = [
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot or table of a tab.
+    """A plot, a table or a list of findings in a tab.
 
     Attributes:
-        key: name of its files in `--figures`, unique in its tab.
-        title: plain text.
-        help: one sentence on how to read it.
-        figure: the plot. None for a table or where data are missing.
-        columns: names of a table's columns.
+        key: unique name in the tab. It names the files that `--figures` writes.
+        title: title in plain text.
+        help: a few sentences that explain how to read the panel.
+        figure: the plot. None for other panels, or if data are missing.
+        columns: names of the columns of a table.
         rows: cells of a table.
-        findings: what is wrong, the change that may help, and the runs: a list instead of a table.
-        note: what is left out or changed in the plot, always visible, unlike the help.
-        missing: why there is nothing to draw.
-        wide: whether it spans the page.
-        run: label of the run that it shows. Empty if it shows all selected runs.
+        findings: the entries of a list of findings. Each entry is the text of the problem, the
+            change that may help, and the groups that have the problem.
+        note: a sentence about values that the plot does not show, or shows smoothed. Unlike
+            `help`, it is always visible.
+        missing: the reason why there is nothing to show. Empty if there is something to show.
+        wide: whether the panel spans the width of the page.
+        run: label of the run that the panel shows. Empty if it shows all selected runs.
     """
 
     key: str
@@ -70,19 +74,19 @@ class Panel:
     run: str = ""
 
     def __post_init__(self) -> None:
-        if self.figure is not None:  # room for the legend, which is below the plot
+        if self.figure is not None:  # makes room for the legend, which is below the plot
             rows = _legend_rows([t.name or "" for t in self.figure.data if _is_listed(t)])
             height = HEIGHT + _LEGEND_ROW_HEIGHT * max(0, rows - _FREE_LEGEND_ROWS)
             self.figure.layout.height = max(height, self.figure.layout.height or 0)
 
 
 def _is_listed(trace: Any) -> bool:
-    """Whether a trace is in the legend."""
+    """Returns whether a trace has an entry in the legend."""
     return trace.showlegend is not False and trace.type != "heatmap"
 
 
 def _legend_rows(names: Sequence[str]) -> int:
-    """Rows of a legend whose entries are not broken."""
+    """Returns the number of rows of a legend. Its entries are not broken into lines."""
     rows = filled = 0
     for name in names:
         width = len(name) + _LEGEND_SYMBOL
@@ -93,20 +97,20 @@ def _legend_rows(names: Sequence[str]) -> int:
 
 
 def escaped(text: str) -> str:
-    """Text of result files for Plotly, which takes some HTML in labels."""
+    """Escapes text from result files, because Plotly interprets some HTML in labels."""
     return html.escape(text, quote=False)
 
 
 def not_in_results(key: str, title: str, help_: str, *names: str) -> Panel:
-    """A panel that says which keys of results it would need."""
+    """Returns a panel without a plot. It says which keys the results do not contain."""
     listed = ", ".join(names)
     return Panel(key, title, help_, missing=f"Not in these results: {listed}")
 
 
 def new_figure(x_title: str, y_title: str, **layout: Any) -> go.Figure:
-    """An empty figure with the layout of all plots."""
+    """Returns an empty figure with the layout of all plots."""
     grid = {"gridcolor": "rgba(128,128,128,0.2)", "zeroline": False, "automargin": True}
-    # The whole layout at once: three updates of it take Plotly eight times as long.
+    # The layout is set at once, because three updates of a layout take eight times as long.
     return go.Figure(
         layout={
             "height": HEIGHT,
@@ -119,7 +123,7 @@ def new_figure(x_title: str, y_title: str, **layout: Any) -> go.Figure:
                 "x": 0,
                 "font": {"size": 11},
                 "tracegroupgap": 0,
-                "maxheight": 2000,  # px. The height of the figure has room for it
+                "maxheight": 2000,  # px. `Panel` increases the height of the figure for the legend
             },
             "paper_bgcolor": "rgba(0,0,0,0)",
             "plot_bgcolor": "rgba(0,0,0,0)",
@@ -133,13 +137,13 @@ def new_figure(x_title: str, y_title: str, **layout: Any) -> go.Figure:
 def set_scale(
     figure: go.Figure, scale: Scale, from_zero: bool = False, horizontal: bool = False
 ) -> None:
-    """Sets the axis of values.
+    """Sets type and range of the axis of values.
 
     Args:
         figure: the figure.
-        scale: of its values.
-        from_zero: whether an axis that is linear contains 0.
-        horizontal: whether it is the x axis instead of the y axis.
+        scale: type and range.
+        from_zero: whether a linear axis includes 0.
+        horizontal: whether the axis of values is the x axis instead of the y axis.
     """
     update = figure.update_xaxes if horizontal else figure.update_yaxes
     if scale.log:
@@ -158,8 +162,14 @@ def set_scale(
 
 
 def set_rows(figure: go.Figure, names: Sequence[str]) -> None:
-    """Names the rows of a plot of one row for each group, from the top, and makes it high enough
-    for their names. Long names are broken into lines, so that they leave room for the plot."""
+    """Sets the names and the height of a plot that has a row for each group.
+
+    Long names are broken into lines, which leaves more room for the plot.
+
+    Args:
+        figure: the figure.
+        names: names of the rows, from top to bottom.
+    """
     figure.update_yaxes(
         categoryorder="array",
         categoryarray=names[::-1],
@@ -173,13 +183,13 @@ def set_rows(figure: go.Figure, names: Sequence[str]) -> None:
 
 
 def broken_names(names: Sequence[str]) -> dict[str, Any]:
-    """Options of an axis whose categories have these names: long ones are broken into lines."""
+    """Returns the options of an axis of categories, whose long names are broken into lines."""
     texts = ["<br>".join(_broken(name)) for name in names]
     return {"tickmode": "array", "tickvals": list(names), "ticktext": texts}
 
 
 def _broken(name: str) -> list[str]:
-    """Lines of a name, broken at spaces, but not within parentheses."""
+    """Breaks a name into lines at spaces, but not within parentheses."""
     lines: list[str] = []
     for word in re.findall(r"\([^()]{,20}\)|\S+", name):
         if lines and len(lines[-1]) + 1 + len(word) <= _NAME_LINE:
@@ -190,7 +200,7 @@ def _broken(name: str) -> list[str]:
 
 
 def transparent(color: str, alpha: float) -> str:
-    """A hex color with an alpha channel."""
+    """Adds an alpha channel to a hex color."""
     red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},{alpha})"
 
@@ -213,24 +223,28 @@ def add_curve(
     smoothing: float = 0.0,
     log: bool = False,
 ) -> None:
-    """Adds the means of a curve's pixel columns, with a band from minimum to maximum.
+    """Adds a curve, downsampled to the mean of each column of pixels.
+
+    A band shows minimum and maximum of each column of pixels.
 
     Args:
         figure: the figure.
-        x: shape `[R]`, increasing.
-        y: shape `[R]`.
-        name: of the legend and of the hover text, escaped here.
-        color: hex.
-        columns: columns of pixels.
-        group: name in the legend of the curves that are switched together. Empty: `name`.
-        legend: whether it has an entry in the legend.
-        band: whether it has a band.
-        points: whether each point is marked.
-        dash: of the line.
-        shape: of the line between points.
-        width: of the line, px.
-        smoothing: weight of `smoothed`. The curve itself is faint then, without a band.
-        log: whether values that are not above 0 are left out.
+        x: increasing positions, shape `[R]`.
+        y: values, shape `[R]`.
+        name: name in the legend and the hover text. This function escapes it.
+        color: color as a hex string.
+        columns: number of columns of pixels.
+        group: legend entry of several curves, which a click shows or hides together. If empty, the
+            entry is `name`.
+        legend: whether this curve adds the entry to the legend.
+        band: whether the curve has a band.
+        points: whether each point has a marker.
+        dash: dash of the line.
+        shape: Plotly's shape of the line between points.
+        width: width of the line in px.
+        smoothing: weight of `smoothed`. Above 0, the measured curve is drawn as a faint line
+            instead of a band.
+        log: whether the axis is logarithmic. Then values that are not above 0 are not drawn.
     """
     measured = y
     if smoothing > 0.0:
@@ -250,7 +264,7 @@ def add_curve(
                 "y": faint.mean,
                 "mode": "lines",
                 "line": {"color": transparent(color, 0.4), "width": 1.0},
-                "name": f"{escaped(name)}, as measured",
+                "name": f"{escaped(name)}, measured",
                 "legendgroup": group,
                 "showlegend": False,
                 "hoverinfo": "skip",
@@ -276,7 +290,7 @@ def add_curve(
 
 
 def add_band(figure: go.Figure, curve: Curve, *, color: str, group: str) -> None:
-    """Fills the band of a curve, without an entry in the legend."""
+    """Fills the area between minimum and maximum of a curve. It has no entry in the legend."""
     figure.add_trace(
         {
             "type": "scatter",
@@ -297,15 +311,15 @@ def add_band(figure: go.Figure, curve: Curve, *, color: str, group: str) -> None
 def add_points(
     figure: go.Figure, x: Any, y: Any, *, name: str, marker: dict[str, Any], hover: str, **more: Any
 ) -> None:
-    """Adds marks without an entry in the legend.
+    """Adds points. By default, they have no entry in the legend.
 
     Args:
         figure: the figure.
-        x: shape `[points]`.
-        y: shape `[points]`.
-        name: escaped.
-        marker: of Plotly's `scatter`.
-        hover: template of Plotly.
+        x: positions, shape `[points]`.
+        y: positions, shape `[points]`.
+        name: name of the points. The caller escapes it.
+        marker: the property `marker` of Plotly's `scatter`.
+        hover: Plotly's template of the hover text.
         **more: further properties of Plotly's `scatter`.
     """
     figure.add_trace(
@@ -339,14 +353,14 @@ def add_heat_map(
 
     Args:
         figure: the figure.
-        x: shape `[columns]`.
-        y: the names of the rows, shape `[rows]`.
+        x: position of each column, shape `[columns]`.
+        y: name of each row, shape `[rows]`.
         values: shape `[columns, rows]`.
-        title: of the bar of colors.
-        form: of the values on the bar, in d3's language, which Plotly takes.
-        hover: template of Plotly, after the place on the x axis.
-        colors: a scale of Plotly.
-        greatest: the value of the last color. None: the greatest value.
+        title: title of the color bar.
+        form: format of the values on the color bar, in the format language of d3.
+        hover: Plotly's template of the hover text, without the position on the x axis.
+        colors: a color scale of Plotly.
+        greatest: the value of the last color. `None` means the maximum of `values`.
     """
     figure.add_trace(
         {
@@ -364,10 +378,10 @@ def add_heat_map(
 
 
 def shares_of_totals(counts: Array, totals: Array) -> Array:
-    """Counts over totals, of the shape of `counts`. The share is 0 where a total is 0."""
+    """Returns `counts / totals`, of the shape of `counts`. A share is 0 if its total is 0."""
     return np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0)
 
 
 def pixel_columns(num_curves: int) -> int:
-    """Columns of pixels for each of so many curves."""
+    """Returns the number of columns of pixels for each curve of a figure."""
     return max(50, min(_MOST_COLUMNS, _POINTS // max(1, num_curves)))

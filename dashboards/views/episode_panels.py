@@ -1,4 +1,4 @@
-"""Returns, lengths and actions of one run: panels that all optimizers' tabs share."""
+"""Panels of returns, lengths and actions of one run, for the tabs of all optimizers."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from polopt.metrics.tab import Plot
 
 _BLOCK = "env_runners/"
 _ACTIONS = "optimizer/actions/"
-_MOST_ROW_NAMES = 16  # beside a heat map
+_MOST_ROW_NAMES = 16  # maximum number of row names beside a heat map
 
 
 def episode_panels(selection: Selection, run: Run) -> list[Panel]:
-    """Distributions of returns and lengths, now and over time, and of actions over time."""
+    """Returns panels of returns and lengths in the newest result and over time, and of actions."""
     return [
         _histogram(run, "return", "Returns of the last episodes", "episode return"),
         _quantiles(selection, run, "return", "Distribution of returns", "episode return"),
@@ -42,13 +42,14 @@ def episode_panels(selection: Selection, run: Run) -> list[Panel]:
 
 
 def _histogram(run: Run, which: str, title: str, x_title: str) -> Panel:
-    """Of the newest result."""
+    """Draws the histogram in the newest result."""
     name = f"{_BLOCK}episode_{which}"
     panel = (
         f"{which}-histogram",
         title,
-        "The last 100 episodes before the newest result, in bins from the least to the greatest; "
-        "the line is the median. Two peaks: the policy may fail from some initial states.",
+        "The last 100 episodes before the newest result, in bins of equal width from the minimum "
+        "to the maximum. The line is the median. Two peaks can mean that the policy fails from "
+        "some initial states.",
     )
     bins = [f"{name}_histogram/{bin_}" for bin_ in range(HISTOGRAM_BINS)]
     found = run.trial.rows.columns([*bins, f"{name}_min", f"{name}_max", f"{name}_p50"])
@@ -79,14 +80,15 @@ def _histogram(run: Run, which: str, title: str, x_title: str) -> Panel:
 
 
 def _quantiles(selection: Selection, run: Run, which: str, title: str, y_title: str) -> Panel:
-    """Over time."""
+    """Draws the percentiles over time."""
     name = f"{_BLOCK}episode_{which}"
     panel = (
         f"{which}-quantiles",
         title,
-        "Of the last 100 episodes before each result: median, half of the episodes (dark), 90 "
-        "percent of them (light), least and greatest (dotted). A mean that rises while the lower "
-        "edge stays: some episodes still fail.",
+        "The last 100 episodes before each result. The line is the median. The dark band contains "
+        "the middle half of the episodes, and the light band contains the middle 90 percent. "
+        "Dotted lines are minimum and maximum. If the median rises but the lower edge does not, "
+        "some episodes still fail.",
     )
     names = [f"{name}_{part}" for part in ("min", *(f"p{p}" for p in PERCENTILES), "max")]
     x, columns = selection.x_of(run), run.trial.rows.columns(names)
@@ -103,7 +105,7 @@ def _quantiles(selection: Selection, run: Run, which: str, title: str, y_title: 
         add_band(figure, Curve(at, median, low, high), color=run.color, group="median")
     pixels = pixel_columns(1)
     add_curve(figure, at, median, name="median", color=run.color, columns=pixels, width=2.4)
-    for edge, values in (("least", least), ("greatest", greatest)):
+    for edge, values in (("minimum", least), ("maximum", greatest)):
         add_curve(figure, at, values, name=edge, color=run.color, columns=pixels, dash="dot")
     add_fault_marks(figure, selection, [run])
     return Panel(*panel, figure=figure, run=run.label)
@@ -117,18 +119,22 @@ def _actions(selection: Selection, run: Run) -> list[Panel]:
 
 
 def _dimensions(selection: Selection, run: Run, statistic: str) -> Panel:
-    """A line for each dimension of a real action."""
+    """Draws a line for each dimension of the actions of a Box."""
     word, help_ = {
-        "mean": ("Mean", "As sampled, before clipping or squashing."),
+        "mean": (
+            "Mean",
+            "The mean of the sampled actions, before they are mapped to the bounds, clipped or "
+            "squashed.",
+        ),
         "std": (
             "Standard deviation",
-            "Over the sampled actions. A fall to 0: exploration has ended, and actions do not "
-            "depend on observations.",
+            "The standard deviation of the sampled actions. A fall to 0 means that exploration has "
+            "ended and that actions do not depend on observations.",
         ),
     }[statistic]
     names = run.trial.rows.names()
     number = sum(name.startswith(f"{_ACTIONS}{statistic}/") for name in names)
-    first = f" The first {len(PALETTE)} of {number}." if number > len(PALETTE) else ""
+    first = f" Dimensions 0 to {len(PALETTE) - 1} of {number}." if number > len(PALETTE) else ""
     shown = range(min(number, len(PALETTE)))
     plot = Plot(
         f"action-{statistic}",
@@ -141,12 +147,12 @@ def _dimensions(selection: Selection, run: Run, statistic: str) -> Panel:
 
 
 def _shares(selection: Selection, run: Run) -> Panel:
-    """A row for each category of each categorical action."""
+    """Draws a heat map with a row for each category of each categorical action."""
     panel = (
         "actions",
         "Shares of actions",
-        "Of the sampled actions of each result. One row at 100 percent: the policy has become "
-        "deterministic.",
+        "How often each action was sampled in the interval before each result. One row at 100 "
+        "percent means that the policy has become deterministic.",
     )
     prefix = f"{_ACTIONS}histogram/"
     x = selection.x_of(run)
@@ -161,14 +167,14 @@ def _shares(selection: Selection, run: Run) -> Panel:
         return not_in_results(*panel, prefix.rstrip("/"))
     at, counts = downsample_rows(x, np.stack(list(columns.values()), axis=1))
     parts = np.array([part for part, _ in places])
-    # Each part of an action sums to 1.
+    # The shares of each part of an action sum to 1.
     totals = np.stack([counts[:, parts == part].sum(axis=1) for part in parts], axis=1)
     shares = shares_of_totals(counts, totals)
     labels = _row_names(places)
     if max(category for _, category in places) == MOST_CATEGORIES - 1:
         panel = (
             *panel[:2],
-            f"{panel[2]} Row {MOST_CATEGORIES - 1} holds all further actions, too.",
+            f"{panel[2]} Row {MOST_CATEGORIES - 1} also counts all further actions.",
         )
     figure = new_figure(selection.x_title, "action")
     hover = "action %{y}: %{z:.1%}"
@@ -180,7 +186,7 @@ def _shares(selection: Selection, run: Run) -> Panel:
 
 
 def _row_names(places: Sequence[tuple[int, int]]) -> list[str]:
-    """Names of `(part, category)`, or of the category alone where there is one part."""
+    """Returns a name for each `(part, category)`. With a single part, names omit the part."""
     if places[-1][0] == 0:
         return [str(category) for _, category in places]
     return [f"{part}: {category}" for part, category in places]

@@ -1,4 +1,4 @@
-"""The table of all selected trials."""
+"""The tab Experiments: tables of the best trials and of all trials, and their returns."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-#: In the table of the best: trials of each task, and config keys that have a column.
+#: The table of the best trials shows at most this many trials per task, and this many config keys.
 _BEST, _MOST_KEYS = 10, 12
 
 
 def panels(selection: Selection) -> list[Panel]:
-    """The table, files that could not be read, and the returns of all trials."""
+    """Returns the panels of the tab."""
     rows = [_row(selection, run) for run in selection.runs]
     problems = [
         [run.trial.experiment, run.trial.name, problem]
@@ -42,7 +42,8 @@ def panels(selection: Selection) -> list[Panel]:
         for problem in run.trial.problems
     ]
     help_ = (
-        f"All selected trials, those without results included. Seconds, steps/s: {selection.since}"
+        "All selected trials, including trials without results. For seconds and steps/s: "
+        f"{selection.since}"
     )
     listed = [
         *_best(selection),
@@ -53,7 +54,7 @@ def panels(selection: Selection) -> list[Panel]:
             Panel(
                 "unreadable",
                 "Files and lines that were skipped",
-                "Everything else of these trials is shown.",
+                "The dashboards show all other results of these trials.",
                 columns=("experiment", "trial", "problem"),
                 rows=problems,
                 wide=True,
@@ -61,7 +62,7 @@ def panels(selection: Selection) -> list[Panel]:
         )
     listed.append(
         run_lines(
-            ("returns", "Return of each trial", "Mean return of the last 100 episodes."),
+            ("returns", "Return of each trial", "The mean return of the last 100 episodes."),
             selection,
             RETURN,
             "mean episode return",
@@ -69,7 +70,12 @@ def panels(selection: Selection) -> list[Panel]:
     )
     listed.append(
         run_lines(
-            ("steps", "Progress of each trial", "A line that ends or flattens: a run that stops."),
+            (
+                "steps",
+                "Progress of each trial",
+                "The environment steps so far. A line that ends early or becomes flat belongs to a "
+                "run that has stopped.",
+            ),
             replace(selection, x="seconds"),
             STEPS,
             "environment steps",
@@ -79,7 +85,7 @@ def panels(selection: Selection) -> list[Panel]:
 
 
 def _best(selection: Selection) -> list[Panel]:
-    """The trials with the highest return and what was varied, if any config differs."""
+    """Returns the table of the trials with the highest returns, if the configs differ."""
     trials = [run.trial for run in selection.runs]
     keys = [key for key in differing_keys(trials) if key not in (SEED_KEY, TASK_KEY)]
     if not keys:
@@ -100,19 +106,20 @@ def _best(selection: Selection) -> list[Panel]:
         return []
     more = f" {len(keys) - len(shown)} more keys differ." if len(keys) > len(shown) else ""
     help_ = (
-        "By the last mean return of a trial, wherever it ended. The columns after the seed are the "
-        f"config keys that differ between the selected trials.{more}"
+        "Trials are ranked by their last mean return, even if they ended after different numbers "
+        "of steps. The columns after the seed are the config keys that differ between the selected "
+        f"trials.{more}"
     )
     columns = ("task", "rank", "return", "steps", "state", "seed", *shown, "group", "trial")
     of_each = " of each task" if len(selection.tasks) > 1 else ""
     title = f"Highest returns{of_each}: at most {_BEST} of {len(trials)} trials"
     if selection.pinned:
-        title += ", and those of pinned groups"
+        title += ", and all trials of pinned groups"
     return [Panel("best", title, help_, columns=columns, rows=rows, wide=True)]
 
 
 def _counted(selection: Selection) -> str:
-    """The number of trials in each state."""
+    """Returns a title with the number of trials in each state."""
     counts = Counter(run.trial.state for run in selection.runs)
     return f"Trials: {', '.join(f'{count} {state}' for state, count in counts.most_common())}"
 

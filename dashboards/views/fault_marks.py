@@ -1,4 +1,4 @@
-"""Marks of faults and of config changes on the time axis of every plot."""
+"""Marks of faults and of config changes at the bottom of each plot over time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from polopt.dashboards.data.rows import CONFIG_CHANGES
 from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.views.drawing import add_points, escaped
 
-#: Kind -> counter, the symbol of its mark, its color, and what tells the cause.
+#: Maps each kind of fault to its counter, the symbol and color of its marks, and the result key of
+#: the last message.
 KINDS: dict[str, tuple[str, str, str, str]] = {
     "worker restarts": (
         "fault_tolerance/num_remote_worker_restarts",
@@ -36,21 +37,22 @@ KINDS: dict[str, tuple[str, str, str, str]] = {
     "broken rounds": ("optimizer/num_broken_rounds", "star", "#e4508f", ""),
 }
 _CHANGES = ("config changes", "circle-open", "#2f7ed8")
-# Marks of one kind in one plot: of all runs, and at least of one run. Closer marks are one mark.
+# A plot has at most this many marks of one kind, divided among its runs. Each run may have at least
+# `_LEAST_MARKS` marks. Marks that are closer together are merged.
 _MOST_MARKS, _LEAST_MARKS = 240, 12
-_MARK_CHARACTERS = 120  # of a message
+_MARK_CHARACTERS = 120  # maximum number of characters of a message
 
 
 def last_line(text: str) -> str:
-    """The last line of a message, which is the exception of a traceback."""
+    """Returns the last line of a message. In a traceback, this is the exception."""
     lines = text.strip().splitlines()
     return lines[-1] if lines else ""
 
 
 def increases(run: Run, name: str) -> tuple[Array, Array] | None:
-    """Rows in which a lifetime counter rose, and by how much. None if no row has the counter.
+    """Returns the rows in which a counter rose and its increases, or None without the counter.
 
-    After a restore a counter starts anew and falls, which is not a fault.
+    After a restore, a counter may start at 0 again. This decrease is ignored.
     """
     counter = run.trial.values(name)
     if counter is None:
@@ -62,7 +64,7 @@ def increases(run: Run, name: str) -> tuple[Array, Array] | None:
 
 
 def add_fault_marks(figure: go.Figure, selection: Selection, runs: Sequence[Run]) -> None:
-    """Marks faults and config changes of `runs` at the bottom of a plot over time or steps."""
+    """Marks faults and config changes of `runs` at the bottom of a plot."""
     columns = max(_LEAST_MARKS, _MOST_MARKS // max(1, len(runs)))
     marks: dict[tuple[str, str, str], list[tuple[float, str]]] = {
         (kind, symbol, color): [m for run in runs for m in _faults(selection, run, kind, columns)]
@@ -73,15 +75,21 @@ def add_fault_marks(figure: go.Figure, selection: Selection, runs: Sequence[Run]
         if found:
             _add_marks(figure, look, found)
     if any(marks.values()):
-        layout = figure.layout  # one by one, because `update_layout` takes seven times as long
+        layout = figure.layout  # assigns properties, because `update_layout` is 7 times slower
         layout.yaxis2 = {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
-        layout.showlegend = True  # also where only marks are in the legend
+        layout.showlegend = True  # even if the legend contains only marks
 
 
 def _add_marks(
     figure: go.Figure, look: tuple[str, str, str], marks: Sequence[tuple[float, str]]
 ) -> None:
-    """Adds one kind of marks: positions and texts."""
+    """Adds the marks of one kind.
+
+    Args:
+        figure: the figure.
+        look: name, symbol and color of the marks.
+        marks: position and hover text of each mark.
+    """
     kind, symbol, color = look
     texts = np.array([escaped(text) for _, text in marks], dtype=object)
     add_points(
@@ -92,7 +100,7 @@ def _add_marks(
 
 
 def _faults(selection: Selection, run: Run, kind: str, columns: int) -> list[tuple[float, str]]:
-    """The marks of one kind of one run, which are the same in all plots over one axis."""
+    """Returns the marks of one kind of one run, cached for all plots with the same x axis."""
 
     def found() -> list[tuple[float, str]]:
         name, _, _, message_name = KINDS[kind]
@@ -114,7 +122,7 @@ def _faults(selection: Selection, run: Run, kind: str, columns: int) -> list[tup
 
 
 def _changes(selection: Selection, run: Run) -> Iterator[tuple[float, str]]:
-    """Where the config changed, as population-based training does."""
+    """Yields position and text of each change of the config, as in population-based training."""
     counter, x = run.trial.values(CONFIG_CHANGES), selection.x_of(run)
     if counter is None or x is None or not run.trial.rows.config_changes:
         return
@@ -131,7 +139,7 @@ def _merged(
     counts: Array,
     columns: int,
 ) -> list[tuple[float, float, int]]:
-    """Position, count and last row of marks, one mark for each column of pixels."""
+    """Merges the marks in each column of pixels. Returns position, count and last row of each."""
     keep = np.isfinite(x[rows])
     rows, counts = rows[keep], counts[keep]
     if not len(rows):

@@ -1,4 +1,4 @@
-"""The tab of faults: how many of each kind, when, and the last messages."""
+"""The tab Faults: exceptions of failed trials, counters of faults over time, and messages."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _MOST_CHARACTERS = 600
 
 
 def panels(selection: Selection) -> list[Panel]:
-    """What ended trials, counters of faults over time, workers up, and the last messages."""
+    """Returns the panels of the tab."""
     remote = [run for run in selection.runs if _has_workers(run)]
     healthy = (
         "healthy-workers",
         "Healthy workers",
-        "Workers that answer. A line that stays low: a worker was given up.",
+        "The number of workers that are up. If the line stays low, a worker was given up.",
     )
     name = "fault_tolerance/num_healthy_workers"
     return [
@@ -38,12 +38,12 @@ def panels(selection: Selection) -> list[Panel]:
 
 
 def _has_workers(run: Run) -> bool:
-    """Whether a run has remote workers. With `num_workers=0` the driver samples."""
+    """Returns whether a run has remote workers. With `num_workers=0`, the driver samples."""
     return run.trial.last("optimizer/workers/per_worker/0/index") > 0.0
 
 
 def total_faults(run: Run) -> int:
-    """Faults of all kinds in a run, skipped updates included."""
+    """Returns the number of faults of all kinds in a run, including skipped updates."""
     return int(sum(_count(run, kind) or 0.0 for kind in KINDS))
 
 
@@ -54,7 +54,10 @@ def _count(run: Run, kind: str) -> float | None:
 
 
 def _end_of(text: str) -> str:
-    """The end of a long text, from the beginning of a line: a traceback ends with the exception."""
+    """Returns the end of a long text, from the beginning of a line if possible.
+
+    The end is shown, because a traceback ends with the exception.
+    """
     text = text.strip()
     if len(text) <= _MOST_CHARACTERS:
         return text
@@ -64,7 +67,7 @@ def _end_of(text: str) -> str:
 
 
 def _failed(selection: Selection) -> list[Panel]:
-    """The exceptions of failed trials, as one table."""
+    """Returns the table with the exceptions of failed trials, if there are failed trials."""
     rows = [
         [
             run.label,
@@ -78,19 +81,20 @@ def _failed(selection: Selection) -> list[Panel]:
     ]
     if not rows:
         return []
-    help_ = "The end of each traceback; error.txt in the trial's directory holds all of it."
+    help_ = "The end of each traceback. error.txt in the trial's directory has the whole traceback."
     columns = ("run", "state", "error", "trial", "end of the traceback")
     return [Panel("failed", "Failed trials", help_, columns=columns, rows=rows, wide=True)]
 
 
 def _kind(selection: Selection, kind: str) -> Panel:
-    panel = (kind.replace(" ", "-"), kind.capitalize(), "Since the start of each run.")
+    panel = (kind.replace(" ", "-"), kind.capitalize(), "The number since the start of each run.")
     counts = [_count(run, kind) for run in selection.runs]
     known = [count for count in counts if count is not None]
     if known and not any(known):
         missing = counts.count(None)
-        without = f"; {missing} have no results" if missing else ""
-        return Panel(*panel, missing=f"None in the {len(known)} runs with results{without}")
+        without = f", without results: {missing}" if missing else ""
+        why = f"No faults of this kind. Runs with results: {len(known)}{without}"
+        return Panel(*panel, missing=why)
     return run_lines(panel, selection, KINDS[kind][0], "count", shape="hv")
 
 
@@ -106,7 +110,8 @@ def _messages(selection: Selection) -> Panel:
                 kind = name.removeprefix(_MESSAGES).replace("_", " ")
                 text = str(said[-1])
                 rows.append([run.label, kind, last_line(text), _end_of(text)])
-    panel = ("messages", "Last fault of each kind", "As the workers reported it.")
+    panel = ("messages", "Last fault of each kind", "The last message of each kind in each run.")
     if not rows:
         return Panel(*panel, missing="No messages in the selected runs", wide=True)
-    return Panel(*panel, columns=("run", "fault", "message", "its end"), rows=rows, wide=True)
+    columns = ("run", "fault", "message", "end of the message")
+    return Panel(*panel, columns=columns, rows=rows, wide=True)

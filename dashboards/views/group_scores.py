@@ -1,4 +1,4 @@
-"""Curves, final scores and times to a return of groups of runs: what the comparison draws."""
+"""Computes the curves, final scores and times to a return that the tab Compare draws."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from polopt.dashboards.data.statistics import (
 )
 from polopt.dashboards.data.trials import EVALUATED_RETURN, EVALUATED_STEPS, RETURN
 
-_GRID = 200  # points of a band
-_RESAMPLES = 400  # of bands. The 95 percent interval of final scores takes more
+_GRID = 200  # number of points of a band
+_RESAMPLES = 400  # bootstrap samples of bands. Final scores use more
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Returns of one run on one axis.
+    """The returns of one run.
 
     Attributes:
         run: the run.
-        x: steps or seconds, shape `[R]`.
+        x: steps or seconds of each result, shape `[R]`.
         y: returns, shape `[R]`. They are normalised per task if several tasks are selected.
         raw: returns that are not normalised, shape `[R]`.
-        holds: whether the run has finished. Then its last return also stands for all later steps.
-        evaluated: steps or seconds of the run's evaluations, and their mean returns, shape `[E]`
-            each. On the axis of steps, an evaluation is at the step of its weights. Returns are
-            normalised like `y`.
+        holds: whether the run has finished. Then its last return also counts for all later steps.
+        evaluated: steps or seconds of the run's evaluations, and the mean returns, each of shape
+            `[E]`. The steps of an evaluation are the steps at which its weights were taken. The
+            returns are normalised like `y`.
     """
 
     run: Run
@@ -47,23 +47,23 @@ class Scored:
 
     @property
     def end(self) -> float:
-        """The last step or second."""
+        """The last entry of `x`."""
         return float(np.nanmax(self.x))
 
     @property
     def ended_early(self) -> bool:
-        """Whether the run does not go on and has not finished: it failed, was stopped or pruned."""
+        """Whether the run ended before it finished, because it failed, was stopped or pruned."""
         return self.run.trial.state not in ("finished", "running", "paused")
 
 
 @dataclass(frozen=True)
 class Point:
-    """One run in a row of points.
+    """The point of one run in a row of points.
 
     Attributes:
         run: the run.
-        value: on the x axis.
-        reached: False for a run that ended at `value` and has not reached the goal.
+        value: position on the x axis.
+        reached: False if the run ended at `value` and has not reached the goal.
     """
 
     run: Run
@@ -72,10 +72,14 @@ class Point:
 
 
 def scored_runs(selection: Selection, axis: str) -> list[Scored]:
-    """Runs that have returns, in the order of the selection.
+    """Returns the runs that have returns, in the order of the selection.
 
-    With several tasks returns are normalised: 0 is the lowest and 1 the highest return of any
-    selected run of that task.
+    With several tasks, returns are normalised per task. 0 is the lowest return of the selected runs
+    of a task, and 1 is the highest.
+
+    Args:
+        selection: the selected runs.
+        axis: `steps` or `seconds`.
     """
     found = []
     on_axis = replace(selection, x=axis)
@@ -119,7 +123,7 @@ def _range(returns: Sequence[Array]) -> tuple[float, float]:
 
 
 def grouped(scored: Sequence[Scored]) -> dict[str, list[Scored]]:
-    """Runs by the label of their group."""
+    """Returns the runs of each group, by label of the group."""
     groups: dict[str, list[Scored]] = {}
     for one in scored:
         groups.setdefault(one.run.group, []).append(one)
@@ -127,7 +131,7 @@ def grouped(scored: Sequence[Scored]) -> dict[str, list[Scored]]:
 
 
 def _by_task(scored: Sequence[Scored]) -> list[list[Scored]]:
-    """Runs of one group by task, in the order of the tasks' names."""
+    """Returns the runs of each task, sorted by name of the task."""
     tasks: dict[str, list[Scored]] = {}
     for one in scored:
         tasks.setdefault(one.run.task, []).append(one)
@@ -135,15 +139,21 @@ def _by_task(scored: Sequence[Scored]) -> list[list[Scored]]:
 
 
 def _reach_of(scored: Sequence[Scored]) -> float:
-    """Where the curve of a group ends: where a run that has not finished ends, or the last one."""
+    """Returns the end of the curve of a group.
+
+    This is the earliest end of a run that has not finished. If all runs have finished, it is the
+    latest end.
+    """
     ends = [(one.end, one.holds) for one in scored]
     open_ends = [end for end, holds in ends if not holds]
     return min(open_ends) if open_ends else max(end for end, _ in ends)
 
 
 def band(scored: Sequence[Scored]) -> Curve | None:
-    """Interquartile mean and interval of one group. None if a task has too few runs for an
-    interval, or the runs do not overlap."""
+    """Returns the interquartile mean and the interval of one group over time.
+
+    Returns None if a task has too few runs for an interval, or if the runs do not overlap.
+    """
     tasks_ = _by_task(scored)
     if min(map(len, tasks_), default=0) < LEAST_RUNS_FOR_BAND:
         return None
@@ -158,8 +168,10 @@ def band(scored: Sequence[Scored]) -> Curve | None:
 
 
 def default_budget(scored: Sequence[Scored]) -> float:
-    """The most steps that at least half of the runs of each group have reached. Finished runs hold
-    their last return, so that they have reached any number."""
+    """Returns the largest number of steps that half of the runs of every group have reached.
+
+    Finished runs count as having reached any number of steps, because they keep their last return.
+    """
     reached = []
     for members in grouped(scored).values():
         ends = sorted((one.end for one in members if not one.holds), reverse=True)
@@ -170,14 +182,14 @@ def default_budget(scored: Sequence[Scored]) -> float:
 
 
 def ended_before(scored: Sequence[Scored], budget: float) -> list[Scored]:
-    """Runs that have not finished and have no result at the budget."""
+    """Returns the runs that have not finished and have no result at the budget."""
     return [one for one in scored if not one.holds and one.end < budget]
 
 
 def scores_at(scored: Sequence[Scored], budget: float) -> dict[str, list[Array]]:
-    """Returns at a budget for each group: scores of shape `[runs]` for each of its tasks.
+    """Returns the scores of each group at a budget, of shape `[runs]` for each task.
 
-    Groups that lack a task that others have are compared on the tasks that all have.
+    Only tasks that occur in all groups are compared.
     """
     groups = grouped(scored)
     shared = set.intersection(*({one.run.task for one in members} for members in groups.values()))
@@ -194,7 +206,7 @@ def scores_at(scored: Sequence[Scored], budget: float) -> dict[str, list[Array]]
 
 
 def default_targets(scored: Sequence[Scored]) -> dict[str, float]:
-    """For each task the highest return that at least half of the runs of each group reach."""
+    """Returns the highest return of each task that half of the runs of every group reach."""
     targets: dict[str, float] = {}
     for members in grouped(scored).values():
         for task in _by_task(members):
@@ -206,9 +218,10 @@ def default_targets(scored: Sequence[Scored]) -> dict[str, float]:
 
 
 def reached(scored: Sequence[Scored], targets: Mapping[str, float]) -> dict[str, list[Point]]:
-    """Where each run first reaches the target of its task, or where it ends if it does not.
+    """Returns the point at which each run first reaches the target of its task.
 
-    The keys are groups, or groups with their task where there are several tasks.
+    For a run that does not reach the target, the point is the end of the run. The keys are the
+    labels of the groups. With several tasks, a key also contains the task.
     """
     several = len({one.run.task for one in scored}) > 1
     groups: dict[str, list[Point]] = {}
@@ -221,6 +234,5 @@ def reached(scored: Sequence[Scored], targets: Mapping[str, float]) -> dict[str,
 
 
 def median_of(points: Sequence[Point]) -> Estimate:
-    """The median of a group, which counts runs that have not reached the goal as longer than all
-    others."""
+    """Returns the median of a group. Runs that have not reached the goal count as infinite."""
     return median_reach(np.array([one.value if one.reached else np.nan for one in points]))

@@ -1,4 +1,4 @@
-"""The tab of the learner: losses, entropy, KL, gradient norm, learning rate, values, rows."""
+"""The tab Learner: losses, entropy, KL, gradient norm, values and rows per update."""
 
 from __future__ import annotations
 
@@ -13,23 +13,43 @@ from polopt.dashboards.views.drawing import MOST_BANDS, Panel, not_in_results
 _BLOCK = "learners/default_policy/"
 _PREDICTED, _TARGET = _BLOCK + "vf_predicted_mean", _BLOCK + "vf_target_mean"
 _PLOTS = {
-    "policy_loss": ("Policy loss", "Near 0 by construction; a growing magnitude is a warning."),
-    "vf_loss": ("Value loss", "Falls while the critic learns; returns that grow raise it again."),
-    "total_loss": ("Total loss", "The weighted sum that is minimised."),
+    "policy_loss": (
+        "Policy loss",
+        "The policy loss of an actor-critic policy is close to 0. A growing magnitude is a warning "
+        "sign.",
+    ),
+    "vf_loss": (
+        "Value loss",
+        "The value loss falls while the critic learns. It rises again when returns grow.",
+    ),
+    "total_loss": ("Total loss", "The weighted sum of the losses, which the learner minimises."),
     "entropy": (
         "Entropy",
-        "Of the action distribution. A fall to 0 early in training: exploration has ended.",
+        "The entropy of the action distribution. A fall to 0 early in training means that "
+        "exploration has ended.",
     ),
-    "mean_kl_loss": ("KL divergence", "Between the policy that acted and the updated one."),
-    "grad_norm": ("Gradient norm", "Before clipping. Spikes go with instability."),
-    "default_optimizer_learning_rate": ("Learning rate", "As scheduled."),
-    "vf_explained_var": ("Explained variance", "Of the value function: 1 is exact."),
-    "clip_fraction": ("Clip fraction", "Share of rows whose ratio PPO clips."),
+    "mean_kl_loss": (
+        "KL divergence",
+        "The divergence between the policy that chose the actions and the updated policy.",
+    ),
+    "grad_norm": (
+        "Gradient norm",
+        "The norm of the gradient before clipping. Spikes are a sign of instability.",
+    ),
+    "default_optimizer_learning_rate": (
+        "Learning rate",
+        "The current learning rate, which follows the schedule.",
+    ),
+    "vf_explained_var": (
+        "Explained variance",
+        "The explained variance of the value function. 1 means exact predictions.",
+    ),
+    "clip_fraction": ("Clip fraction", "The share of rows whose probability ratio is clipped."),
 }
 
 
 def panels(selection: Selection) -> list[Panel]:
-    """A plot for each statistic of the learner, values against value targets, rows per update."""
+    """Returns the panels of the tab."""
     statistics = [
         run_lines((key, title, help_), selection, f"{_BLOCK}{key}", title.lower())
         for key, (title, help_) in _PLOTS.items()
@@ -38,14 +58,14 @@ def panels(selection: Selection) -> list[Panel]:
 
 
 def _values(selection: Selection) -> Panel:
-    """The mean value and the mean value target of each run, in the color of its group."""
+    """Draws the mean value and the mean value target of each run, in the color of its group."""
     panel = (
         "values",
-        "Value predicted and return obtained",
-        "Means over the rows that were learned from. Dotted, or with another dash: the value "
-        "target, which is the discounted return with the value of what follows (of normalised "
-        "rewards where the policy normalises them). Values above their targets for long: the "
-        "critic is too optimistic.",
+        "Predicted value and value target",
+        "Means over the rows that the learner used. The line with another dash is the value "
+        "target, which is the discounted return including the bootstrap value. If the policy "
+        "normalises rewards, values and targets are in normalised rewards. Values that stay above "
+        "their targets mean that the critic is too optimistic.",
     )
     drawn = []
     for run in selection.runs:
@@ -83,7 +103,7 @@ def _bias(selection: Selection) -> Panel:
     panel = (
         "value-bias",
         "Bias of the values",
-        "Mean value minus mean value target: above 0 the value function predicts too much.",
+        "The mean value minus the mean value target. Above 0, the predictions are too high.",
     )
     return run_lines(panel, selection, _PREDICTED, "value", transform=predicted_too_much)
 
@@ -92,7 +112,7 @@ def _rows(selection: Selection) -> Panel:
     panel = (
         "rows-per-update",
         "Rows per update",
-        "Rows that the gradient of an update is the mean over, of all learners or workers "
-        "together. 0: the result has no update.",
+        "The number of rows in the gradient of an update, summed over all learners or workers. 0 "
+        "means that the interval had no update.",
     )
     return run_lines(panel, selection, "optimizer/rows_per_update", "rows", from_zero=True)

@@ -1,4 +1,4 @@
-"""The tab of one optimizer: panels that all optimizers have, and panels that it declares."""
+"""The tab of an optimizer: the panels of all optimizers, and the panels that it declares."""
 
 from __future__ import annotations
 
@@ -33,12 +33,11 @@ _MOST_EXTRA = 20
 
 
 def panels(selection: Selection, tab: OptimizerTab) -> list[Panel]:
-    """Shares of time, what the optimizer declares, times of phases, workers, traffic, scaling,
-    episodes and actions.
+    """Returns the panels of the tab.
 
     Args:
-        selection: runs of this optimizer, and the run in focus.
-        tab: what the optimizer declares.
+        selection: the runs of this optimizer, and the run in focus.
+        tab: the optimizer's declaration.
     """
     run = selection.focused()
     if run is None:
@@ -60,7 +59,7 @@ def panels(selection: Selection, tab: OptimizerTab) -> list[Panel]:
 
 
 def _declared(selection: Selection, run: Run, plot: Plot) -> Panel:
-    """One plot that an optimizer declares."""
+    """Draws a plot that the optimizer declares."""
     if plot.kind == "lines":
         return plot_lines(selection, run, plot)
     if plot.kind == "heatmap":
@@ -79,7 +78,7 @@ def _declared(selection: Selection, run: Run, plot: Plot) -> Panel:
 
 
 def _histogram(selection: Selection, run: Run, plot: Plot) -> Panel:
-    """A histogram over time as a heat map: each column of pixels sums to 1."""
+    """Draws a histogram over time as a heat map, in which each column of pixels sums to 1."""
     panel = (plot.key, plot.title, plot.help)
     (key,) = plot.keys.values()
     x, names = selection.x_of(run), run.trial.rows.names()
@@ -108,13 +107,16 @@ def _histogram(selection: Selection, run: Run, plot: Plot) -> Panel:
 
 def _extra(selection: Selection, key: str) -> Panel:
     title = key.removeprefix("num_").replace("_", " ").capitalize()
-    panel = (f"extra-{key}", title, f"`optimizer/{key}` of the results.")
+    panel = (f"extra-{key}", title, f"The key `optimizer/{key}` of the results.")
     return run_lines(panel, selection, f"optimizer/{key}", key)
 
 
 def _efficiency(selection: Selection) -> list[Panel]:
-    """Efficiency: the steps per second of `n` workers, over `n` times the steps per second of one
-    worker. Needs a run with one worker."""
+    """Draws the efficiency of runs with `n` workers, if there is a run with one worker.
+
+    The efficiency is the steps per second with `n` workers, divided by `n` times the steps per
+    second with one worker.
+    """
     rates = [
         (run, count, rate)
         for run in selection.runs
@@ -140,7 +142,7 @@ def _efficiency(selection: Selection) -> list[Panel]:
     figure.update_yaxes(rangemode="tozero")
     figure.update_xaxes(dtick=1)
     help_ = (
-        "Steps/s with n workers over n times those of one worker of the same preset and task. 1: "
-        f"perfect scaling. {selection.since}"
+        "Steps/s with n workers, divided by n times the steps/s with one worker, for the same "
+        f"preset and task. 1 means perfect scaling. {selection.since}"
     )
     return [Panel("efficiency", "Efficiency against one worker", help_, figure=figure)]

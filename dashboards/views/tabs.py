@@ -1,4 +1,4 @@
-"""The tabs of the page and sections of the report, in their order."""
+"""The tabs of the page in their order. They are also the sections of the report."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ _MOST_FINDINGS, _MOST_NAMES = 12, 3
 
 
 def findings_panel(selection: Selection) -> list[Panel]:
-    """The findings as one panel, with an entry for each rule and change, if there are any.
+    """Returns a panel with the findings, if there are findings.
 
-    An entry names the groups that have the finding, in the order of their worst run, and has the
-    text of the worst run. A run in focus that has the finding comes first.
+    The panel has an entry for each pair of rule and change. The entry has the text of the run with
+    the worst finding, and names all groups with the finding, the group of this run first. If the
+    run in focus has the finding, this run replaces the worst run.
     """
     order = [rule.key for rule in RULES]
     found: dict[tuple[str, str], list[tuple[Run, Finding]]] = {}
@@ -52,15 +53,15 @@ def findings_panel(selection: Selection) -> list[Panel]:
         else f"What is wrong: the first {_MOST_FINDINGS} of {len(rows)}"
     )
     help_ = (
-        "What the rules in docs/dashboards.md find in the results, with a change that may help. "
-        "The numbers are those of the first group that is named: of its worst run, or of the run "
-        "in focus."
+        "The problems that the rules in docs/dashboards.md find in the results, each with a change "
+        "that may help. The numbers of an entry come from the worst run of the first group, or "
+        "from the run in focus."
     )
     return [Panel("findings", title, help_, findings=rows[:_MOST_FINDINGS], wide=True)]
 
 
 def _named(groups: Counter[str], selection: Selection) -> str:
-    """Names of the first groups, each with the number of its runs that have the finding."""
+    """Returns the names of the first groups, each with its number of runs with the finding."""
     sizes = {name: len(runs) for name, runs in selection.groups.items()}
     first, *others = (
         f"{name} ({count} of {sizes[name]})" if sizes[name] > 1 else name
@@ -75,13 +76,13 @@ def _named(groups: Counter[str], selection: Selection) -> str:
 
 @dataclass(frozen=True)
 class Tab:
-    """One tab.
+    """A tab of the page.
 
     Attributes:
-        key: for file names.
-        title: shown.
-        build: makes its panels.
-        optimizer: name of the optimizer whose runs it shows. Empty for all runs.
+        key: name of the tab in file names.
+        title: title of the tab.
+        build: makes the panels of the tab from a selection.
+        optimizer: name of the optimizer whose runs the tab shows. Empty for all runs.
     """
 
     key: str
@@ -90,7 +91,7 @@ class Tab:
     optimizer: str = ""
 
     def panels(self, selection: Selection) -> list[Panel]:
-        """What is wrong with the runs of its optimizer, and its panels for them."""
+        """Returns the panel of the findings, and the panels of the tab."""
         shown = selection.of([self.optimizer]) if self.optimizer else selection
         return [*findings_panel(shown), *self.build(shown)]
 
@@ -106,7 +107,7 @@ _AFTER = (
 
 
 def tabs_of(runs: Sequence[Run]) -> list[Tab]:
-    """All tabs. Tabs of optimizers, by title, are between the tabs of all runs."""
+    """Returns all tabs. The tabs of optimizers are in the middle, sorted by title."""
     titles = {
         run.trial.optimizer: run.trial.optimizer_tab.title for run in runs if run.trial.optimizer
     }

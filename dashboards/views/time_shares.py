@@ -1,4 +1,4 @@
-"""Where the time of the driver and of the workers goes: panels that all optimizers' tabs share."""
+"""Panels of the time of the driver and of the workers, for the tabs of all optimizers."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ DRIVER, WORKERS = "optimizer/driver/share", "optimizer/workers/share"
 
 
 def _colors(names: Sequence[str]) -> dict[str, str]:
-    """Colors of the phases of one plot."""
+    """Returns the color of each phase of a plot."""
     return {name: phase_color(name, number) for number, name in enumerate(names)}
 
 
 def share_areas(
     panel: tuple[str, str, str], selection: Selection, run: Run, block: str, parts: Sequence[str]
 ) -> Panel:
-    """Shares of one run over time, stacked to 100 percent.
+    """Draws the shares of time of one run over time, stacked to 100 percent.
 
     Args:
         panel: key, title and help of the panel.
-        selection: the axis.
+        selection: gives the x axis.
         run: the run.
-        block: prefix of the shares, such as `optimizer/driver/share`.
-        parts: their names, drawn from the bottom. Parts that are 0 throughout are left out.
+        block: prefix of the shares' keys, such as `optimizer/driver/share`.
+        parts: names of the shares, from bottom to top. A share that is always 0 is not drawn.
     """
     x, interval_s = selection.x_of(run), run.trial.values(INTERVAL_S)
     found = shares_of(selection, run, block, parts)
@@ -52,10 +52,10 @@ def share_areas(
     shares, seconds = found
     names = [part for part, values in zip(parts, shares.T, strict=True) if np.any(values > 0.0)]
     if not names:
-        return not_in_results(*panel, f"{block}: all are 0")
+        return not_in_results(*panel, f"shares above 0 in {block}")
     kept = shares[:, [parts.index(name) for name in names]]
     at, drawn = downsample_rows(x, kept, seconds)
-    # A result says what happened since the one before it, so each share begins there.
+    # A result describes the interval since the previous result, so each area begins there.
     before = x[0] - seconds[0] if selection.x == "seconds" else 0.0
     at, drawn = np.append(before, at), np.concatenate([drawn[:1], drawn])
     figure = new_figure(selection.x_title, "share of time", hoverdistance=50, hovermode="x unified")
@@ -82,12 +82,14 @@ def share_areas(
 def shares_of(
     selection: Selection, run: Run, block: str, parts: Sequence[str]
 ) -> tuple[Array, Array] | None:
-    """Shares of the parts in each result, and the seconds of which they are shares.
+    """Returns the shares of time in each result, and the length of the interval of each result.
 
-    Without start-up, they are shares of the rest of the time.
+    If the selection excludes start-up, the intervals do not include start-up, and the shares are
+    relative to these shorter intervals.
 
     Returns:
-        shares of shape `[R, parts]` and seconds of shape `[R]`. None if the results lack them.
+        Shares of shape `[R, parts]` and seconds of shape `[R]`. None if the results do not contain
+        the shares.
     """
     interval_s = run.trial.values(INTERVAL_S)
     columns = run.trial.rows.columns([f"{block}/{part}" for part in parts])
@@ -110,8 +112,10 @@ def shares_of(
 def share_bars(
     panel: tuple[str, str, str], selection: Selection, block: str, parts: Sequence[str]
 ) -> Panel:
-    """Shares of each group over its runs, weighted by time: one bar of 100 percent for each group.
-    Runs of one group count equally."""
+    """Draws the mean shares of time of each group as a bar of 100 percent.
+
+    The shares of a run are weighted by time. All runs of a group have equal weight.
+    """
     groups: dict[str, list[Array]] = {}
     for run in selection.runs:
         found = shares_of(selection, run, block, parts)
@@ -149,21 +153,21 @@ def share_bars(
 def phase_times(
     key: str, selection: Selection, run: Run, phases: Sequence[str], block: str
 ) -> Panel:
-    """Milliseconds of single timings: median and 99th percentile.
+    """Draws median and 99th percentile of the durations of phases.
 
     Args:
-        key: of the panel.
-        selection: the axis.
+        key: key of the panel.
+        selection: gives the x axis.
         run: the run.
-        phases: their names. Those without timings are left out.
+        phases: names of the phases. A phase without timings is not drawn.
         block: `optimizer/driver` or `optimizer/workers`.
     """
     whose = "Driver" if block.endswith("driver") else "Workers"
     panel = (
         key,
-        f"{whose}: time of single phases",
-        "Solid: median, dotted: 99th percentile of single timings. A 99th percentile far above "
-        "the median means stalls.",
+        f"{whose}: duration of each phase",
+        "Solid lines are medians and dotted lines are 99th percentiles of single timings. A 99th "
+        "percentile far above the median means that some calls stall.",
     )
     x, lines = selection.x_of(run), []
     for phase, color in _colors(phases).items():
@@ -180,13 +184,13 @@ def phase_times(
 
 
 def driver_panels(selection: Selection, run: Run, phases: Sequence[str], help_: str) -> list[Panel]:
-    """Shares of the driver's phases: of one run over time, and of each group.
+    """Returns the panels of the driver's time: of one run over time, and of each group.
 
     Args:
-        selection: the axis, and the runs of the groups.
+        selection: gives the x axis and the groups.
         run: the run.
-        phases: in the order of one step. Without `report`, `evaluation` and `other`.
-        help_: of the panel of one run.
+        phases: the phases in the order of a step, without `report`, `evaluation` and `other`.
+        help_: help of the panel of one run.
     """
     return [
         share_areas(
@@ -200,7 +204,8 @@ def driver_panels(selection: Selection, run: Run, phases: Sequence[str], help_: 
             (
                 "driver-bars",
                 "Driver's time by group",
-                f"Of the whole run, mean over its seeds. {selection.since}",
+                "Shares of the time of a whole run, mean over the runs of a group. "
+                f"{selection.since}",
             ),
             selection,
             DRIVER,
@@ -210,12 +215,16 @@ def driver_panels(selection: Selection, run: Run, phases: Sequence[str], help_: 
 
 
 def worker_shares(selection: Selection, run: Run) -> list[Panel]:
-    """Shares of what workers do: of one run over time, and of each group."""
-    help_ = "Mean over workers. The time before a worker's first answer is left out."
+    """Returns the panels of the workers' time: of one run over time, and of each group."""
+    help_ = "The mean over workers. It does not include the time before a worker's first reply."
     return [
         share_areas(("worker-shares", "Workers' time", help_), selection, run, WORKERS, PARTS),
         share_bars(
-            ("worker-bars", "Workers' time by group", f"Mean over run and seeds. {help_}"),
+            (
+                "worker-bars",
+                "Workers' time by group",
+                f"Shares of the time of a whole run, mean over the runs of a group. {help_}",
+            ),
             selection,
             WORKERS,
             PARTS,
@@ -224,15 +233,16 @@ def worker_shares(selection: Selection, run: Run) -> list[Panel]:
 
 
 def rise_per(run: Run, counter: Array, other: str) -> Array:
-    """How much a counter rises between results, for each unit that another number rises by.
+    """Returns the increase of a counter between results, per unit of another counter.
 
     Args:
         run: the run.
-        counter: shape `[R]`.
-        other: the key of the other number, such as `TRAINING_S`.
+        counter: values of the counter, shape `[R]`.
+        other: key of the other counter, such as `TRAINING_S`.
 
     Returns:
-        shape `[R]`. NaN where a counter starts anew, or the other number does not rise.
+        Rates of shape `[R]`. NaN if the counter has started again at 0, or if the other counter has
+        not increased.
     """
     values = run.trial.values(other)
     if values is None:

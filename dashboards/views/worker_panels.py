@@ -1,4 +1,4 @@
-"""Rates, idle shares and traffic of workers: panels that all optimizers' tabs share."""
+"""Panels of the rates, idle shares and traffic of workers, for the tabs of all optimizers."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from polopt.metrics.tab import Plot
 
 
 def worker_panels(selection: Selection, run: Run) -> list[Panel]:
-    """Idle share and speed of each worker over time, processors, memory, bytes and requests in
-    flight."""
+    """Returns panels of each worker's speed and idle share, of processes, and of traffic."""
     speed = (
         "workers-speed",
         "Steps/s of each worker while it samples",
-        "Environment steps over the seconds in which it samples, so that a slow environment shows "
-        "also where all workers have the same rate because they wait for each other.",
+        "Environment steps per second of sampling. This rate reveals a slow environment, even if "
+        "all workers have the same overall rate because they wait for each other.",
     )
     idle = (
         "workers-idle",
         "Idle share of each worker",
-        "Time in which a worker waits for the driver or for others. One dark row in a light map is "
-        "the worker that the others wait for.",
+        "The share of time in which a worker waits for the driver or for other workers. A single "
+        "dark row in a light map is the slow worker for which all other workers wait.",
     )
     plots = (_PROCESSORS, _MEMORY, *([_GPU] if _uses_gpu(run) else []), _REQUESTS)
     return [
@@ -39,7 +38,7 @@ def worker_panels(selection: Selection, run: Run) -> list[Panel]:
             (
                 "bytes",
                 "Bytes sent and received by the driver",
-                "Weights, gradients and batches, per second of training time.",
+                "Bytes of weights, gradients and batches, per second of training time.",
             ),
             selection,
             "optimizer/num_bytes_sent",
@@ -51,45 +50,46 @@ def worker_panels(selection: Selection, run: Run) -> list[Panel]:
 
 
 def _of_processes(key: str) -> dict[str, str]:
-    """Lines of a number of the driver's process and of the processes of workers."""
+    """Returns the lines of a plot of a number of the driver's and the workers' processes."""
     return {
         "driver": f"optimizer/machine/driver_{key}",
         "worker, mean": f"optimizer/workers/{key}/mean",
-        "worker, greatest": f"optimizer/workers/{key}/max",
+        "worker, maximum": f"optimizer/workers/{key}/max",
     }
 
 
 _PROCESSORS = Plot(
     "cpus",
     "Processors in use",
-    "By the process of the driver and of a worker, mean over the interval. A worker that samples "
-    "all the time uses one. Cores that are free can have further workers.",
+    "The mean number of processors that the driver's process and a worker's process use. A worker "
+    "that samples all the time uses one processor. If cores are free, more workers can use them.",
     "processors",
     _of_processes("cpus"),
 )
 _MEMORY = Plot(
     "memory",
     "Memory of driver and workers",
-    "Resident memory of each process. A line that rises without end is a leak.",
+    "The resident memory of each process. A line that never stops rising is a memory leak.",
     "bytes",
     _of_processes("memory_bytes"),
 )
 _GPU = Plot(
     "gpu",
     "Share of time in which GPUs are busy",
-    "The GPU of the driver, and those of workers, whatever the process. Low where a GPU is meant "
-    "to learn: larger minibatches, or more environments for each update.",
+    "The share of time in which the GPU of the driver or of a worker is busy with work of any "
+    "process. If the share is low on the GPU of a learner, use larger minibatches, or more "
+    "environments per update.",
     "share",
     _of_processes("gpu_share"),
 )
 _REQUESTS = Plot(
     "requests-in-flight",
     "Requests in flight",
-    "Calls that are pending whenever one ends. Asynchronous optimizers: if the mean is below the "
-    "number of workers, some have no work. Synchronous ones start N calls together, so their mean "
-    "is (N + 1) / 2.",
+    "The number of pending calls at the end of each call, including this call. For an asynchronous "
+    "optimizer, a mean below the number of workers means that some workers have no work. A "
+    "synchronous optimizer starts N calls at the same time, so its mean is (N + 1) / 2.",
     "requests",
-    {"mean": "optimizer/requests_in_flight/mean", "greatest": "optimizer/requests_in_flight/max"},
+    {"mean": "optimizer/requests_in_flight/mean", "maximum": "optimizer/requests_in_flight/max"},
 )
 _GPU_MEMORY = (
     "optimizer/machine/driver_gpu_memory_bytes",
@@ -105,16 +105,17 @@ def _uses_gpu(run: Run) -> bool:
 def _per_worker(
     panel: tuple[str, str, str], selection: Selection, run: Run, key: str, unit: str, form: str
 ) -> Panel:
-    """A number of each worker of one run over time as a heat map. The title names the worker with
-    the smallest.
+    """Draws a number of each worker of one run over time as a heat map.
+
+    The title names the worker with the lowest value.
 
     Args:
         panel: key, title and help of the panel.
-        selection: the axis.
+        selection: gives the x axis.
         run: the run.
-        key: of `workers/per_worker` in the results.
-        unit: of the numbers.
-        form: of the numbers in d3's language, which Plotly takes.
+        key: key of the number in `workers/per_worker` of the results.
+        unit: unit of the number.
+        form: format of the number, in the format language of d3.
     """
     x, interval_s = selection.x_of(run), run.trial.values(INTERVAL_S)
     names = [f"{PER_WORKER}/{number}/{key}" for number in range(run.trial.num_workers)]
@@ -141,9 +142,9 @@ def _per_worker(
     least_text, others_text = (
         f"{value:.0%}" if "%" in form else f"{value:,.0f}" for value in (medians[least], others)
     )
-    title = f"{panel[1]}: least {least_text}, {labels[least]}"
+    title = f"{panel[1]}: lowest {least_text}, {labels[least]}"
     if len(labels) > 1:
-        title += f"; median of the others {others_text}"
+        title += f". Median of the others: {others_text}"
     return Panel(panel[0], title, panel[2], figure=figure, run=run.label)
 
 

@@ -32,10 +32,10 @@ TABS = [
 ]  # fmt: skip
 HOSTILE = '<img src=x onerror="window.attacked=1"><script>window.attacked=1</script>'
 LOOKS = [(1280, "light"), (1280, "dark"), (800, "light"), (800, "dark")]
-# Points of each plot. -1 while one is not drawn yet.
+# The number of traces with data in each plot, or -1 for a plot that is not drawn yet.
 POINTS = """[...document.querySelectorAll('.js-plotly-plot')].map(plot => !plot._fullData ? -1 :
     (plot.data || []).reduce((n, t) => n + ((t.x && (t.x.length || t.x.bdata)) ? 1 : 0), 0))"""
-# Pairs of panels, and of parts of one plot, that cover each other by more than 2 px.
+# Pairs of panels, or of parts of a plot, that overlap by more than 2 px.
 OVERLAPS = """(() => {
   const hits = [], box = e => e.getBoundingClientRect();
   const meet = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 2 &&
@@ -51,7 +51,7 @@ OVERLAPS = """(() => {
   return hits; })()"""
 PAGE_OVERLAPS = OVERLAPS.replace("PANELS", "'.st-key-panels > *'")
 REPORT_OVERLAPS = OVERLAPS.replace("PANELS", "'section'")
-# Tables with columns outside of the page that no visible scroll bar reaches.
+# The number of tables that are wider than the page and have no visible scroll bar.
 CUT_TABLES = """[...document.querySelectorAll('[data-testid=stDataFrame] *')].filter(e => {
     const style = getComputedStyle(e);
     return e.clientWidth > 200 && e.scrollWidth > e.clientWidth + 2 && style.overflowX === 'auto' &&
@@ -106,7 +106,7 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
 
 
 def click_tab(browser: Browser, title: str) -> None:
-    """Shows a tab. A click that Streamlit loses because the page is drawn anew is repeated."""
+    """Shows a tab. Repeats the click, because Streamlit loses clicks while it redraws the page."""
     shows = f"document.querySelector('[role=tab][aria-selected=true]')?.textContent === {title!r}"
     click = (
         f"(() => {{ const tab = [...document.querySelectorAll('[role=tab]')].find("
@@ -121,7 +121,7 @@ def click_tab(browser: Browser, title: str) -> None:
 
 
 def drawn_plots(browser: Browser) -> list[int]:
-    """Traces with data of each plot once all are drawn."""
+    """Waits until all plots are drawn. Returns the number of traces with data in each plot."""
     before: Any = None
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
@@ -134,7 +134,7 @@ def drawn_plots(browser: Browser) -> list[int]:
 
 
 def look_for_overlaps(browser: Browser, script: str) -> list[str]:
-    """What still overlaps after plots had time to take a new size."""
+    """Returns the overlaps that remain after the plots had time to resize."""
     deadline = time.monotonic() + 20
     while (found := browser.run(script)) and time.monotonic() < deadline:
         time.sleep(0.3)
@@ -173,7 +173,7 @@ def test_running_experiment_grows(browser: Browser, address: str, results: Path)
     click_tab(browser, "Experiments")
     drawn_plots(browser)
     write_trial(results / "live", "sync_samples", 9, 70, first=21, finished=False)
-    # 90 iterations of 0.5 s. No other run is longer than 20 s.
+    # The new run has 90 iterations of 0.5 s. All other runs are shorter than 20 s.
     browser.wait_for(
         "[...document.querySelectorAll('.js-plotly-plot')].some(p => "
         "p._fullLayout && p._fullLayout.xaxis.range[1] > 44)"
@@ -247,7 +247,7 @@ def test_server_listens_on_loopback_only(address: str) -> None:
     port = int(address.rsplit(":", 1)[1])
     with urllib.request.urlopen(address, timeout=30) as answer:
         assert answer.status == 200
-    # 127.0.0.2 is this machine, too. A server on all addresses would answer there.
+    # 127.0.0.2 is also this machine. A server that listens on all addresses would answer there.
     with socket.socket() as other:
         other.settimeout(5)
         with pytest.raises(ConnectionRefusedError):

@@ -1,4 +1,4 @@
-"""Who gets the WebSocket of the live page, over which all its data goes: raw handshakes."""
+"""The WebSocket of the live page, which carries all data, accepts only some hosts and origins."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 
 def handshake(port: int, host: str, origin: str | None) -> int:
-    """Status of the answer to a request for the WebSocket."""
+    """Requests the WebSocket, and returns the status of the response."""
     lines = [
         "GET /_stcore/stream HTTP/1.1",
         *([f"Host: {host}"] if host else []),

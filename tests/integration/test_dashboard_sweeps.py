@@ -1,4 +1,4 @@
-"""What the dashboards show of real sweeps: trials that fail, are pruned, or change their config."""
+"""The dashboards show real sweeps with trials that fail, are pruned, or change their config."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ITERATIONS = 4
 
 
 class Toy(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole. With `boom` it cannot be made."""
+    """CartPole. With `boom`, the environment raises when it is made."""
 
     def __init__(self, context: Any) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))
@@ -31,7 +31,8 @@ class Toy(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def trials_of(tmp_path: Path, space: dict[str, Any], scheduler: Any) -> list[Trial]:
-    # By a name: two pickles of a class of a test may differ, and the page shows their hash.
+    # The environment has a registered name. Two pickles of a class in a test may differ, and then
+    # the page would show different hashes.
     register_env("toy_of_sweeps", Toy)
     config = {
         "env": "toy_of_sweeps",
@@ -61,7 +62,7 @@ def trials_of(tmp_path: Path, space: dict[str, Any], scheduler: Any) -> list[Tri
 @pytest.mark.usefixtures("ray_session")
 def test_failed_and_pruned_trials_of_a_sweep_are_shown(tmp_path: Path) -> None:
     scheduler = ASHAScheduler(
-        metric="fault_tolerance/num_env_faults",  # equal in all trials: the later one is pruned
+        metric="fault_tolerance/num_env_faults",  # equal in all trials, so the later one is pruned
         mode="max",
         max_t=ITERATIONS,
         grace_period=1,
@@ -88,7 +89,7 @@ def test_changes_of_population_based_training_are_known(tmp_path: Path) -> None:
     scheduler = PopulationBasedTraining(
         time_attr="training_iteration",
         metric="learners/default_policy/default_optimizer_learning_rate",
-        mode="max",  # so that the trial with the smaller learning rate changes
+        mode="max",  # the config of the trial with the smaller learning rate changes
         perturbation_interval=2,
         quantile_fraction=0.5,
         custom_explore_fn=lambda config: {**config, "lr": 5e-3},

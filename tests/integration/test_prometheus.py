@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes a real run: every query of every panel returns data."""
+"""A real Prometheus scrapes a real run, and every query of every panel returns data."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = [
         reason="the extra polopt[metrics] is not installed",
     ),
 ]
-#: Trains with each optimizer in turn. Prints begin and end of each trial.
+#: A program that trains with each optimizer in turn, and prints begin and end of each trial.
 RUN = """
 import json, pathlib, sys
 import ray
@@ -118,7 +118,7 @@ def prometheus(discovery: Path, folder: Path) -> Iterator[Ask]:
 
 
 def scrapes_agent(ask: Ask) -> bool:
-    """Whether there is data of the agent that exports the metrics of Ray's processes."""
+    """Returns whether Prometheus has data of the agent that exports the metrics of Ray."""
     try:
         return bool(ask("ray_node_mem_total", time.time() - 5, time.time()))
     except urllib.error.URLError:  # Prometheus is starting
@@ -126,7 +126,7 @@ def scrapes_agent(ask: Ask) -> bool:
 
 
 def mark_scraped(ask: Ask, folder: Path) -> None:
-    """Creates a file, which ends the trial, for each optimizer that was scraped some times."""
+    """Ends the trial of each optimizer after several scrapes, by creating a file."""
     for series in ask("ray_polopt_lag_mean", time.time() - 60, time.time()):
         if len(series["values"]) > 4:
             (folder / series["metric"]["optimizer"]).touch()
@@ -134,8 +134,8 @@ def mark_scraped(ask: Ask, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def scraped() -> Iterator[tuple[Ask, dict[str, dict[str, Any]]]]:
-    """A query function, and the trial of each optimizer."""
-    # Not `tmp_path`: paths of Unix sockets have at most 107 characters.
+    """Returns a function for queries, and the trial of each optimizer."""
+    # This does not use `tmp_path`, because paths of Unix sockets have at most 107 characters.
     folder = Path(tempfile.mkdtemp(prefix="polopt-"))
     environment = {
         **os.environ,
@@ -199,7 +199,7 @@ def test_no_alert_fires_for_runs_without_faults(
 ) -> None:
     ask, trials = scraped
     for trial in trials.values():
-        found = {  # a wrong query raises
+        found = {  # an invalid query raises
             alert.uid: ask(alert.expr, trial["begin_s"], trial["end_s"] + 1)
             for alert in ALERTS
             if alert.minutes == 0
@@ -215,8 +215,8 @@ def test_counters_hold_the_totals_of_the_last_result(
     scraped: tuple[Ask, dict[str, dict[str, Any]]],
 ) -> None:
     ask, trials = scraped
-    # The process of a trial runs the next trial, too. The last trial's process ends, and may do
-    # so before Ray has exported its last values.
+    # The process of a trial also runs the next trial. The process of the last trial may end before
+    # Ray has exported its last values.
     for trial in sorted(trials.values(), key=lambda trial: trial["end_s"])[:-1]:
         query = f'ray_polopt_env_steps_total{{trial="{trial["trial"]}"}}'
         (series,) = ask(query, trial["begin_s"], trial["end_s"] + 60)

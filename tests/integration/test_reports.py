@@ -1,4 +1,4 @@
-"""Reports of many runs, and the tables beside them."""
+"""Tests of reports of many runs, and of the CSV files that `--figures` writes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_length_of_a_report_is_bounded(results: Path, tmp_path: Path) -> None:
         report.write_report(results, tmp_path / "report.html")
         text = (tmp_path / "report.html").read_text()
         plots[trials] = text.count("draw('p")
-        assert ("groups with lower returns are left out" in text) == (trials > 6)
+        assert ("groups with lower returns. polopt dashboard" in text) == (trials > 6)
         titles = set(re.findall(r'<h2 id="s\d+">SyncSamples: ([^<]*)', text))
         lowest = (trials - 6) * 0.001 + 0.0005
         kept = {run.group for run in select(results).runs if run.trial.config["lr"] > lowest}

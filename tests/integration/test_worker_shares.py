@@ -1,4 +1,4 @@
-"""The shares of the time of driver and workers, in runs of every optimizer."""
+"""Tests of the shares of the driver's and the workers' time in runs of every optimizer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OPTIMIZERS: dict[type[PolicyOptimizer], dict[str, Any]] = {
 
 
 class WaitingDrift(Drift):
-    """A `Drift` whose steps wait, so that a step of the optimizer takes long on any machine."""
+    """An environment whose steps sleep, so a step of the optimizer takes long on any machine."""
 
     def step(self, action: int) -> Any:
         time.sleep(0.004)
@@ -51,7 +51,7 @@ class WaitingDrift(Drift):
 
 
 class SavesSlowly(PolicyOptimizerTrainer):
-    """A trainer whose checkpoints take at least `SAVE_S` seconds."""
+    """A checkpoint takes at least `SAVE_S` seconds."""
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         time.sleep(SAVE_S)
@@ -59,7 +59,7 @@ class SavesSlowly(PolicyOptimizerTrainer):
 
 
 class SecondWaits(Drift):
-    """A `Drift` whose steps wait. In worker 2, they wait ten times as long."""
+    """An environment whose steps sleep. They sleep ten times as long in worker 2."""
 
     def step(self, action: int) -> Any:
         time.sleep(0.02 if self.context.worker_index == 2 else 0.002)
@@ -67,8 +67,7 @@ class SecondWaits(Drift):
 
 
 class SecondWorks(Drift):
-    """A `Drift` whose steps wait. In worker 2, steps use the processor instead, and the environment
-    holds memory."""
+    """An environment whose steps sleep. In worker 2, steps use a processor, and hold memory."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -85,7 +84,7 @@ class SecondWorks(Drift):
 
 
 def assert_sums(stats: dict[str, Any], phases: tuple[str, ...]) -> None:
-    """Checks the names of the shares of driver and workers, and that the shares sum to 1."""
+    """Checks that shares of the driver and of the workers have the right names and sum to 1."""
     driver, workers = stats["driver"], stats["workers"]
     assert set(driver["share"]) == {"startup", *phases, "report", "evaluation", "other"}
     assert set(driver["p50_ms"]) == set(driver["p99_ms"]) == {*phases, "report", "evaluation"}
@@ -102,7 +101,7 @@ def test_shares_sum_to_one_and_other_is_small(worker_pool: Pool, cls: Any) -> No
     optimizer = make_optimizer(cls, workers, **OPTIMIZERS[cls])
     before = optimizer.stats()
     assert_sums(before, cls.phases)
-    # This interval has only a few microseconds.
+    # The interval has a few microseconds. The smallest training time is a nanosecond.
     assert before["driver"]["share"]["startup"] == pytest.approx(1.0, abs=1e-3)
     optimizer.step()
     assert optimizer.stats()["driver"]["share"]["startup"] > 0.0
@@ -112,7 +111,7 @@ def test_shares_sum_to_one_and_other_is_small(worker_pool: Pool, cls: Any) -> No
     assert_sums(stats, cls.phases)
     assert stats["driver"]["share"]["startup"] == 0.0
     assert stats["driver"]["share"]["other"] < 0.05
-    # The bound is small, because workers wait on a busy machine.
+    # The limit is low, because workers wait for processors on a busy machine.
     assert stats["workers"]["share"]["sample"] > 0.05
     assert [each["index"] for each in stats["workers"]["per_worker"]] == [1, 2]
     assert stats["requests_in_flight"]["max"] >= 1
@@ -128,7 +127,7 @@ def test_shares_sum_to_one_and_other_is_small(worker_pool: Pool, cls: Any) -> No
 
 @pytest.mark.usefixtures("ray_session")
 def test_report_is_what_tune_and_checkpoints_take(tmp_path: Path) -> None:
-    # Only optimizers that learn from samples, because all trials have the same policy.
+    # These are all optimizers that learn from samples, because the trials have the same policy.
     of_samples = {cls: options for cls, options in OPTIMIZERS.items() if cls is not SyncReplay}
     optimizers = [{"name": cls.name, **options} for cls, options in of_samples.items()]
     grid = tune.Tuner(
@@ -156,7 +155,7 @@ def test_report_is_what_tune_and_checkpoints_take(tmp_path: Path) -> None:
         shares = [row["optimizer"]["driver"]["share"] for row in rows]
         seconds = [row["time_this_iter_s"] + SAVE_S for row in rows]
         assert statistics.median(share["other"] for share in shares[1:]) < 0.05
-        for index in (2, 4):  # the iterations after a checkpoint
+        for index in (2, 4):  # after a checkpoint
             assert shares[index]["report"] > 0.9 * SAVE_S / seconds[index]
 
 
@@ -171,7 +170,7 @@ def test_local_worker_fills_the_same_keys() -> None:
     assert [each["index"] for each in stats["workers"]["per_worker"]] == [0]
     share = stats["workers"]["share"]
     assert share["sample"] > 0.9
-    assert share["idle"] == 0.0, "the driver's own time is no idle time"
+    assert share["idle"] == 0.0, "the local worker has no idle time"
     (own,) = stats["workers"]["per_worker"]
     assert own["memory_bytes"] == pytest.approx(stats["machine"]["driver_memory_bytes"], rel=0.2)
     assert stats["num_bytes_sent"] == stats["num_bytes_received"] == 0
@@ -214,7 +213,7 @@ def test_each_worker_reports_processors_and_memory_of_its_process(
     optimizer.stats()
     deadline_s = time.monotonic() + 60.0
     waits = works = {"cpus": 0.0}
-    while not waits["cpus"] or not works["cpus"]:  # a busy machine may have no reading yet
+    while not waits["cpus"] or not works["cpus"]:  # on a busy machine, a reading may come later
         assert time.monotonic() < deadline_s, (waits, works)
         until_s = time.monotonic() + 3.0 * STATISTICS_INTERVAL_S
         while time.monotonic() < until_s:
@@ -237,7 +236,7 @@ def test_ranks_report_the_wait_for_the_slowest(worker_pool: Pool) -> None:
     for _ in range(4):
         optimizer.step()
     stats = optimizer.stats()["workers"]
-    # The share is smaller on a busy machine, for example 0.17 at a load average of 17.
+    # Other programs on the machine reduce this share. It was 0.17 at a load average of 17.
     assert stats["share"]["skew"] > 0.05
     assert stats["p99_ms"]["skew"] > 100.0
     assert stats["share"]["learn"] > 0.0

@@ -1,4 +1,4 @@
-"""Recorded events become a Chrome trace: idle time, tracks, counters and arrows."""
+"""Tests of Chrome traces of recorded events: idle time, tracks, counters and arrows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polopt.common.tracer import Event, Tracer
 from polopt.metrics.chrome_trace import chrome_trace, percentages, self_times_s
 from polopt.trainers.trace_file import clock_shift_s
 
-# Worker 1 computes two gradients. Its second request is sent before the first has arrived.
+# Worker 1 computes two gradients. The driver sends the second request before the first reply.
 DRIVER = [
     Event("driver", "wait", 10.0, 2.0),
     Event("driver", "apply", 12.0, 0.5),

@@ -1,4 +1,4 @@
-"""The live page opens as its address says, and ignores what no widget has."""
+"""The address sets the widgets of the live page. The page ignores unknown values in an address."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def opened(results: Path, **address: Any) -> AppTest:
 
 
 def shown(page: AppTest) -> dict[str, Any]:
-    """What the widgets hold, by key."""
+    """Returns the values of the widgets by key."""
     widgets = [
         *page.multiselect, *page.number_input, *page.toggle, *page.selectbox, *page.button_group,
         *page.slider,
@@ -52,7 +52,7 @@ def shown(page: AppTest) -> dict[str, Any]:
 
 
 def titles(page: AppTest) -> set[str]:
-    """Titles of the panels of the open tab."""
+    """Returns the titles of the panels in the open tab."""
     return {text.value.strip("*") for text in page.markdown}
 
 
@@ -108,7 +108,7 @@ def test_focus_of_the_address_is_kept_when_labels_change(results: Path) -> None:
     assert chosen.startswith("one/A3C_")
     page.run()
     assert page.selectbox[0].value == chosen
-    # The label of its group now has the learning rate, and it is one of four.
+    # The label of the run's group now contains the learning rate, and there are four runs.
     write_trial(results / "three", "async_gradients", 9, 4, params={"lr": 0.5})
     again = opened(results, **{"tab": "AsyncGradients", "focus-async-gradients": chosen})
     assert again.selectbox[0].value == chosen

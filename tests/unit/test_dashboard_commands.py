@@ -1,4 +1,4 @@
-"""`polopt report`, `polopt trace`, and `polopt dashboard` up to the start of the server."""
+"""Tests of `polopt report`, `polopt trace`, and `polopt dashboard` before the server starts."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ def test_trace_says_what_is_wrong_with_the_run(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["trace", str(folder)])
     assert done.exit_code == 0, done.output
     assert "driver      wait 75%  other 25%\n" in done.output
-    assert (
-        "diagnosis   2 environment faults: ValueError: reward\n            -> mend" in done.output
-    )
+    assert "diagnosis   2 environment faults: ValueError: reward\n            -> fix" in done.output
 
 
 @pytest.mark.parametrize("command", ["report", "dashboard"])
@@ -61,7 +59,7 @@ def test_missing_directory_is_one_error(command: str, tmp_path: Path) -> None:
 
 
 def error_of(*arguments: str) -> str:
-    """What a command with bad input prints: one line."""
+    """Runs a command with bad input, and returns the single line that it prints."""
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2, done.output
     (line,) = done.output.splitlines()

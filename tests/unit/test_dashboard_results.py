@@ -1,4 +1,4 @@
-"""Reading of result files: what is appended, repeated, half-written, missing or unreadable."""
+"""Result files are read incrementally, even if they are damaged, replaced or incomplete."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_rows_written_twice_are_shown_once(root: Path, cache: Path) -> None:
     with file.open("a") as stream:
         stream.writelines(json.dumps(row) + "\n" for row in again)
     (trial,) = opened(root, cache).trials
-    # Iterations 7 and 8 are not part of the history of the resumed run, either.
+    # Iterations 7 and 8 do not belong to the history of the resumed run either.
     assert values(trial, "training_iteration") == [1, 2, 3, 4, 5, 6]
     assert values(trial, STEPS)[4:] == [1_000_000, 1_000_000]
 
@@ -95,7 +95,7 @@ def test_appended_rows_are_read_from_their_offset(root: Path, cache: Path) -> No
     (trial,) = directory.trials
     assert values(trial, "training_iteration") == [1, 2, 3, 4, 5, 6, 7, 8]
     done, total = sizes[0]
-    assert done < total / 2  # not the five rows that were read before
+    assert done < total / 2  # the five old rows are not read again
     version = trial.rows.version
     directory.refresh()
     assert trial.rows.version == version
@@ -110,7 +110,7 @@ def test_half_written_line_is_read_when_complete(root: Path, cache: Path) -> Non
     (trial,) = directory.trials
     assert values(trial, "training_iteration") == [1, 2]
     assert trial.state == "running"
-    assert trial.problems == []  # a running trial completes it
+    assert trial.problems == []  # a running trial will complete the line
     file.write_text(text)
     directory.refresh()
     assert values(trial, "training_iteration") == [1, 2, 3]
@@ -123,7 +123,7 @@ def test_half_written_line_of_a_stopped_run_is_named(root: Path, cache: Path) ->
     os.utime(file, (1e9, 1e9))
     (trial,) = opened(root, cache).trials
     assert trial.state == "stopped"
-    assert "half-written" in trial.problems[0]
+    assert "incomplete" in trial.problems[0]
 
 
 @pytest.mark.parametrize("bad", ["{broken", "[1, 2]", "null", '{"a": ' * 20_000, "\x00\xff"])
@@ -247,7 +247,14 @@ def test_cache_that_cannot_be_written_is_left_out(
 
 
 def stage(tmp_path: Path, directory: Path, trial: str, session: str) -> Path:
-    """Where Tune stages the trial of a run that began at `session`, with the state of the run."""
+    """Writes the state of a run. Returns the path at which Tune stages the trial's result file.
+
+    Args:
+        tmp_path: directory of the test.
+        directory: the results directory of the experiment.
+        trial: name of the trial.
+        session: time at which the run began.
+    """
     place = tmp_path / "ray" / f"session_{session}" / "artifacts" / session / directory.name
     staged = place / "driver_artifacts"
     (staged / trial).mkdir(parents=True)
@@ -347,7 +354,7 @@ def test_running_trial_is_found_from_each_directory_and_through_a_link(
 
 
 class AsyncHyperBandScheduler:
-    """Has the name and the attributes of Tune's ASHA scheduler."""
+    """A class with the name and the attributes of Tune's ASHA scheduler."""
 
     def __init__(self, most: int) -> None:
         self._max_t = most
@@ -355,7 +362,7 @@ class AsyncHyperBandScheduler:
 
 
 class PopulationBasedTraining(AsyncHyperBandScheduler):
-    """Has the name of a scheduler that ends no trial."""
+    """A class with the name of a scheduler that never ends trials."""
 
 
 def states(root: Path, cache: Path) -> dict[str, str]:
@@ -428,13 +435,13 @@ def test_pruned_trial_is_not_finished(
     }
     write_state(root / "exp", trials, scheduler=PopulationBasedTraining(8))
     assert set(states(root, cache).values()) == {"finished"}
-    # While Tune stages the state of this run, the scheduler is still in the results directory.
+    # While Tune stages the state of a run, the file with the scheduler is in the results directory.
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     place = tmp_path / "ray" / "session_1" / "artifacts" / "1" / "exp" / "driver_artifacts"
     write_state(root / "exp", trials, scheduler=AsyncHyperBandScheduler(8))
     write_state(place, trials, directory=root / "exp")
     assert states(root, cache)[pruned.name] == "pruned by ASHA"
-    # A stop condition that is a function may have ended it.
+    # A stop condition that is a function may have ended the trial.
     write_state(root / "exp", trials, "2026-02-01_00-00-00", stopper=len)
     assert set(states(root, cache).values()) == {"finished"}
 
@@ -458,7 +465,7 @@ def test_classes_in_configs_have_the_names_of_other_trials(root: Path, cache: Pa
 
 
 class Attack:
-    """Unpickled, it leaves a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return Path.touch, (Path("attacked"),)

@@ -1,4 +1,4 @@
-"""Smoothing against closed forms. When an axis is logarithmic. Which runs leave a robust range."""
+"""Tests of smoothing against closed forms, of logarithmic axes and of robust ranges."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_smoothed_constant_is_the_constant(weight: float) -> None:
 
 @pytest.mark.parametrize("weight", [0.5, 0.9])
 def test_smoothed_step_has_its_closed_form(weight: float) -> None:
-    """Of m zeros and then n ones, the weights of the ones are 1 - w^n of 1 - w^(m + n)."""
+    """After m zeros and n ones, the weights of the ones sum to (1 - w^n) / (1 - w^(m + n))."""
     zeros, ones = 4, 30
     found = smoothed(np.repeat([0.0, 1.0], [zeros, ones]), weight)
     after = np.arange(1, ones + 1)
@@ -69,9 +69,9 @@ def test_logarithmic_axis_counts_the_zeros_that_it_lacks() -> None:
 
 def test_values_below_zero_keep_the_axis_linear() -> None:
     scale = scale_of({"a": [np.array([-3.0, 1.0, 2.0])]}, log=True, robust=True)
-    assert scale == Scale(note="The axis is linear: 1 of 3 values are below 0.")
+    assert scale == Scale(note="The axis is linear, because 1 of 3 values are below 0.")
     zeros = scale_of({"a": [np.zeros(3)]}, log=True, robust=True)
-    assert zeros == Scale(note="The axis is linear: no value is above 0.")
+    assert zeros == Scale(note="The axis is linear, because no value is above 0.")
     assert scale_of({"a": [np.full(3, NAN)]}, log=True, robust=True) == Scale()
 
 
@@ -79,7 +79,7 @@ def test_rounding_below_zero_counts_as_zero() -> None:
     kl = np.array([-1e-10, 0.01, 0.02])
     scale = scale_of({"a": [kl]}, log=True, robust=True)
     assert scale == Scale(log=True, note="1 of 3 values are not above 0 and not drawn.")
-    # Not if it is only little beside the values of another run.
+    # A value that is small only compared with another run does not count as zero.
     groups = {"a": [np.array([-0.5, 3.0])], "large": [np.array([1e9, 2e9])]}
     assert not scale_of(groups, log=True, robust=True).log
 
@@ -116,7 +116,9 @@ def test_group_with_large_values_leaves_the_range(sign: float, others: int) -> N
     low, high = sorted((sign * 500.0, sign * 9.0))
     scale = scale_of(groups, log=False, robust=True)
     assert scale.range == (low, high)
-    assert scale.note == (f"3 of {others + 3} runs leave the range. A double click shows all.")
+    assert scale.note == (
+        f"3 of {others + 3} runs leave the range. A double click shows all values."
+    )
     assert scale_of(groups, log=False, robust=False) == Scale()
     assert scale_of({"g": [abs(v) for v in groups["large"]]}, True, True).range is None
 
@@ -133,7 +135,7 @@ def test_range_of_all_runs_but_outliers() -> None:
     groups = {name: [(0.5, 1.0)] for name in "bcd"}
     groups |= {"a": [(0.0, 1.0), (-2.0, 3.0)], "e": [(5.0, 100.0)], "f": [(-101.0, 0.0)]}
     assert robust_range(groups) == (-2.0, 100.0)
-    # Two groups of six may be outliers, three of seven are not.
+    # Two groups of six may be outliers, but three of seven groups are not.
     assert robust_range({**groups, "g": [(30.0, 150.0)]}) is None
 
 
@@ -149,7 +151,7 @@ def test_wide_interval_leaves_the_range_and_its_value_does_not() -> None:
     groups["wide"] = (400.0, 300.0, 1e6)
     scale = scale_of_intervals(groups, robust=True)
     assert scale.range == (300.0, 510.0)
-    assert scale.note == "1 of 4 groups leaves the range. A double click shows all."
+    assert scale.note == "1 of 4 groups leaves the range. A double click shows all values."
     assert scale_of_intervals(groups, robust=False) == Scale()
 
 

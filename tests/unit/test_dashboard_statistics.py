@@ -1,4 +1,4 @@
-"""Statistics over seeds against rliable's own results and closed forms. Downsampling."""
+"""Statistics over seeds agree with rliable and with closed forms. Also tests of downsampling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polopt.dashboards.data.statistics import (
     resampled,
 )
 
-# Two groups on two tasks, one tie. Rliable 1.2.0 computed the figures below with
+# Two groups on two tasks, with one tie. rliable 1.2.0 computed the numbers in the tests below with
 # metrics.aggregate_iqm, metrics.probability_of_improvement and library.get_interval_estimates
 # (20,000 and 5,000 stratified resamples). Shape [runs, tasks].
 A = np.array([
@@ -36,7 +36,7 @@ def test_interquartile_mean_is_that_of_rliable() -> None:
 
 def test_bootstrap_interval_is_that_of_rliable() -> None:
     _, low, high = bootstrap_band([task[:, None] for task in A.T], resamples=20_000)
-    # Both are random: the bounds vary by about 0.2 with the seed of 20,000 resamples.
+    # Both bootstraps are random. With 20,000 resamples, the bounds vary by about 0.2.
     assert (low[0], high[0]) == pytest.approx((88.93, 101.92), abs=0.6)
     _, low, high = bootstrap_band([task[:, None] for task in B.T], resamples=20_000)
     assert (low[0], high[0]) == pytest.approx((107.70, 131.31), abs=0.8)
@@ -65,7 +65,7 @@ def test_interquartile_mean_drops_outer_quarters() -> None:
 
 
 def test_bootstrap_is_stratified_by_task() -> None:
-    # Runs of one task are equal: an interval over all runs together would have a width.
+    # The runs of each task are equal. Without stratification, the interval would have a width.
     tasks = [np.zeros((6, 1)), np.full((6, 1), 10.0)]
     value, low, high = bootstrap_band(tasks)
     assert value == low == high == 5.0
@@ -150,7 +150,7 @@ def test_statistics_equal_those_of_scipy(runs: int) -> None:
 
 
 def test_interval_equals_that_of_scipy() -> None:
-    """With the same numbers from the same generator."""
+    """Both bootstraps use the same random numbers."""
     stats = pytest.importorskip("scipy.stats")
     scores = np.random.default_rng(3).normal(size=(9, 20))
     _, low, high = bootstrap_band([scores], resamples=200)

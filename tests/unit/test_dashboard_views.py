@@ -1,4 +1,4 @@
-"""Figures and tables of each view, and the report, over small generated results."""
+"""Tests of the figures and tables of each tab, and of the report, with small generated results."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def select(results: Path, **options: Any) -> Selection:
 
 
 def of_optimizer(selection: Selection) -> dict[str, Panel]:
-    """The panels of the tab of the first run's optimizer."""
+    """Returns the panels in the tab of the first run's optimizer, by key."""
     tab = selection.runs[0].trial.optimizer_tab
     return by_key(optimizer_tab.panels(selection.of([tab.name]), tab))
 
@@ -65,7 +65,7 @@ def curves(panel: Panel) -> dict[str, Any]:
 
 
 def test_evaluation_is_drawn_where_its_weights_were_taken(results: Path) -> None:
-    """In the group's color, with another dash."""
+    """The evaluation has the color of its group, and another dash."""
     evaluated = {3: (100.0, 1500), 6: (300.0, 2500)}
     write_trial(results / "e", "sync_samples", 0, 8, evaluated=evaluated)
     write_trial(results / "e", "async_gradients", 0, 8)
@@ -95,7 +95,7 @@ def test_every_panel_has_data_with_all_keys(results: Path) -> None:
         for panel in tab.panels(selection)
         if panel.missing
     }
-    # Twelve iterations of the generator contain none of these.
+    # The generated results have no such faults.
     assert set(empty) == {
         ("faults", "non-finite-data"),
         ("faults", "skipped-updates"),
@@ -116,7 +116,7 @@ def test_use_of_gpus_is_drawn_for_runs_that_use_one(results: Path) -> None:
         }
     (folder / "result.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
     drawn = curves(of_optimizer(select(results))["gpu"])
-    assert set(drawn) == {"driver", "worker, mean", "worker, greatest"}
+    assert set(drawn) == {"driver", "worker, mean", "worker, maximum"}
     np.testing.assert_allclose(drawn["driver"].y, 0.1 * np.arange(6))
 
 
@@ -248,7 +248,7 @@ def test_runs_that_ended_early_do_not_cut_a_band(results: Path) -> None:
     drawn = curves(panel)
     assert max(drawn["SyncPPO (n=6)"].x) == 20_000
     assert max(drawn["SyncPPO, CartPole-v1, seed 5, failed"].x) == 4000
-    assert "1 runs that ended early" in panel.help
+    assert "ended early (1)" in panel.help
 
 
 def test_startup_is_left_out_of_seconds_unless_asked_for(results: Path) -> None:
@@ -294,7 +294,7 @@ def test_failed_trials_are_in_tables_and_faults(results: Path) -> None:
     assert end.endswith("line 1\nKeyError: 'lr'")
     assert len(end) < 700
     assert panels["environment-faults"].missing == (
-        "None in the 1 runs with results; 1 have no results"
+        "No faults of this kind. Runs with results: 1, without results: 1"
     )
 
 
@@ -340,7 +340,7 @@ def test_several_tasks_are_normalised(results: Path) -> None:
     panels = by_key(compare_tab.panels(select(results)))
     drawn = curves(panels["return-steps"])
     assert max(np.nanmax(trace.y) for trace in drawn.values() if trace.mode == "lines") == 1.0
-    assert "Normalised" in panels["return-steps"].help
+    assert "normalised" in panels["return-steps"].help
 
 
 def test_groups_differ_by_config_and_not_by_seed(results: Path) -> None:
@@ -360,17 +360,17 @@ def test_groups_differ_by_config_and_not_by_seed(results: Path) -> None:
 
 
 def write_sweep(results: Path, trials: int) -> None:
-    """One trial for each learning rate. The later, the higher its return."""
+    """Writes a trial for each learning rate. The returns rise with the learning rate."""
     for number in range(trials):
         params = {"lr": round(0.001 * (number + 1), 3), "num_sgd_iter": 4 + number % 2}
         write_trial(results, "sync_samples", 0, 3, level=100.0 + 20 * number, params=params)
 
 
 def test_labels_say_what_was_varied(results: Path) -> None:
-    write_sweep(results, 4)  # the learning rate alone tells all apart
+    write_sweep(results, 4)  # the learning rate alone distinguishes all groups
     labels = sorted(select(results).groups)
     assert labels[0] == "SyncPPO, lr 0.001, num_sgd_iter 4"
-    # A key that does not fit is left out of all labels. It is in the tables.
+    # A key that does not fit is omitted from all labels, but the tables contain it.
     name = "a_key_with_a_name_that_is_too_long_for_a_legend"
     write_trial(results, "sync_samples", 1, 3, params={"lr": 0.5, "num_sgd_iter": 4, name: 1})
     selection = select(results)
@@ -425,7 +425,7 @@ def test_runs_of_one_config_have_no_table_of_the_best(results: Path) -> None:
 
 
 def test_long_names_of_rows_are_broken_into_lines(results: Path) -> None:
-    """One line of 47 characters left less than a quarter of a plot's width for the plot."""
+    """A name of 47 characters in one line would leave less than a quarter of the width."""
     write_sweep(results, 2)
     panels = by_key(compare_tab.panels(select(results)))
     tab = of_optimizer(select(results))
@@ -439,7 +439,7 @@ def test_long_names_of_rows_are_broken_into_lines(results: Path) -> None:
 
 
 def test_rate_of_the_start_up_is_not_in_the_throughput(results: Path) -> None:
-    """Its steps took longer than its seconds of training."""
+    """The interval with start-up has steps from a longer time than its training time."""
     write_trial(results, "async_gradients", 0, 10, startup_s=45.0)
     selection = select(results)
     rates = selection.runs[0].trial.values("optimizer/env_steps_per_s")
@@ -456,11 +456,11 @@ def test_legend_of_long_names_has_a_row_for_each(results: Path) -> None:
 
 
 def test_pairs_of_groups_with_too_few_seeds_are_a_sentence(results: Path) -> None:
-    """Of many groups, the texts in the cells would not fit."""
+    """With many groups, the texts would not fit into the cells."""
     write_sweep(results, 12)
     panel = by_key(compare_tab.panels(select(results)))["probability-of-improvement"]
     assert panel.figure is None
-    assert panel.missing == "Too few seeds: two groups of at least 5 are needed"
+    assert panel.missing == "Too few seeds: two groups need at least 5 seeds each"
 
 
 def test_plots_of_many_groups_have_room_for_their_names(results: Path) -> None:
@@ -529,7 +529,7 @@ def test_efficiency_is_relative_to_one_worker(results: Path) -> None:
     write_trial(results, "decentralized_allreduce", 1, 9, num_workers=4)
     points = of_optimizer(select(results))["efficiency"].figure
     assert points is not None
-    # The generator's runs have equal rates, whatever their number of workers.
+    # All generated runs have the same rate, for every number of workers.
     found = {trace.x[0]: trace.y[0] for trace in points.data}
     assert found == {1: pytest.approx(1.0), 4: pytest.approx(0.25)}
 
@@ -604,7 +604,7 @@ def test_bands_of_episodes_hold_half_and_ninety_percent(results: Path) -> None:
         edges = [block[f"episode_return_{high}"] for block in blocks]
         edges += [block[f"episode_return_{low}"] for block in reversed(blocks)]
         np.testing.assert_allclose(band.y, edges)
-    parts = {"median": "p50", "least": "min", "greatest": "max"}
+    parts = {"median": "p50", "minimum": "min", "maximum": "max"}
     assert {line.name for line in lines} == set(parts)
     for line in lines:
         expected = [block[f"episode_return_{parts[line.name]}"] for block in blocks]
@@ -628,7 +628,7 @@ def test_shares_of_each_part_of_an_action_sum_to_one(results: Path) -> None:
     shares = np.array(cells.z)
     np.testing.assert_allclose(shares[:2].sum(axis=0), 1.0, atol=1e-4)
     np.testing.assert_allclose(shares[2:].sum(axis=0), 1.0, atol=1e-4)
-    # The generator chooses the last category of each part more and more.
+    # In the generated results, the share of the last category of each part rises.
     np.testing.assert_allclose(
         shares[1], [(100 + 10 * i) / (200 + 10 * i) for i in range(1, 5)], atol=1e-4
     )
@@ -652,7 +652,7 @@ def test_real_actions_have_a_line_for_each_dimension(results: Path) -> None:
     for statistic in ("mean", "std"):
         drawn = curves(panels[f"action-{statistic}"])
         assert list(drawn) == [f"dimension {index}" for index in range(9)]
-        assert panels[f"action-{statistic}"].help.endswith("The first 9 of 11.")
+        assert panels[f"action-{statistic}"].help.endswith("Dimensions 0 to 8 of 11.")
         expected = [row["optimizer"]["actions"][statistic][3] for row in rows_of(folder)]
         np.testing.assert_allclose(drawn["dimension 3"].y, expected)
 
@@ -718,7 +718,7 @@ def test_page_and_metrics_name_no_optimizer() -> None:
     files = [*pages.rglob("*.py"), *measures.glob("*.py")]
     assert len(files) > 20
     found = {file.name: names.findall(file.read_text()) for file in files}
-    # Examples in docstrings. Alternatives that findings propose.
+    # These names occur in examples in docstrings, and as alternatives that findings propose.
     others = {"trials.py", "diagnosis.py"}
     assert {name for name, hits in found.items() if hits} <= others
 
@@ -804,13 +804,13 @@ def test_slowest_worker_is_named_over_its_heat_map(results: Path) -> None:
     write_trial(results, "sync_samples", 0, 9, num_workers=4, slow=1.0)
     panels = of_optimizer(select(results))
     speed, idle = panels["workers-speed"], panels["workers-idle"]
-    assert re.search(r"least [12]\d\d, worker 1; median of the others 9\d\d$", speed.title)
+    assert re.search(r"lowest [12]\d\d, worker 1. Median of the others: 9\d\d$", speed.title)
     assert speed.figure is not None
     (cells,) = speed.figure.data
     assert list(cells.y) == ["worker 1", "worker 2", "worker 3", "worker 4"]
     assert cells.z.shape == (4, 9)
     assert np.all(cells.z[0] < cells.z[1:] / 3)
-    assert re.search(r"least \d+%, worker \d; median of the others \d+%$", idle.title)
+    assert re.search(r"lowest \d+%, worker \d. Median of the others: \d+%$", idle.title)
 
 
 def test_findings_are_at_the_top_of_each_tab(results: Path, tmp_path: Path) -> None:
@@ -827,7 +827,7 @@ def test_findings_are_at_the_top_of_each_tab(results: Path, tmp_path: Path) -> N
             continue
         ((text, change, runs),) = first.findings
         assert text.startswith("5 environment faults: ValueError: reward")  # of the run in focus
-        assert "mend the environment" in change
+        assert "fix the environment" in change
         assert runs == "A3C (2 of 3)"
     report.write_report(results, tmp_path / "report.html")
     assert "5 environment faults: ValueError: reward" in (tmp_path / "report.html").read_text()
@@ -849,7 +849,7 @@ def test_equal_findings_of_groups_are_one_entry_with_the_worst_first(results: Pa
 
 
 def test_changes_that_differ_are_different_entries(results: Path) -> None:
-    """Of two optimizers in which others wait, or do not wait, for a slow worker."""
+    """In one optimizer the other workers wait for a slow worker, and in the other they do not."""
     for optimizer in ("sync_samples", "async_gradients"):
         write_trial(results, optimizer, 0, 12, num_workers=4, slow=1.0)
     selection = select(results)
@@ -873,7 +873,7 @@ def test_group_with_large_returns_leaves_the_range_of_the_others(results: Path) 
         write_trial(results, optimizer, 0, 20, level=level)
     write_trial(results, "decentralized_allreduce", 0, 20, level=480e4)
     selection = select(results)
-    note = "1 of 3 runs leaves the range. A double click shows all."
+    note = "1 of 3 runs leaves the range. A double click shows all values."
     for panels, key in ((compare_tab.panels, "return-steps"), (experiments_tab.panels, "returns")):
         panel = by_key(panels(selection))[key]
         assert panel.figure is not None
@@ -882,7 +882,7 @@ def test_group_with_large_returns_leaves_the_range_of_the_others(results: Path) 
         whole = by_key(panels(replace(selection, robust=False)))[key]
         assert whole.figure is not None
         assert (whole.figure.layout.yaxis.range, whole.note) == (None, "")
-        # All points are drawn in both cases, so that a double click shows them.
+        # All points are drawn in both cases, because a double click shows all points.
         assert len(whole.figure.data) == len(panel.figure.data)
     # Numbers of steps and of faults are shown in full.
     assert by_key(experiments_tab.panels(selection))["steps"].note == ""
@@ -903,7 +903,7 @@ def test_extreme_group_leaves_the_range_of_final_scores(results: Path, seeds: in
     assert low < min(shown["SyncPPO"], shown["A3C"])
     assert max(shown["SyncPPO"], shown["A3C"]) < high < 600.0
     assert shown["IMPALA"] > 1e5
-    assert panel.note == "1 of 4 groups leaves the range. A double click shows all."
+    assert panel.note == "1 of 4 groups leaves the range. A double click shows all values."
     whole = by_key(compare_tab.panels(replace(selection, robust=False)))["final-score"]
     assert whole.figure is not None
     assert (whole.figure.layout.xaxis.range, whole.note) == (None, "")
@@ -944,7 +944,7 @@ def test_band_of_a_logarithmic_axis_is_above_zero(results: Path) -> None:
         write_trial(results, "sync_samples", seed, 9, level=1.0)
         write_trial(results, "decentralized_allreduce", seed, 9)
         write_trial(results, "async_gradients", seed, 9, params={"env": "Other-v1"})
-    # Of two tasks: returns are normalised, and the lowest one is 0.
+    # With two tasks, returns are normalised, and the lowest return is 0.
     panel = by_key(compare_tab.panels(select(results, log=True)))["return-steps"]
     for trace in curves(panel).values():
         assert np.all(np.asarray(trace.y) > 0.0), trace.name
@@ -965,7 +965,7 @@ def test_smoothed_curve_has_the_measured_one_behind_it(results: Path) -> None:
     np.testing.assert_allclose(curve.y, smoothed(losses, 0.8))
     assert faint.line.color.endswith("0.4)")
     assert (faint.showlegend, curve.showlegend) == (False, True)
-    assert panel.note == "Smoothed with weight 0.8; faint lines are as measured."
+    assert panel.note == "Smoothed with weight 0.8. Faint lines show the measured values."
 
 
 def test_means_over_runs_counts_and_shares_are_not_smoothed(results: Path) -> None:
@@ -988,7 +988,9 @@ def test_means_over_runs_counts_and_shares_are_not_smoothed(results: Path) -> No
         assert points(smooth, panels, key) == points(plain, panels, key)
     write_trial(results, "async_gradients", 0, 9)
     note = by_key(compare_tab.panels(select(results, smoothing=0.8)))["return-steps"].note
-    assert note.startswith("Single runs, but not evaluations, are smoothed with weight 0.8")
+    assert note.startswith(
+        "Curves of single runs, except evaluations, are smoothed with weight 0.8"
+    )
 
 
 def test_pinned_groups_come_first_and_are_among_the_best(results: Path) -> None:
@@ -1006,7 +1008,7 @@ def test_pinned_groups_come_first_and_are_among_the_best(results: Path) -> None:
     best = by_key(experiments_tab.panels(pinned))["best"]
     assert [row[1] for row in best.rows] == [*range(1, 11), 12]
     assert best.rows[-1][-2] == name
-    assert best.title.endswith("at most 10 of 13 trials, and those of pinned groups")
+    assert best.title.endswith("at most 10 of 13 trials, and all trials of pinned groups")
 
 
 def test_hidden_groups_are_nowhere_and_colors_stay(results: Path) -> None:

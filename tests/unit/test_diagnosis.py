@@ -1,4 +1,4 @@
-"""The rules of the diagnosis: each on a run that has the fault, and on runs that have not."""
+"""The rules of the diagnosis, each on runs with the problem and on runs without the problem."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COUNT = 30
 
 
 def healthy(phases: tuple[str, str, str] = ("wait", "apply", "dispatch"), workers: int = 4) -> Rows:
-    """Results of a run that learns, of 15 s after a start-up of 3 s, on 16 cores."""
+    """Results of a run on 16 cores that learns for 15 s, after a start-up of 3 s."""
     first, second, third = phases
     rows = []
     for i in range(COUNT):
@@ -112,7 +112,7 @@ def findings(rows: Rows) -> dict[str, Finding]:
 
 
 def put(rows: Rows, path: str, values: Any) -> None:
-    """Sets a number in all rows: one value, or a function of the number of the row."""
+    """Sets an entry in all rows to one value, or to a function of the index of the row."""
     *above, last = path.split("/")
     for number, row in enumerate(rows):
         place: Any = row
@@ -126,7 +126,8 @@ def test_healthy_run_has_no_finding(make: Callable[[], Rows]) -> None:
     assert findings(make()) == {}
 
 
-#: For each rule: a run, what is put into its results, and parts of the sentence.
+#: For each rule: a run without problems, changes to its results that cause the finding, and parts
+#: of the finding's text.
 FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = [
     (
         "env-faults",
@@ -181,7 +182,7 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
             "learners/default_policy/entropy": lambda i: 0.69 if i < 2 else 0.001,
             "env_runners/episode_return_mean": 9.3,
         },
-        ("Policy deterministic since 24,000 steps: entropy 0.001",),
+        ("The policy is deterministic since step 24,000: entropy 0.001",),
     ),
     (
         "deterministic",
@@ -190,10 +191,10 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
             "learners/default_policy/entropy": 0.001,
             "env_runners/episode_return_mean": 9.3,
         },
-        ("Policy deterministic since 8,000 steps: entropy 0.001",),
+        ("The policy is deterministic since step 8,000: entropy 0.001",),
     ),
     (
-        "deterministic",  # the mean returns of episodes that are nearly alike differ a little
+        "deterministic",  # the mean returns of nearly equal episodes still differ slightly
         samples,
         {
             "learners/default_policy/entropy": 1e-18,
@@ -202,7 +203,7 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
             "env_runners/episode_return_max": 11.0,
             "learners/default_policy/mean_kl_loss": 0.0,
         },
-        ("Policy deterministic since 8,000 steps: entropy 1e-18",),
+        ("The policy is deterministic since step 8,000: entropy 1e-18",),
     ),
     (
         "value-loss",
@@ -235,7 +236,7 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
         ("KL 0.2, clip fraction 0.7",),
     ),
     (
-        "update-size",  # which made the policy deterministic at once, so that nothing changes since
+        "update-size",  # the first update made the policy deterministic, and later updates are 0
         samples,
         {
             "learners/default_policy/mean_kl_loss": lambda i: 0.0 if i else 7.0,
@@ -256,13 +257,13 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
             "env_runners/episode_return_mean": lambda i: 21.0 + 0.5 * (i % 3),
             "env_runners/episode_return_max": 60.0,
         },
-        ("240,000 steps changed nothing: return 21.5 before, 21.5 now",),
+        ("No learning in 240,000 steps: return 21.5 before, 21.5 now",),
     ),
     ("small-updates", healthy, {"optimizer/rows_per_update": 8.0}, ("8 rows per update",)),
     (
         "small-updates",
         samples,
-        {"optimizer/rows_per_update": lambda i: 0.0 if i % 3 else 8.0},  # 0: no update
+        {"optimizer/rows_per_update": lambda i: 0.0 if i % 3 else 8.0},  # 0 means no update
         ("8 rows per update",),
     ),
     (
@@ -290,13 +291,13 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
         "machine-busy",
         samples,
         {"optimizer/machine/cpu_share": 0.99, "optimizer/machine/load_1m": 40.0},
-        ("busy with other work: 40 processes want 16 cores", "at most 5 are this run's"),
+        ("40 processes compete for 16 cores", "at most 5 of these processes belong to this run"),
     ),
     (
         "too-many-workers",
         healthy,
         {"optimizer/machine/num_cpus": 2, "optimizer/machine/cpu_share": 0.97},
-        ("4 workers on 2 cores", "num_workers=2"),
+        ("4 workers share 2 cores", "num_workers=2"),
     ),
     (
         "weights-dominate",
@@ -311,13 +312,13 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
         "driver-busy",
         healthy,
         {"optimizer/driver/share/wait": 0.03, "optimizer/workers/share/idle": 0.6},
-        ("Driver busy 97%, workers idle 60%", "SyncSamples"),
+        ("busy for 97% of its time, and the workers are idle for 60%", "SyncSamples"),
     ),
     (
         "stale",
         healthy,
         {"optimizer/num_gradients_stale": lambda i: 50 * (i + 1)},
-        ("40% of the gradients are older than max_policy_lag",),
+        ("40% of the gradients have a lag above max_policy_lag",),
     ),
     (
         "allreduce-dominates",
@@ -329,19 +330,19 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
         "learner-waits",
         replay,
         {"optimizer/learner_blocked_s": lambda i: 0.4 * (i + 1)},
-        ("The learner waits for samples: 80%", "num_workers=8"),
+        ("The learner waits for samples for 80%", "num_workers=8"),
     ),
     (
         "learner-waits-for-shards",
         replay,
         {"optimizer/learner_blocked_by_shards_s": lambda i: 0.4 * (i + 1)},
-        ("The learner waits for replay shards: 80%", "num_replay_shards"),
+        ("The learner waits for replay shards for 80%", "num_replay_shards"),
     ),
     (
         "samplers-wait",
         replay,
         {"optimizer/samplers_blocked_s": lambda i: 0.45 * (i + 1)},
-        ("The samplers wait for the learner: 90%", "training_intensity"),
+        ("The samplers wait for the learner for 90%", "training_intensity"),
     ),
     (
         "reporting",
@@ -371,11 +372,11 @@ def test_rule_names_the_fault_and_no_other_does(
     assert set(found) == {rule}
     text = f"{found[rule].text}; {found[rule].change}"
     assert [part for part in parts if part not in text] == [], text
-    assert not found[rule].text.endswith(": "), "without a message, there is no colon"
+    assert not found[rule].text.endswith(": "), "a colon without a message after it"
     assert math.isfinite(found[rule].severity)
 
 
-#: For some rules: a number of the results, and two values of which the second is worse.
+#: For some rules: a path in the results and two values, where the second value is worse.
 WORSE: list[tuple[str, Callable[[], Rows], str, Any, Any]] = [
     (
         "env-faults", healthy, "fault_tolerance/num_env_faults",
@@ -408,12 +409,12 @@ def test_worse_numbers_are_more_severe(
 @pytest.mark.parametrize(
     ("optimizer", "waits", "change"),
     [
-        ("async_gradients", False, "mend its environment"),
-        ("async_samples", False, "mend its environment"),
-        ("sync_gradients", True, "mend its environment, or async_gradients"),
+        ("async_gradients", False, "speed up its environment"),
+        ("async_samples", False, "speed up its environment"),
+        ("sync_gradients", True, "speed up its environment, or use async_gradients"),
         (
             "sync_samples", True,
-            "mend its environment, or fraction_workers below 1, or async_samples",
+            "speed up its environment, or use fraction_workers below 1, or async_samples",
         ),
     ],
 )  # fmt: skip
@@ -424,7 +425,7 @@ def test_change_for_a_slow_worker_fits_the_optimizer(
     put(rows, "optimizer/name", optimizer)
     put(rows, "optimizer/workers/per_worker/2/env_steps_per_sampling_s", 50.0)
     finding = findings(rows)["slow-worker"]
-    assert ("The others wait" in finding.text) == waits
+    assert ("The other workers wait" in finding.text) == waits
     assert finding.change == change
 
 
@@ -432,7 +433,7 @@ def test_every_rule_has_a_run_with_its_fault() -> None:
     assert {rule.key for rule in RULES} == {fault[0] for fault in FAULTS}
 
 
-#: Values that are near a fault, and still good.
+#: Runs without problems whose numbers are close to a problem.
 ODD: list[tuple[str, Callable[[], Rows], dict[str, Any]]] = [
     ("a solved task: low entropy and rising returns", samples, {
         "learners/default_policy/entropy": lambda i: 0.69 if i < 5 else 0.005}),
@@ -446,17 +447,17 @@ ODD: list[tuple[str, Callable[[], Rows], dict[str, Any]]] = [
         "env_runners/episode_return_min": -900.0,
         "env_runners/episode_return_max": -100.0}),
     ("a policy without entropy", samples, {"learners/default_policy/entropy": 0.0}),
-    ("actions that are clipped until the policy has found the range", samples, {
+    ("actions that are clipped only until the policy has learned the bounds", samples, {
         "optimizer/actions": lambda i: {"clipped": 0.95 if i < 12 else 0.6}}),
     ("one large update", samples, {
         "learners/default_policy/mean_kl_loss": lambda i: 0.9 if i == 3 else 0.01}),
-    ("rows that APPO clips because they are old", samples, {
+    ("old rows that APPO clips", samples, {
         "learners/default_policy/mean_kl_loss": 0.001,
         "learners/default_policy/clip_fraction": 0.87}),
     ("rows that PPO clips in six action dimensions", samples, {
         "learners/default_policy/mean_kl_loss": 0.028,
         "learners/default_policy/clip_fraction": 0.53}),
-    ("a dip that is made up for", healthy, {
+    ("a return that falls and recovers", healthy, {
         "env_runners/episode_return_mean": lambda i: 20.0 + 15.0 * (i if i != 15 else 2)}),
     ("noise at the goal", healthy, {
         "env_runners/episode_return_mean": lambda i: min(20.0 + 50.0 * i, 470.0 + 20.0 * (i % 2))}),
@@ -466,7 +467,7 @@ ODD: list[tuple[str, Callable[[], Rows], dict[str, Any]]] = [
         "optimizer/workers/per_worker/1/env_steps_per_sampling_s": 300.0}),
     ("a worker that has not answered", healthy, {
         "optimizer/workers/per_worker/1/env_steps_per_sampling_s": 0.0}),
-    ("a learner that waits for workers that wait for others", replay, {
+    ("a learner that waits for workers while the workers are idle", replay, {
         "optimizer/learner_blocked_s": lambda i: 0.4 * (i + 1),
         "optimizer/workers/share/idle": 0.6}),
     ("a machine that only this run uses", healthy, {
@@ -474,13 +475,13 @@ ODD: list[tuple[str, Callable[[], Rows], dict[str, Any]]] = [
         "optimizer/machine/load_1m": 5.5}),
     ("no core is free", healthy, {
         "optimizer/driver/share/wait": 0.8, "optimizer/machine/cpu_share": 0.9}),
-    ("no results of the machine and of episodes", healthy, {
+    ("results without statistics of the machine and of episodes", healthy, {
         "optimizer/machine": {}, "env_runners": {}}),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("about", "make", "changes"), ODD, ids=[odd[0] for odd in ODD])
-def test_what_is_no_fault_is_not_found(
+def test_rules_find_no_problem_in_good_runs(
     about: str, make: Callable[[], Rows], changes: dict[str, Any]
 ) -> None:
     rows = make()
@@ -497,7 +498,7 @@ def test_workers_that_are_the_driver_are_not_compared() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_few_results_tell_nothing_about_time(count: int) -> None:
+def test_rules_about_time_need_three_results(count: int) -> None:
     rows = healthy()[:count]
     put(rows, "optimizer/driver/share/wait", 0.0)
     put(rows, "optimizer/workers/share/idle", 0.9)
@@ -538,7 +539,7 @@ def test_result_file_is_read_line_by_line(tmp_path: Path) -> None:
 def test_each_column_is_read() -> None:
     sources = Path(diagnosis.__file__).read_text() + Path(run_results.__file__).read_text()
     unread = {name for name in COLUMNS if sources.count(f'"{name}"') < 2}
-    assert unread == {"driver_broadcast"}  # of two phases, by name
+    assert unread == {"driver_broadcast"}  # a rule reads it under a name made from the phase
 
 
 def test_docs_hold_the_table_of_rules() -> None:

@@ -1,4 +1,4 @@
-"""Timers, lag, episodes and learner statistics."""
+"""Tests of timers, lag histograms, the episode window and learner statistics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polopt.metrics.learner import LEARNER_KEYS
 
 
 def episodes(*returns: float) -> EpisodeStats:
-    """Episodes with lengths of ten times their returns."""
+    """Episodes whose lengths are ten times their returns."""
     return EpisodeStats(returns, [int(10 * each) for each in returns])
 
 
@@ -141,7 +141,7 @@ def test_percentiles_and_histogram_of_the_window() -> None:
     assert [report[f"episode_return_p{p}"] for p in (5, 25, 50, 75, 95)] == [5, 25, 50, 75, 95]
     assert [report[f"episode_len_p{p}"] for p in (5, 95)] == [50.0, 950.0]
     assert (report["episode_len_min"], report["episode_len_max"]) == (0.0, 1000.0)
-    # Bins of 5: the last one holds 95 to 100, both included.
+    # Each bin has a width of 5. The last bin counts 95 to 100, including 100.
     assert report["episode_return_histogram"] == [5] * 19 + [6]
     assert report["episode_len_histogram"] == [5] * 19 + [6]
 

@@ -125,5 +125,5 @@ def test_pqn_learns_from_synchronous_samples() -> None:
         epsilon=[[0, 1.0], [10_000, 0.05]],
         seed=1,
     )
-    assert [trainer.train()["env_runners"]["episode_return_mean"] for _ in range(2)][-1] > 80.0
+    assert [trainer.train()["env_runners"]["episode_return_mean"] for _ in range(2)][-1] > 60.0
     trainer.stop()

@@ -1,4 +1,4 @@
-"""The table of metrics: recorder, dashboards and docs agree with it."""
+"""The exporter, the Grafana dashboards and the docs agree with the table of metrics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TABS = [tab_of(OPTIMIZERS.get(name)) for name in OPTIMIZERS.names()]
 
 
 def board_names() -> set[str]:
-    """Of all optimizers that are registered now: other tests register plugins."""
+    """The metrics of all optimizers that are registered now. Other tests register plugins."""
     return uids([tab_of(OPTIMIZERS.get(name)) for name in OPTIMIZERS.names()])
 
 
@@ -52,7 +52,7 @@ CONFIG = {
 
 
 class Recorded:
-    """Fake of the classes of `ray.util.metrics`: the values by name and tags."""
+    """A fake of the classes of `ray.util.metrics`, which keeps the values by name and tags."""
 
     values: dict[tuple[str, frozenset[tuple[str, str]]], list[float]]
 
@@ -82,7 +82,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[Any, list[float]]:
 
 
 def of(recorded: dict[Any, list[float]], name: str, **tags: str) -> list[float]:
-    """Values of one series of the trial `t`."""
+    """Returns the recorded values of one series of the trial `t`."""
     tags = {"optimizer": "async_gradients", "trial": "t", **tags}
     return recorded.get((name, frozenset(tags.items())), [])
 
@@ -209,7 +209,7 @@ def test_keys_that_appear_later_are_recorded(recorded: Any) -> None:
 def test_stacked_shares_are_divided_by_all_trials(
     title: str, name: str, tag: str, value: str
 ) -> None:
-    # A phase that only some trials have counts as 0 in the others, so that the stack sums to 1.
+    # The stack sums to 1, because a phase counts as 0 in trials that do not have this phase.
     (panel,) = [p for p in dashboards()["polopt"]["panels"] if p["title"] == title]
     chosen = 'optimizer=~"$optimizer",trial=~"$trial"'
     (target,) = panel["targets"]
@@ -241,7 +241,7 @@ def test_alert_rules_read_metrics_that_are_exported(tmp_path: Path) -> None:
     assert [rule["uid"] for rule in group["rules"]] == [alert.uid for alert in ALERTS]
     for rule in group["rules"]:
         query, threshold = rule["data"]
-        # What Grafana gives a provisioned source of this name.
+        # Grafana generates this identifier for a provisioned data source with this name.
         assert query["datasourceUid"] == "PBFA97CFB590B2093"
         assert set(re.findall(r"ray_polopt_\w+", query["model"]["expr"])) <= known
         assert threshold["model"]["expression"] == query["refId"] == "A"
@@ -250,7 +250,8 @@ def test_alert_rules_read_metrics_that_are_exported(tmp_path: Path) -> None:
         assert len(rule["uid"]) <= 40
 
 
-# Values each minute, of a run that has the fault and of one that has not, in promtool's notation.
+# For each alert, series with one value per minute in promtool's notation: of a run with the fault,
+# and of a run without the fault.
 ALERT_CASES = {
     "polopt-workers-lost": ({"healthy_workers": "4x9 3x20"}, {"healthy_workers": "4x9 3 4x20"}),
     "polopt-restarts": ({"worker_restarts": "0x9 4x20"}, {"worker_restarts": "7x9 10x20"}),
@@ -286,7 +287,7 @@ def test_alerts_fire_for_runs_with_the_fault_only(tmp_path: Path) -> None:
             for alert in ALERTS
             for is_it in [alert.uid == uid]
         ]
-        # A worker that is replaced in time does not count as lost.
+        # A worker that is replaced within 3 minutes does not count as lost.
         asked.append({"eval_time": "10m", "alertname": "polopt-workers-lost", "exp_alerts": []})
         tests.append({"interval": "1m", "input_series": series, "alert_rule_test": asked})
     content = {"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": tests}
@@ -298,7 +299,7 @@ def test_alerts_fire_for_runs_with_the_fault_only(tmp_path: Path) -> None:
 
 
 def labelled(name: str, trial: str) -> str:
-    """A series as Ray exports it: with the process's own label."""
+    """Returns a series as Ray exports it, with a label of the process."""
     name, _, tag = name.partition("{")
     labels = f'optimizer="sync_samples",trial="{trial}",WorkerId="{trial}"'
     return f"ray_polopt_{name}{{{labels}{',' if tag else ''}{tag or '}'}"
@@ -328,7 +329,7 @@ def test_learning_rate_is_not_on_one_axis_with_losses() -> None:
 
 
 def matches(where: str, value: str) -> bool:
-    """Whether a matcher of Prometheus, which is anchored at both ends, takes a value."""
+    """Returns whether a Prometheus matcher matches a value. Matchers are anchored at both ends."""
     operator, pattern = re.fullmatch(r'statistic(=|=~|!~)"(.*)"', where).groups()  # type: ignore[union-attr]
     return (re.fullmatch(pattern, value) is not None) == (operator != "!~")
 
@@ -384,7 +385,7 @@ def test_command_without_ray_says_what_to_do(
 
 @contextmanager
 def running_session(folder: Path, name: str) -> Iterator[Path]:
-    """A session of Ray whose raylet accepts connections, with a folder for dashboards."""
+    """Creates a fake session of Ray with a folder for dashboards and a raylet that listens."""
     session = folder / "ray" / name
     (session / "metrics" / "grafana" / "dashboards").mkdir(parents=True)
     (session / "sockets").mkdir()
@@ -396,7 +397,7 @@ def running_session(folder: Path, name: str) -> Iterator[Path]:
 
 @pytest.fixture
 def ray_tmpdir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Short, because names of sockets are."""
+    """A temporary directory with a short path, because paths of sockets must be short."""
     for name in ("METRICS_OUTPUT_ROOT", "METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR"):
         monkeypatch.delenv(f"RAY_{name}", raising=False)
     with tempfile.TemporaryDirectory() as folder:
@@ -405,7 +406,7 @@ def ray_tmpdir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_command_takes_a_session_that_runs_and_says_which(ray_tmpdir: Path) -> None:
-    # An ended one, a local one of a run, and a link to the one that started last.
+    # There are also an ended session, the local session of a run, and a link to the last session.
     (ray_tmpdir / "ray" / "session_3" / "metrics" / "grafana" / "dashboards").mkdir(parents=True)
     (ray_tmpdir / "ray" / "session_4" / "sockets").mkdir(parents=True)
     (ray_tmpdir / "ray" / "session_latest").symlink_to("session_4")
@@ -459,7 +460,7 @@ def test_command_looks_where_ray_keeps_its_sessions(
     monkeypatch.setattr("sys.platform", platform)
     first = running_session(ray_tmpdir / "r", "session_1_r")
     with first, running_session(ray_tmpdir / "s", "session_1_s"):
-        # Not the default: there may be a session of Ray on this machine.
+        # The test does not use the default directory, because this machine may run Ray.
         given = [] if used else [str(ray_tmpdir / "given")]
         done = CliRunner().invoke(app, ["grafana", *given])
     assert done.exit_code == 0, done.output

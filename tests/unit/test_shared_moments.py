@@ -1,4 +1,4 @@
-"""Moments: the driver merges each sample of workers once, and sends moments with the weights."""
+"""Each sample enters the driver's moments once. Workers receive the moments with the weights."""
 
 from __future__ import annotations
 
@@ -42,14 +42,13 @@ EVERY: dict[str, tuple[Any, dict[str, Any]]] = {
     "sync_samples": (SyncSamples, {"train_batch_size": 40}),
     "async_samples": (AsyncSamples, {"max_requests_in_flight_per_worker": 2}),
     "sync_gradients": (SyncGradients, {"grads_per_step": 6}),
-    # With these options, nearly all gradients are stale and dropped.
+    # Nearly all gradients are stale, so the driver drops them.
     "async_gradients": (AsyncGradients, {"grads_per_step": 8, "max_policy_lag": 0}),
 }
 
 
 class NotesRows(CheckedWorker):
-    """A worker that notes the observations and discounted returns of all its samples, computed by
-    their definition."""
+    """A worker that records all observations, and all discounted returns by their definition."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -104,7 +103,7 @@ def rows_of(optimizer: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_workers_moments_equal_those_of_all_their_rows(name: str) -> None:
-    """This includes rows of gradients that are dropped because they are stale."""
+    """This includes the rows of gradients that the driver drops because they are stale."""
     cls, options = EVERY[name]
     optimizer = make(cls, shuffled_by(1), **options)
     for _ in range(4):
@@ -118,7 +117,7 @@ def test_workers_moments_equal_those_of_all_their_rows(name: str) -> None:
 
 
 def samples_and_raises(worker: RolloutWorker, weights: Weights | None, fails: bool) -> None:
-    """A strategy's function that samples and then may raise."""
+    """A function of a strategy that samples, and then raises if `fails` is set."""
     worker.set_weights(weights)
     worker.next_batch()
     if fails:
@@ -126,7 +125,7 @@ def samples_and_raises(worker: RolloutWorker, weights: Weights | None, fails: bo
 
 
 def test_samples_of_a_call_that_raises_count_once() -> None:
-    optimizer = make(SyncGradients)  # this strategy drops the work of a failed worker
+    optimizer = make(SyncGradients)  # this optimizer drops the call of a failed worker
     calls = optimizer.calls
     for fails in (False, True, False):
         calls.send(optimizer.workers.remote[0], samples_and_raises, WEIGHTS, fails)
@@ -145,8 +144,7 @@ def test_fragment_that_is_not_finite_never_enters() -> None:
     moments = moments_of(optimizer.policy)
     assert moments.is_finite
     assert moments.rows == optimizer.metrics.num_env_steps_sampled
-    # Only the moments of observations are compared. Discounted returns continue across discarded
-    # fragments.
+    # This holds only for observations. Discounted returns continue over discarded fragments.
     rows = rows_of(optimizer)[:, :3]
     np.testing.assert_allclose(moments.mean[:3], rows.mean(0), rtol=1e-12)
     np.testing.assert_allclose(moments.variance[:3], rows.var(0), rtol=1e-12)
@@ -264,8 +262,7 @@ def test_drivers_moments_survive_weights_that_workers_learned() -> None:
 
 
 def test_learner_in_this_process_learns_what_acted() -> None:
-    """The driver's moments have changed since the worker acted. The first KL divergence must still
-    be 0."""
+    """The first KL divergence is 0, although the driver's moments have changed before it learns."""
     options = {"num_sgd_iter": 1, "sgd_minibatch_size": 0, "gamma": GAMMA, "lr": 0.05, **BOTH}
     config = worker_config("ppo", rollout={"num_workers": 0}, **options)
     optimizer = make_optimizer(SyncSamples, FakeWorkerSet(config))

@@ -1,4 +1,4 @@
-"""The file in which an optimizer declares its dashboard tab."""
+"""Tests of the file with an optimizer's declaration of its dashboard tab."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_tab_of_each_optimizer_survives_its_file(name: str) -> None:
 
 
 def changed(path: tuple[Any, ...], value: Any) -> str:
-    """The file of an optimizer with one changed value."""
+    """Returns the content of an optimizer's file with one changed value."""
     content = json.loads(tab_of(OPTIMIZERS.get("async_gradients")).to_json())
     place = content
     for key in path[:-1]:
