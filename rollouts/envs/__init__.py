@@ -1,1 +1,1 @@
-"""Makes environments, checks their results, replaces those that fail, and saves their state."""
+"""Makes environments, checks their results, replaces failed environments, and saves their state."""

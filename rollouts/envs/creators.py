@@ -77,7 +77,7 @@ def make_env(make: Callable[..., Any], context: EnvContext) -> Any:
 
 
 def call_creator(make: Callable[..., Any], context: EnvContext) -> Any:
-    """Calls a creator with the arguments that its signature asks for.
+    """Calls a creator with the arguments that fit its signature.
 
     Following RLlib, the creator may take the context as its only argument. Following Gymnasium, it
     may take the keys of the config as keyword arguments. It may also take no arguments.

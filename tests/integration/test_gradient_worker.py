@@ -115,7 +115,7 @@ def test_gradients_without_data_or_peers_are_refused() -> None:
     with pytest.raises(RuntimeError, match="call get_data first"):
         gradient_worker.get_grads()
     gradient_worker.get_data()
-    with pytest.raises(RuntimeError, match="it has joined no group"):
+    with pytest.raises(RuntimeError, match="it has not joined a group"):
         gradient_worker.get_grads(distribute_gradients=True)
 
 
