@@ -138,9 +138,9 @@ def test_address_without_a_cluster_is_one_error(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "something else answers there, with b'HTTP/1.1 '"),
-        (b"", "something accepts connections there and closes them"),
-        (None, "something accepts connections there, but said nothing for 0.5 s"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "another server answers there, with b'HTTP/1.1 '"),
+        (b"", "a server accepts connections there and closes them"),
+        (None, "a server accepts connections there, but sent nothing for 0.5 s"),
     ],
 )
 def test_address_of_another_server_is_one_error(
