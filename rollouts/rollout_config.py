@@ -53,7 +53,7 @@ class RolloutConfig(Config):
         compress_data: the codec that compresses fragments for the network. See
             `polopt.common.compression`. RLlib 0.8: `compress_observations`.
         compress_gradients: the codec that compresses gradients for the network.
-        topk_share: the share of the elements, in (0, 1], that `compress_gradients: topk` sends.
+        topk_share: the share of the elements that `compress_gradients: topk` sends, in (0, 1].
         num_envs_per_worker: the number N of environments of one worker. RLlib:
             `num_envs_per_env_runner` (0.8: `num_envs_per_worker`).
         rollout_fragment_length: the number T of steps that each environment makes in one fragment.

@@ -46,7 +46,7 @@ class CollectorThread:
 
     def __init__(self, collector: Collector, maxsize: int = 1) -> None:
         if maxsize < 1:
-            raise ValueError(f"maxsize: got {maxsize}. Allowed: 1 or more")
+            raise ValueError(f"maxsize: got {maxsize}. Allowed: 1 or more, as the queue is bounded")
         self.collector = collector
         self.queue: queue.Queue[Any] = queue.Queue(maxsize)
         self._error: BaseException | None = None

@@ -204,12 +204,12 @@ def test_arguments_of_torchrl_are_options() -> None:
     ("options", "message"),
     [
         ({"collector_class": Counter}, "'collector_class': got .*num_workers_per_collector"),
-        ({"collector_kwargs": [{}, {}]}, "'collector_kwargs': got .*Allowed: a dict for all"),
-        ({"collector_kwargs": {"seed": 1}, "seed": 2}, "'seed' is 2, and 1 in collector_kwargs"),
+        ({"collector_kwargs": [{}, {}]}, "'collector_kwargs': got .*Allowed: one dict for all"),
+        ({"collector_kwargs": {"seed": 1}, "seed": 2}, "'seed' is 2, but 1 in collector_kwargs"),
         ({"collector_kwargs": {"sed": 1}}, "unknown key 'sed'"),
         (
             {"collector_kwargs": {"device": "cpu"}, "device": "meta"},
-            "'device' is 'meta', and 'cpu'",
+            "'device' is 'meta', but 'cpu'",
         ),
         ({"device": 0}, "'storing_device': got '0'"),
     ],
@@ -455,7 +455,7 @@ def test_kwargs_reach_the_environment() -> None:
 
 
 def test_environments_with_other_spaces_are_refused() -> None:
-    with pytest.raises(ConfigError, match="must have the same"):
+    with pytest.raises(ConfigError, match="Allowed: environments with the same spaces"):
         Collector([Drift, Reach], frames_per_batch=10)
     with pytest.raises(ConfigError, match="one for each collector"):
         Collector([], frames_per_batch=10)
@@ -566,9 +566,13 @@ def test_what_a_record_needs(key: str, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl.gz"
     with pytest.raises(ConfigError, match=r"'seed': got None\. Allowed with record_to"):
         local_collector(seed=None, num_collectors=1, **{key: path})
-    with pytest.raises(ConfigError, match=rf"'{key}': .*num_collectors=0\. Allowed: collectors"):
+    with pytest.raises(
+        ConfigError, match=rf"'{key}': .*num_collectors=0\. Allowed: num_collectors of"
+    ):
         local_collector(**{key: path})
-    with pytest.raises(ConfigError, match=r"'rerun_of': got .*, and record_to\. Allowed: one of"):
+    with pytest.raises(
+        ConfigError, match=r"'rerun_of': got .* together with record_to\. Allowed: only one"
+    ):
         local_collector(num_collectors=1, record_to=path, rerun_of=path)
 
 
