@@ -15,7 +15,7 @@ class Moments(NamedTuple):
 
     Attributes:
         rows: the number of rows.
-        mean: the mean `[S]`. 0 if there are no rows.
+        mean: the mean `[S]`. 0 for zero rows.
         m2: the sum `[S]` of squared deviations from the mean.
     """
 
@@ -52,7 +52,7 @@ class Moments(NamedTuple):
     @property
     @np.errstate(all="ignore")
     def variance(self) -> np.ndarray:
-        """The mean squared deviation `[S]`. 0 if there are no rows."""
+        """The mean squared deviation `[S]`. 0 for zero rows."""
         return self.m2 / max(self.rows, 1)
 
     @property
