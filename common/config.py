@@ -191,7 +191,7 @@ class Config(pydantic.BaseModel):
 
     @classmethod
     def keys(cls) -> list[str]:
-        """Returns the keys of this config. For a pydantic field with an alias, this is the alias."""
+        """Returns the keys of this config. If a pydantic field has an alias, this is its key."""
         return [field.alias or name for name, field in cls.model_fields.items()]
 
     @classmethod

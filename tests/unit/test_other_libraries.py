@@ -148,7 +148,7 @@ def test_no_option_of_the_tables_of_fixed_ones_is_a_key() -> None:
     ("name", "said"),
     [
         ("n_steps", "For 'n_steps' of Stable-Baselines3: 'rollout_fragment_length'"),
-        ("n_envs", "'num_envs_per_worker', times 'num_workers' if that is not 0"),
+        ("n_envs", "'num_envs_per_worker', times 'num_workers' if 'num_workers' is not 0"),
         ("learning_rate", "of Stable-Baselines3 and CleanRL: 'lr', a number or "),
         ("max_grad_norm", "of Stable-Baselines3 and CleanRL: 'grad_clip'"),
         ("total_timesteps", "'stop.num_env_steps_sampled_lifetime' of 'polopt train'"),
@@ -182,7 +182,7 @@ def test_option_of_another_library_names_its_place(name: str, said: str) -> None
         ({"policy": {"name": "ppo", "use_gae": False}}, "key 'use_gae': got False. Allowed: True"),
         ({"optimizer": {"n_steps": 1}}, "optimizer 'sync_samples': unknown key 'n_steps'. For "),
         ({"model": {"net_arch": [64]}}, "'model.net_arch'. For 'net_arch' of Stable-Baselines3: "),
-        ({"model": {"max_seq_len": 9}}, "'model.max_seq_len'. For 'max_seq_len' of RLlib: none: a"),
+        ({"model": {"max_seq_len": 9}}, "For 'max_seq_len' of RLlib: polopt has no such option"),
         ({"model": {"use_attention": True}}, "model: key 'use_attention': got True. Allowed: Fal"),
     ],
 )
@@ -192,7 +192,7 @@ def test_nested_option_of_another_library_names_its_place(given: dict[str, Any],
 
 @pytest.mark.parametrize("name", ["MlpPolicy", "CnnPolicy", "MultiInputPolicy"])
 def test_network_of_stable_baselines3_in_place_of_a_policy(name: str) -> None:
-    said = f"For {name!r} of Stable-Baselines3: none: the preset is the algorithm, and 'model' and"
+    said = f"For {name!r} of Stable-Baselines3: polopt has no such option: the preset is the algo"
     assert said in error_of({"policy": name})  # with a preset, or without
     plain = {"optimizer": "sync_samples"}
     assert said in error_of({"policy": name}, plain)
