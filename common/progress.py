@@ -34,8 +34,8 @@ class Progress:
         self.at_s[0] = time.monotonic()
 
     def note_vector_step(self) -> None:
-        """Notes that all environments of a vector have made a step. Also decides whether the
-        environments note their own steps from now on."""
+        """Notes that all environments of a vector have made a step. If this step was slow, the
+        environments note their own steps in the next step of the vector."""
         now_s = time.monotonic()
         self.by_environment = now_s - self.at_s[0] > SLOW_STEP_S
         self.at_s[0] = now_s

@@ -63,5 +63,5 @@ class Sequences(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """The number of transitions after the burn-in."""
+        """The number of transitions after the burn-in steps."""
         return int(np.count_nonzero(self.batch["valid"][self.burn_in :]))

@@ -27,8 +27,8 @@ _CONNECT_S = 5.0
 _HTTP2_OPENING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 #: The size of a frame header in bytes: length (3), type (1), flags (1), stream (4).
 _FRAME_HEADER_BYTES = 9
-#: The same warning is logged at most once in this number of seconds. Tune makes the check for each
-#: trial.
+#: The same warning is logged at most once in this number of seconds, because Tune makes the check
+#: for each trial.
 _REPEAT_S = 60.0
 _warned_at: dict[str, float] = {}
 
@@ -68,7 +68,7 @@ def attach_or_start(
         if address in ("", "local"):
             check_memory(num_processes)
         _connect(num_cpus, init_config)
-    # A trial of Tune has a placement group, and Tune has already checked its resources.
+    # In a trial of Tune, there is a placement group, and Tune has already requested the resources.
     if ray.util.get_current_placement_group() is None:
         lacking = num_cpus - ray.cluster_resources().get("CPU", 0.0)
         if lacking <= evaluation_cpus:
@@ -132,8 +132,8 @@ def _ray_uses_tls() -> bool:
 
 
 def _http2_problem(connection: socket.socket) -> str:
-    """Returns a description of the reason why the server does not seem to use HTTP/2. Returns an
-    empty string if the server answers in HTTP/2.
+    """Checks that a server answers in HTTP/2. Returns a description of the problem, or an empty
+    string if the server answers in HTTP/2.
 
     Raises:
         OSError: if the connection ends with an error.
@@ -176,13 +176,14 @@ def warn_if_larger(
     request: Mapping[str, float],
     effect: str = "it starts once Ray has more. To start it now",
 ) -> None:
-    """Warns if the connected Ray cluster has fewer resources than requested. Ray then waits for
-    more nodes. New nodes join an autoscaling cluster, but in other clusters Ray waits without end.
+    """Warns if the connected Ray cluster has fewer resources than requested. Ray then waits for new
+    nodes. Only an autoscaling cluster adds nodes. In other clusters, Ray waits forever.
 
     Args:
-        who: the name of the part that requests the resources.
+        who: the subject of the warning, such as "the run".
         request: maps the names of resources to the requested amounts.
-        effect: text about the effect of the lack. It ends with the purpose of requesting less.
+        effect: the part of the warning between the missing resources and the advice "request less".
+            It says what the lack causes, and what requesting less achieves.
     """
     total = ray.cluster_resources()
     lacking = [

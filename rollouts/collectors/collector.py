@@ -88,8 +88,7 @@ class Collector:
         """Makes a Collector that uses existing workers. The Collector does not stop these workers.
 
         Args:
-            workers: the workers. If there are no remote workers, the local worker samples in this
-                process.
+            workers: the workers. Without remote workers, the local worker samples in this process.
             count: a function that is called with each reply that becomes part of a batch. See
                 `Calls`.
             options: see `CollectingConfig`.
@@ -213,8 +212,8 @@ class Collector:
                 self.fragments.request(worker, self._budget.request(worker))
 
     def _here(self, ahead: bool) -> list[WorkerHandle]:
-        """Returns the local worker, which samples if there are no remote workers. The local worker
-        does not sample ahead, so the result is empty if `ahead` is True."""
+        """Returns a list with the local worker, for a Collector without remote workers. The local
+        worker does not sample ahead, so the list is empty if `ahead` is True."""
         if ahead:
             return []
         if not self.workers.local.has_environments:

@@ -48,7 +48,8 @@ class GradientWorker(RolloutWorker):
 
     The Collector samples with environments in this worker's process, or with `num_workers_below`
     remote rollout workers. These workers are called the workers below, and they receive the same
-    weights. The gradient worker adds the counts in their replies to its own record.
+    weights. The gradient worker adds the counts in the replies of the workers below to its own
+    record.
 
     Strategies use a gradient worker like any `RolloutWorker`. The method `get_data` and the methods
     after it come from PyTorchRL. They are for programs that call gradient workers directly.
@@ -59,8 +60,8 @@ class GradientWorker(RolloutWorker):
         index: as for a rollout worker.
         control: see `CallRunner`.
         clock: see `CallRunner`.
-        below: the workers below the previous gradient worker in this process. They are reused if
-            possible.
+        below: the workers below the previous gradient worker in this process. The new gradient
+            worker reuses them if possible.
 
     Attributes:
         workers: a set with this worker as the local worker, and with the remote workers below.
@@ -105,8 +106,8 @@ class GradientWorker(RolloutWorker):
     def _config_below(self) -> WorkerConfig:
         config = self.config
         rollout = config.rollout
-        # Half of the time limits: the driver then receives the failure of a worker below before it
-        # decides that this worker hangs.
+        # With half of the time limits, this worker reports the failure of a worker below before the
+        # driver decides that this worker hangs.
         below = rollout.model_copy(
             update={
                 "num_workers": rollout.num_workers_below,
@@ -155,8 +156,8 @@ class GradientWorker(RolloutWorker):
                 record.timing["below"] = below
 
     def set_weights(self, weights: Weights | None) -> None:
-        """Sets the weights of this worker. The workers below receive them with the requests for
-        their next fragments."""
+        """Sets the weights of this worker. The workers below receive the weights with the requests
+        for their next fragments."""
         super().set_weights(weights)
         if weights is not None:
             self._pass_on()
@@ -271,7 +272,7 @@ class GradientWorker(RolloutWorker):
     def save_model(self, fname: str) -> str:
         """Saves the state of the policy to a file, and returns the absolute path of the file. The
         state contains the weights, the torch optimizer, the counters and the progress of schedules.
-        To restore it, pass the result of `torch.load(path, weights_only=True)` to
+        To restore the state, pass the result of `torch.load(path, weights_only=True)` to
         `Policy.set_state`."""
         path = Path(fname).absolute()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -292,7 +293,7 @@ class GradientWorkerSet(WorkerSet):
     def create_factory(
         cls, create_env_fn: Any, policy: Any, **options: Any
     ) -> Callable[[], GradientWorkerSet]:
-        """Returns a function that makes sets of gradient workers. Use it in programs that call
+        """Returns a function that makes sets of gradient workers. This is for programs that call
         gradient workers directly.
 
         Args:

@@ -43,8 +43,8 @@ class WeightSync(WeightSnapshots):
         self.by_consumer = False
         self.num_updates = 0
         self.ahead = False
-        # The value of `num_batches` at the last `take`, which compares the weights of the last
-        # snapshot with the local policy.
+        # The value of `num_batches` at the last call of `take`. At that time, the last snapshot was
+        # equal to the weights of the local policy.
         self._stamp = 0
         # Worker index -> value of `_stamp` at the request of the worker's last fragment.
         self._stamps: dict[int, int] = {}

@@ -13,15 +13,15 @@ logger = logging.getLogger("polopt")
 def close_env(env: Any, name: str, terminate: bool = False) -> None:
     """Closes an environment or a vector environment.
 
-    If `close()` raises, this function logs the exception and returns. Training can go on, because
-    it needs nothing more from this environment.
+    If `close()` raises, this function logs the exception and returns. Training can continue,
+    because the results of this environment are complete.
 
     Args:
         env: an environment in any state, including one that has raised.
         name: the name of the environment in the log.
         terminate: whether to end the processes of an `AsyncVectorEnv` without closing the
-            environments in them. Use this after the vector has raised, because its processes may no
-            longer answer.
+            environments in them. Use this after the vector has raised. The processes of such a
+            vector may no longer answer.
     """
     try:
         if terminate and isinstance(env.unwrapped, AsyncVectorEnv):

@@ -11,8 +11,7 @@ from gymnasium.vector import VectorEnv
 
 from polopt.rollouts.envs.own_copy import own_copy
 
-#: If the first parameter of a creator has one of these names, it receives the whole config, as in
-#: RLlib.
+#: A first parameter with one of these names receives the whole config, as in RLlib's environments.
 _CONFIG_NAMES = {"config", "env_config", "env_context", "context", "ctx", "cfg"}
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -29,11 +28,11 @@ class EnvContext(dict[str, Any]):
     set from the pair.
 
     Attributes:
-        worker_index: the index of the worker. Training workers have the indices from 1. Index 0
-            means training in the driver's process. The environment that polopt makes and closes
-            before training, to check the config, also has index 0. Evaluation workers have the
-            indices after the last training worker, also in the driver's process and in
-            `polopt evaluate`.
+        worker_index: the index of the worker. Training workers have the indices 1, 2, and so on.
+            Index 0 means training in the driver's process. Before training, polopt makes and closes
+            one environment to check the config, and this environment also has index 0. Evaluation
+            workers have the indices after the last training worker. This is also true for
+            evaluation in the driver's process and in `polopt evaluate`.
         vector_index: the index of the environment within its worker.
         num_workers: the number of remote training workers. In an evaluation environment, the number
             of remote evaluation workers.
@@ -79,9 +78,10 @@ def make_env(make: Callable[..., Any], context: EnvContext) -> Any:
 def call_creator(make: Callable[..., Any], context: EnvContext) -> Any:
     """Calls a creator with the arguments that fit its signature.
 
-    Following RLlib, the creator may take the context as its only argument. Following Gymnasium, it
-    may take the keys of the config as keyword arguments. It may also take no arguments.
-    `_takes_context` decides between the two conventions.
+    There are two conventions, and `_takes_context` decides between them. As in RLlib, the context
+    is the only argument of the creator. As in Gymnasium, the options in the config are keyword
+    arguments of the creator. A creator without parameters is called without arguments if the config
+    is empty.
     """
     try:
         parameters = list(inspect.signature(make).parameters.values())
@@ -99,8 +99,9 @@ def _takes_context(parameters: Sequence[inspect.Parameter], context: EnvContext)
     - The parameter has one of the names in `_CONFIG_NAMES`.
     - The parameter is the only required parameter.
 
-    The annotation always decides. Without the annotation, `env_config` may have a key with the name
-    of the first parameter. Then the parameter may receive only the value of this key:
+    A parameter with the annotation always receives the whole config. For other parameters, there is
+    an exception if `env_config` has a key with the name of the first parameter. Then the parameter
+    may instead receive only the value of this key:
 
     - A parameter with a name in `_CONFIG_NAMES` receives the value if the creator has other
       parameters and accepts all other keys. This condition is strict because the config of an RLlib

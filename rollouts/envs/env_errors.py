@@ -38,7 +38,8 @@ def warn_without(owner: Any, name: str, problem: Exception | str, without: str) 
     on without it. Each process logs the warning once for each pair of class and name.
 
     Args:
-        owner: the environment, the wrapper or a part of them. The warning names its class.
+        owner: an environment, a wrapper, or an object that belongs to one of them. The warning
+            names the class of this object.
         name: the name of the method or attribute.
         problem: the reason why polopt cannot use the method or attribute.
         without: how the run differs without the method or attribute.

@@ -73,13 +73,13 @@ def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
             return creator
     elif module_name and name not in gymnasium.registry:
         raise ConfigError(
-            f"key 'env': got {env!r}; its module is imported only if the user names it, and the id "
-            f"{name!r} is unknown without this import"
+            f"key 'env': got {env!r}; polopt imports a module only if the user names the module, "
+            f"and the id {name!r} is unknown without this import"
         )
     elif name in _ADAPTERS and not allow_import:
         raise ConfigError(
             f"key 'env': got {env!r}; this environment imports a module that env_config names, so "
-            "it is made only if the user names it"
+            "polopt makes the environment only if the user names the environment"
         )
     try:
         return _without_main(gymnasium.spec(name))
@@ -101,7 +101,8 @@ def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
 
 
 def refuse_made_env(env: Any) -> None:
-    """Refuses an environment in place of a source, because each process makes its own environments.
+    """Refuses an environment that is passed instead of a source. Each process must make its own
+    environments from a source.
 
     Raises:
         ConfigError: if `env` is an environment or a vector environment. The message says what the

@@ -186,7 +186,7 @@ def merge_env_statistics(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 def set_evaluation_statistics(env: Any, parts: list[dict[str, Any]]) -> None:
     """Sets the statistics of evaluation environments to the combined statistics of several workers,
-    and freezes them. The policy then sees observations that are normalized as in training.
+    and freezes them. The policy then receives observations that are normalised as in training.
 
     Args:
         env: a vector of environments like the vectors of the workers, or one environment with the
@@ -218,8 +218,9 @@ def _freeze(env: Any) -> None:
 
 
 def _set_frozen(wrapper: Any, frozen: bool) -> None:
-    """Stops or starts the updates of a wrapper's statistics. The wrapper must have a boolean
-    attribute `update_running_mean`, as Gymnasium's wrappers have."""
+    """Stops or starts the updates of a wrapper's statistics through the attribute
+    `update_running_mean` of Gymnasium's wrappers. If the wrapper does not have this attribute and
+    cannot be frozen, a warning is logged."""
     name = "update_running_mean"
     if isinstance(getattr(wrapper, name, None), bool):
         setattr(wrapper, name, not frozen)
@@ -306,8 +307,8 @@ def _shown(kinds: list[tuple[str, tuple[int, ...]]]) -> str:
 
 def copy_statistics(old: Any, new: Any) -> None:
     """Copies running statistics from the wrappers of one environment to the same wrappers of
-    another environment. Statistics with non-finite values are not copied. A wrapper with frozen
-    statistics also freezes them in the new environment."""
+    another environment. Statistics with non-finite values are not copied. Statistics that are
+    frozen in the old environment are also frozen in the new environment."""
     for target, source in zip(_wrappers(new), _wrappers(old), strict=False):
         if type(target) is not type(source):
             continue

@@ -14,11 +14,12 @@ _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary
 
 
 class FastSyncVectorEnv(SyncVectorEnv):
-    """A `SyncVectorEnv` of `FaultTolerantEnv`s with a faster `step`. The results are the same.
+    """A `SyncVectorEnv` of `FaultTolerantEnv`s with a faster `step`. It returns the same results.
 
     The faster `step` is used in same-step mode if observations and actions are arrays. It writes
-    each observation directly to its row of the batch. It handles episode ends and infos only for
-    the environments that have them. In all other cases, `SyncVectorEnv.step` is used.
+    each observation directly to its row of the batch. It processes final observations and infos
+    only for environments whose episode ended or whose info is not empty. In all other cases,
+    `SyncVectorEnv.step` is used.
 
     This class does not check the shape and dtype of observations, because each `FaultTolerantEnv`
     already checks its own observations.

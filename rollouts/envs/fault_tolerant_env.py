@@ -59,7 +59,7 @@ class EnvFault:
 @dataclass(frozen=True)
 class EpisodeInfo:
     """Holds the info of one step. Gymnasium's vectors merge the infos of their environments key by
-    key, but they do not look into this object.
+    key, but do not merge the contents of this object.
 
     Attributes:
         info: the info that the environment returned.
@@ -73,7 +73,7 @@ class EnvPlace(NamedTuple):
 
     Attributes:
         name: the name that the user gave to the environment.
-        worker_index: the index of its worker.
+        worker_index: the index of the worker.
         env_index: the index of the environment within the worker.
     """
 
@@ -87,14 +87,13 @@ class EnvPlace(NamedTuple):
 
 class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Replaces an environment that raises in `step` or `reset`. This wrapper catches the exception,
-    closes the environment, makes a new environment and resets it.
+    closes the environment, and then makes and resets a new environment.
 
-    After `step` of the environment raised, `step` of this wrapper returns the first observation of
-    the next episode, with reward 0 and with `terminated` and `truncated` False. The `EnvFault` in
+    If `step` of the environment raises, `step` of this wrapper returns the first observation of the
+    next episode, with reward 0 and with `terminated` and `truncated` False. The `EnvFault` in
     `info[FAULT_KEY]` says that this row holds no transition. The wrapper copies the running
     statistics of other wrappers to the new environment (see `copy_statistics`). If a result breaks
-    Gymnasium's API, the wrapper raises an error. A new environment would not help, because it runs
-    the same code.
+    Gymnasium's API, the wrapper raises an error, because a new environment would run the same code.
 
     The wrapper also does the following:
 

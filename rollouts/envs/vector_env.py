@@ -45,8 +45,8 @@ def make_vector_env(
     index_offset: int = 0,
     in_evaluation: bool = False,
 ) -> VectorEnv[Any, Any, Any]:
-    """Makes a vector of environments. Each environment is wrapped in a `FaultTolerantEnv`, except
-    in a vector implementation of the environment's own.
+    """Makes a vector of environments. Each environment is wrapped in a `FaultTolerantEnv`, unless
+    the environment has its own vector implementation.
 
     Args:
         source: a result of `resolve_env`.
@@ -56,7 +56,7 @@ def make_vector_env(
         fast: whether to step environments in this process with `FastSyncVectorEnv` instead of
             Gymnasium's `SyncVectorEnv`. Both return the same results.
         keep_infos: see `FaultTolerantEnv`.
-        index_offset: the difference between `EnvContext.worker_index` and `worker_index`.
+        index_offset: a number that is added to `worker_index` for `EnvContext.worker_index`.
         in_evaluation: see `EnvContext`.
 
     Raises:

@@ -10,13 +10,13 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
 
 _no_warnings = np.errstate(all="ignore")
-#: In float32, the square of a number larger than about this is infinite.
+#: In float32, the squares of numbers that are much larger than this number are infinite.
 _LARGEST = 1e18
 
 
 @_no_warnings
 def all_finite(array: np.ndarray) -> bool:
-    """Returns whether all numbers of an array are finite. Integers and booleans always are."""
+    """Returns whether all numbers of an array are finite, which is always true for integers."""
     return _all_finite(array)
 
 

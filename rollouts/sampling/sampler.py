@@ -38,7 +38,8 @@ class VectorSampler:
     Gymnasium:
 
     - *next-step*: the step after the end of an episode only resets the environment. The row of this
-      step is not `valid`. The observation of this row is the last observation of the episode.
+      step is called a reset row, and is not `valid`. Its observation is the last observation of the
+      episode.
     - *same-step*: the sampler reads the last observation from `infos["final_obs"]`, and stores it
       as the successor of the row in which the episode ended.
     - *disabled*: the sampler resets the environments whose episodes ended. It stores the last

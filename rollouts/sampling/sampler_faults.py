@@ -118,7 +118,8 @@ class SamplerFaults:
             except Exception as another:
                 error = another
                 continue
-            # The exceptions are counted once, but every environment has lost its step.
+            # The number of exceptions is reported only for the first environment, but every
+            # environment has lost its step.
             array = np.full(env.num_envs, None, dtype=object)
             for index in range(env.num_envs):
                 array[index] = EnvFault(True, failures if index == 0 else 0, trace)

@@ -50,7 +50,7 @@ def evaluation_seeds(seed: int, number: int, worker_index: int, num_envs: int) -
 
     The seeds differ from the seeds in training. They also differ between evaluations, between
     workers, and between the environments of a worker. They do not depend on the number of restarts.
-    If a replacement repeats the part of a worker, it therefore plays the same episodes.
+    A replacement of a failed worker therefore plays the same episodes again.
 
     Args:
         seed: the seed of the run.

@@ -7,7 +7,7 @@ from polopt.common.episodes import Episode
 from polopt.rollouts.sampling.non_finite import find_non_finite
 from polopt.rollouts.sampling.sampler import VectorSampler
 
-#: The maximum number of steps in one fragment. The limit matters because the last fragment
+#: The maximum number of steps in one fragment. Short fragments save time, because the last fragment
 #: continues after the last episode has ended.
 _MOST_STEPS = 64
 

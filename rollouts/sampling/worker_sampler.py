@@ -45,7 +45,7 @@ def make_sampler(
     index_offset: int = 0,
     in_evaluation: bool = False,
 ) -> tuple[VectorSampler | None, EnvironmentFailedError | None]:
-    """Makes the sampler of a worker. Returns either the sampler, or the error if this fails.
+    """Makes the sampler of a worker. Returns the sampler and None, or None and the error.
 
     The worker raises the error when samples are requested. If this function raised the error in the
     constructor of an actor, Ray would only report that the actor died.
@@ -92,9 +92,9 @@ def make_sampler(
 
 
 def _check_spaces(env: Any, spaces: tuple[Space[Any], Space[Any]], place: str) -> None:
-    """Raises `EnvironmentAPIError` if the policy was made for other spaces than the environment
-    has. This can happen because an environment receives the index of its worker, and its spaces may
-    depend on this index."""
+    """Raises `EnvironmentAPIError` if the policy does not fit the spaces of the environment. The
+    policy was made for the spaces of one environment. The spaces of another environment may differ,
+    because they may depend on the index of the worker."""
     for name, space, expected in (
         ("observation", env.single_observation_space, spaces[0]),
         ("action", env.single_action_space, spaces[1]),
@@ -124,8 +124,8 @@ def sample_frames(sampler: VectorSampler, request: SampleRequest) -> SampleBatch
 
 
 def join_in_time(first: SampleBatch, second: SampleBatch) -> SampleBatch:
-    """Joins two consecutive fragments of the same sampler and weights along time. Both must not be
-    postprocessed yet.
+    """Joins two consecutive fragments of the same sampler along time. The same weights must have
+    sampled both fragments, and neither fragment may be postprocessed yet.
 
     Args:
         first: a fragment `[T1, N]`.
@@ -153,8 +153,9 @@ def join_in_time(first: SampleBatch, second: SampleBatch) -> SampleBatch:
 
 
 def mark_non_finite(batch: SampleBatch, sampler: VectorSampler, env: str) -> SampleBatch:
-    """Marks a batch that contains non-finite values, and returns it. Resets the environments with
-    non-finite values, because a policy returns NaN for observations that contain NaN.
+    """Checks a batch for non-finite values, and returns the batch. If there are non-finite values,
+    describes them in `batch.faults`, and resets the environments in which they occurred. Without a
+    reset, the policy would return NaN for an observation that contains NaN.
 
     Args:
         batch: the postprocessed batch, which is changed in place.
