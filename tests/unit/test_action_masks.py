@@ -1,4 +1,4 @@
-"""Actions that a mask does not allow have probability 0: in acting, losses, exports."""
+"""Actions that a mask forbids have probability 0 in acting, in losses and in exported models."""
 
 from __future__ import annotations
 
@@ -55,20 +55,20 @@ def masked_policy(kind: str, name: str = "a2c", **options: Any) -> Policy:
 
 
 def masked_rows(kind: str, rows: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    """Encoded observations `[N, D]` and their masks."""
+    """Returns encoded observations `[N, D]` and their masks."""
     rng = np.random.default_rng(0)
     masks = random_masks(ACTIONS[kind], rng, rows)
     return encoded(ACTIONS[kind], rng, masks), masks
 
 
 def sampled(policy: Policy, kind: str) -> SampleBatch:
-    """A fragment with random masks."""
+    """Returns a fragment with random masks."""
     sampler = make_sampler(guarded([lambda: Masked(kind)] * 3, "same_step"), policy, 16)
     return policy.postprocess(sampler.sample())
 
 
 def spread(policy: Policy) -> Policy:
-    """The policy with logits that differ by several units."""
+    """Changes a policy so that its logits differ by several units."""
     noise = torch.randn(policy.flat.params.shape, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         policy.flat.params.add_(noise)
@@ -76,14 +76,15 @@ def spread(policy: Policy) -> Policy:
 
 
 def allowed_logits(logits: Tensor, mask: np.ndarray, kind: str) -> list[Tensor]:
-    """The logits of allowed actions alone, of one row, for each action."""
+    """Returns, for each action, the logits of the allowed choices in one row."""
     parts = logits.split(sizes(ACTIONS[kind]))
     masks = torch.as_tensor(mask).bool().split(sizes(ACTIONS[kind]))
     return [part[allowed] for part, allowed in zip(parts, masks, strict=True)]
 
 
 def check_closed_forms(kind: str) -> None:
-    """Entropy, KL and log-probability belong to the distribution over allowed actions."""
+    """Checks that entropy, KL and log-probability are those of the distribution over allowed
+    actions."""
     policy, other = spread(masked_policy(kind)), masked_policy(kind)
     obs, masks = masked_rows(kind)
     batch = torch.as_tensor(obs)
@@ -142,7 +143,8 @@ def test_another_masked_logit_is_wrong(
 @every_kind
 @every_policy
 def test_masked_logits_have_no_gradient(name: str, kind: str) -> None:
-    """Those of actions that no observation of a batch allows. The losses are finite."""
+    """If no observation of a batch allows an action, the logit of the action has no gradient. The
+    losses are finite."""
     vector = guarded([lambda: Masked(kind)] * 3, "same_step")
     policy = make_policy(name, vector, model=SMALL, num_sgd_iter=2, lr=0.1, entropy_coeff=0.1)
     sampler = make_sampler(vector, policy, 16)
@@ -166,7 +168,7 @@ def test_masked_logits_have_no_gradient(name: str, kind: str) -> None:
 
 
 def check_numpy(kind: str, losses: str) -> None:
-    """A masked policy computes the gradient in NumPy that torch computes."""
+    """Checks that a masked policy computes the same gradient in NumPy as in torch."""
     name, options = LOSSES[losses]
     fast, slow = (masked_policy(kind, name, fast_cpu=fast, **options) for fast in (True, False))
     batch = sampled(slow, kind)
@@ -181,7 +183,7 @@ def check_numpy(kind: str, losses: str) -> None:
     np.testing.assert_allclose(computed, right, atol=1e-6 * max(1.0, np.abs(right).max()))
     obs = batch.all_obs[0]
     np.testing.assert_allclose(fast.action_params(obs), slow.action_params(obs), rtol=1e-5)
-    assert calls == []  # torch computed nothing of it
+    assert calls == []  # torch was not used
 
 
 @every_kind
@@ -209,7 +211,8 @@ def test_wrong_mask_in_numpy_is_detected(
 
 @every_kind
 def test_masked_outputs_in_numpy_have_no_gradient(kind: str) -> None:
-    """Also for a loss of a plugin, whose gradient with respect to them is not 0."""
+    """This also holds for the loss of a plugin whose gradient with respect to masked outputs is not
+    0."""
     policy = masked_policy(kind)
     obs, _ = masked_rows(kind)
     network = policy.model
@@ -262,7 +265,8 @@ def acting_policies(kind: str) -> dict[str, Any]:
 @every_mode
 @pytest.mark.parametrize("acting", ["a2c", "random", "module"])
 def test_sampled_actions_are_allowed(kind: str, mode: str, acting: str) -> None:
-    """`Masked` refuses others. Its last observations allow nothing, which is no fault."""
+    """`Masked` raises for forbidden actions. Its last observations allow no action, which does not
+    count as a fault."""
     vector = guarded([lambda: Masked(kind)] * 4, mode)
     sampler = make_sampler(vector, acting_policies(kind)[acting], 50)
     for options in ({}, {"uniform": True}, {"explore": acting == "random"}):
@@ -289,7 +293,7 @@ def test_policies_with_memory_have_the_mask(kind: str, name: str) -> None:
 
 
 def test_masks_and_images_keep_their_values_in_normalisation() -> None:
-    """A network gets bytes as bytes, and masks are 0 and 1, whatever the moments are."""
+    """For all moments, a network receives bytes unchanged, and masks stay 0 and 1."""
 
     class Painted(Masked):
         def __init__(self) -> None:
@@ -343,7 +347,7 @@ def test_uniform_actions_are_uniform_over_allowed_ones(kind: str) -> None:
 
 @every_kind
 def test_uniform_actions_of_a_callable_are_those_of_the_space(kind: str) -> None:
-    """A `Collector` samples uniformly before its callable acts."""
+    """A `Collector` samples uniform actions before it uses its callable."""
     actions = ACTIONS[kind]
     policy = CallablePolicy(observations(actions), actions, NonLearningConfig(actor=len))
     obs, masks = masked_rows(kind)
@@ -392,7 +396,8 @@ def test_onnx_model_applies_the_mask(kind: str, tmp_path: Path) -> None:
 
 @every_kind
 def test_network_of_a_subclass_has_the_mask(kind: str) -> None:
-    """`make_network` of a plugin need not know of masks. Its network sees whole observations."""
+    """`make_network` of a plugin does not need to handle masks. The network of the plugin receives
+    whole observations."""
     actions = ACTIONS[kind]
 
     class Plugin(type(masked_policy(kind))):  # type: ignore[misc]
@@ -406,7 +411,7 @@ def test_network_of_a_subclass_has_the_mask(kind: str) -> None:
 
 
 class PlainNetwork(masked.Network):
-    """Linear in the whole observation."""
+    """A network that is linear in the whole observation."""
 
     def __init__(self, size: int, num_params: int) -> None:
         super().__init__()
@@ -434,7 +439,7 @@ def test_every_kind_of_mask_is_found(space: Space[Any]) -> None:
     policy = make_policy("a2c", env, model=SMALL)
     observation = {"a": np.zeros(2, np.float32), "z": 0}
     observation["action_mask"] = np.array([0, 0, 1, 0], space.dtype)
-    assert policy.predict(observation)[0] == 1  # the third, counted from -1
+    assert policy.predict(observation)[0] == 1  # the third action of -1, 0, 1
 
 
 @pytest.mark.parametrize(
@@ -473,7 +478,7 @@ WRONG = {"none": 0.0, "half": 0.5, "two": 2.0, "nan": np.nan}
 @every_mode
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_mask_is_a_fault_of_the_environment(mode: str, wrong: str) -> None:
-    """It discards the episode, like an exception of the second step."""
+    """The wrong mask discards the episode, like an exception in the second step."""
     vector = guarded([lambda: Masked(wrong=WRONG[wrong]), Masked9], mode)
     sampler = make_sampler(vector, make_policy("a2c", vector, model=SMALL), 20)
     batch = sampler.sample()
@@ -486,7 +491,7 @@ def test_wrong_mask_is_a_fault_of_the_environment(mode: str, wrong: str) -> None
 
 
 class Masked9(Masked):
-    """The same spaces, right masks, longer episodes."""
+    """An environment with the same spaces as `Masked`, but with right masks and longer episodes."""
 
     length = 9
 
