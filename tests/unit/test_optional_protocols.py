@@ -317,7 +317,7 @@ def test_gymnasiums_wrappers_are_frozen_in_evaluation() -> None:
 
 def test_unwrapped_and_step_counters_of_ones_own() -> None:
     class Simulator(Stateless):
-        """An environment with its own step counter, whose `unwrapped` is another object."""
+        """An environment whose `unwrapped` is another object. Its wrapper has a step counter."""
 
         unwrapped = property(lambda self: SimpleNamespace())  # type: ignore[assignment]
         get_checkpoint_state = lambda self: self.time  # noqa: E731
