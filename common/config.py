@@ -294,9 +294,7 @@ def _first_problem(cls: type[Config], error: pydantic.ValidationError) -> str:
         return f"key {path!r} is missing"
     message = problem["msg"].removeprefix("Value error, ")
     complete = isinstance(problem.get("ctx", {}).get("error"), ConfigError)
-    if (
-        not path or complete
-    ):  # a validator of the whole config raised, and its message names the key
+    if not path or complete:  # the message of a validator of the whole config names the key
         return message
     allowed = _PLAIN_WORDS.get(kind, message.removeprefix("Input should be "))
     if described and kind in ("tuple_type", "missing", "too_long"):

@@ -27,8 +27,9 @@ class DataFaults(NamedTuple):
 
     @classmethod
     def concat(cls, parts: Iterable[DataFaults]) -> DataFaults:
-        """Combines the faults of several fragments. The last fragment with a fault determines
-        `env_index`, `traceback` and `non_finite`."""
+        """Combines the faults of several fragments. `env_index` and `traceback` come from the last
+        fragment with an exception. `non_finite` comes from the last fragment with non-finite
+        values."""
         total = cls()
         for part in parts:
             if part.env_faults:

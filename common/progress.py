@@ -19,8 +19,8 @@ class Progress:
             `ControlPage` replaces this buffer by memory that other processes of the node can read.
             The buffer is a memoryview, because access to one number takes twice as long in NumPy.
         by_environment: whether each environment of a vector notes its own steps. True only while
-            steps are slow. For fast environments, noting each step would take a fiftieth of their
-            time.
+            steps are slow. For fast environments, noting each step would take a fiftieth of the
+            time of a step.
     """
 
     by_environment = True
@@ -41,8 +41,8 @@ class Progress:
         self.at_s[0] = now_s
 
     def note_of_other(self, silent_s: float) -> None:
-        """Notes that another process made progress `silent_s` seconds ago. This process waits for
-        the other process."""
+        """Notes that another process, for which this process waits, made progress `silent_s`
+        seconds ago."""
         self.at_s[0] = max(self.at_s[0], time.monotonic() - silent_s)
 
 

@@ -1,4 +1,4 @@
-"""Shares values under names between the driver, trials and workers through Tune's registry."""
+"""Shares named values between the driver, trials and workers through Tune's registry."""
 
 from __future__ import annotations
 

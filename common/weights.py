@@ -32,9 +32,9 @@ FORMER_ACTING = Acting(normalize_actions=False, clip_actions=True, scale_by_high
 class Weights(NamedTuple):
     """All parameters of a policy, and the other values that are needed for acting and for losses.
 
-    The progress of schedules and adapted coefficients are sent with the weights, so that workers
-    always use the learner's values. In RLlib 0.8, `lr_schedule` and DD-PPO's KL coefficient did not
-    reach the workers.
+    The progress of schedules and the adapted coefficients are sent with the weights. Workers
+    therefore always use the learner's values. In RLlib 0.8, `lr_schedule` and DD-PPO's KL
+    coefficient did not reach the workers.
 
     Attributes:
         flat: the parameters `[P]` float32.

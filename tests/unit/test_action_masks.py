@@ -1,4 +1,4 @@
-"""Actions that a mask forbids have probability 0 in acting, in losses and in exported models."""
+"""Actions that a mask does not allow have probability 0: in acting, losses, exports."""
 
 from __future__ import annotations
 
@@ -55,20 +55,20 @@ def masked_policy(kind: str, name: str = "a2c", **options: Any) -> Policy:
 
 
 def masked_rows(kind: str, rows: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    """Returns encoded observations `[N, D]` and their masks."""
+    """Encoded observations `[N, D]` and their masks."""
     rng = np.random.default_rng(0)
     masks = random_masks(ACTIONS[kind], rng, rows)
     return encoded(ACTIONS[kind], rng, masks), masks
 
 
 def sampled(policy: Policy, kind: str) -> SampleBatch:
-    """Returns a fragment with random masks."""
+    """A fragment with random masks."""
     sampler = make_sampler(guarded([lambda: Masked(kind)] * 3, "same_step"), policy, 16)
     return policy.postprocess(sampler.sample())
 
 
 def spread(policy: Policy) -> Policy:
-    """Changes a policy so that its logits differ by several units."""
+    """The policy with logits that differ by several units."""
     noise = torch.randn(policy.flat.params.shape, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         policy.flat.params.add_(noise)
@@ -76,15 +76,14 @@ def spread(policy: Policy) -> Policy:
 
 
 def allowed_logits(logits: Tensor, mask: np.ndarray, kind: str) -> list[Tensor]:
-    """Returns, for each action, the logits of the allowed choices in one row."""
+    """The logits of allowed actions alone, of one row, for each action."""
     parts = logits.split(sizes(ACTIONS[kind]))
     masks = torch.as_tensor(mask).bool().split(sizes(ACTIONS[kind]))
     return [part[allowed] for part, allowed in zip(parts, masks, strict=True)]
 
 
 def check_closed_forms(kind: str) -> None:
-    """Checks that entropy, KL and log-probability are those of the distribution over allowed
-    actions."""
+    """Entropy, KL and log-probability belong to the distribution over allowed actions."""
     policy, other = spread(masked_policy(kind)), masked_policy(kind)
     obs, masks = masked_rows(kind)
     batch = torch.as_tensor(obs)
@@ -143,8 +142,7 @@ def test_another_masked_logit_is_wrong(
 @every_kind
 @every_policy
 def test_masked_logits_have_no_gradient(name: str, kind: str) -> None:
-    """If no observation of a batch allows an action, the logit of the action has no gradient. The
-    losses are finite."""
+    """Those of actions that no observation of a batch allows. The losses are finite."""
     vector = guarded([lambda: Masked(kind)] * 3, "same_step")
     policy = make_policy(name, vector, model=SMALL, num_sgd_iter=2, lr=0.1, entropy_coeff=0.1)
     sampler = make_sampler(vector, policy, 16)
@@ -168,7 +166,7 @@ def test_masked_logits_have_no_gradient(name: str, kind: str) -> None:
 
 
 def check_numpy(kind: str, losses: str) -> None:
-    """Checks that a masked policy computes the same gradient in NumPy as in torch."""
+    """A masked policy computes the gradient in NumPy that torch computes."""
     name, options = LOSSES[losses]
     fast, slow = (masked_policy(kind, name, fast_cpu=fast, **options) for fast in (True, False))
     batch = sampled(slow, kind)
@@ -183,7 +181,7 @@ def check_numpy(kind: str, losses: str) -> None:
     np.testing.assert_allclose(computed, right, atol=1e-6 * max(1.0, np.abs(right).max()))
     obs = batch.all_obs[0]
     np.testing.assert_allclose(fast.action_params(obs), slow.action_params(obs), rtol=1e-5)
-    assert calls == []  # torch was not used
+    assert calls == []  # torch computed nothing of it
 
 
 @every_kind
@@ -211,8 +209,7 @@ def test_wrong_mask_in_numpy_is_detected(
 
 @every_kind
 def test_masked_outputs_in_numpy_have_no_gradient(kind: str) -> None:
-    """This also holds for the loss of a plugin whose gradient with respect to masked outputs is not
-    0."""
+    """Also for a loss of a plugin, whose gradient with respect to them is not 0."""
     policy = masked_policy(kind)
     obs, _ = masked_rows(kind)
     network = policy.model
@@ -265,8 +262,7 @@ def acting_policies(kind: str) -> dict[str, Any]:
 @every_mode
 @pytest.mark.parametrize("acting", ["a2c", "random", "module"])
 def test_sampled_actions_are_allowed(kind: str, mode: str, acting: str) -> None:
-    """`Masked` raises for forbidden actions. Its last observations allow no action, which does not
-    count as a fault."""
+    """`Masked` refuses others. Its last observations allow nothing, which is no fault."""
     vector = guarded([lambda: Masked(kind)] * 4, mode)
     sampler = make_sampler(vector, acting_policies(kind)[acting], 50)
     for options in ({}, {"uniform": True}, {"explore": acting == "random"}):
@@ -293,7 +289,7 @@ def test_policies_with_memory_have_the_mask(kind: str, name: str) -> None:
 
 
 def test_masks_and_images_keep_their_values_in_normalisation() -> None:
-    """For all moments, a network receives bytes unchanged, and masks stay 0 and 1."""
+    """A network gets bytes as bytes, and masks are 0 and 1, whatever the moments are."""
 
     class Painted(Masked):
         def __init__(self) -> None:
@@ -347,7 +343,7 @@ def test_uniform_actions_are_uniform_over_allowed_ones(kind: str) -> None:
 
 @every_kind
 def test_uniform_actions_of_a_callable_are_those_of_the_space(kind: str) -> None:
-    """A `Collector` samples uniform actions before it uses its callable."""
+    """A `Collector` samples uniformly before its callable acts."""
     actions = ACTIONS[kind]
     policy = CallablePolicy(observations(actions), actions, NonLearningConfig(actor=len))
     obs, masks = masked_rows(kind)
@@ -396,8 +392,7 @@ def test_onnx_model_applies_the_mask(kind: str, tmp_path: Path) -> None:
 
 @every_kind
 def test_network_of_a_subclass_has_the_mask(kind: str) -> None:
-    """`make_network` of a plugin does not need to handle masks. The network of the plugin receives
-    whole observations."""
+    """`make_network` of a plugin need not know of masks. Its network sees whole observations."""
     actions = ACTIONS[kind]
 
     class Plugin(type(masked_policy(kind))):  # type: ignore[misc]
@@ -411,7 +406,7 @@ def test_network_of_a_subclass_has_the_mask(kind: str) -> None:
 
 
 class PlainNetwork(masked.Network):
-    """A network that is linear in the whole observation."""
+    """Linear in the whole observation."""
 
     def __init__(self, size: int, num_params: int) -> None:
         super().__init__()
@@ -439,7 +434,7 @@ def test_every_kind_of_mask_is_found(space: Space[Any]) -> None:
     policy = make_policy("a2c", env, model=SMALL)
     observation = {"a": np.zeros(2, np.float32), "z": 0}
     observation["action_mask"] = np.array([0, 0, 1, 0], space.dtype)
-    assert policy.predict(observation)[0] == 1  # the third action of -1, 0, 1
+    assert policy.predict(observation)[0] == 1  # the third, counted from -1
 
 
 @pytest.mark.parametrize(
@@ -478,7 +473,7 @@ WRONG = {"none": 0.0, "half": 0.5, "two": 2.0, "nan": np.nan}
 @every_mode
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_mask_is_a_fault_of_the_environment(mode: str, wrong: str) -> None:
-    """The wrong mask discards the episode, like an exception in the second step."""
+    """It discards the episode, like an exception of the second step."""
     vector = guarded([lambda: Masked(wrong=WRONG[wrong]), Masked9], mode)
     sampler = make_sampler(vector, make_policy("a2c", vector, model=SMALL), 20)
     batch = sampler.sample()
@@ -491,7 +486,7 @@ def test_wrong_mask_is_a_fault_of_the_environment(mode: str, wrong: str) -> None
 
 
 class Masked9(Masked):
-    """An environment with the same spaces as `Masked`, but with right masks and longer episodes."""
+    """The same spaces, right masks, longer episodes."""
 
     length = 9
 

@@ -264,9 +264,7 @@ def check_spoiled_rows_change_nothing(name: str, mask: Callable[[SampleBatch], N
     # After postprocessing, the added columns of a reset row are arbitrary, too.
     names = ["values", "advantages", "value_targets", "action_logp"]
     corrupt_reset_rows(batch, [column for column in names if column in batch])
-    if (
-        "values" in batch
-    ):  # without values, the learner bootstraps from the reset rows' observations
+    if "values" in batch:  # otherwise the learner bootstraps from observations of reset rows
         batch.obs[invalid] = np.nan
     mask(batch)
     np.testing.assert_array_equal(gradient(batch, policy), before)

@@ -1,5 +1,5 @@
-"""The user's `np.seterr` settings apply only to the user's code. If a number underflows in polopt,
-the run continues, and no environment counts as faulty."""
+"""`np.seterr` of a user's program is for the user's code: numbers that underflow in polopt end no
+run, and are no fault of an environment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from polopt.rollouts.sampling.discounted_returns import DiscountedReturns
 
 
 class Tiny(gymnasium.Env[np.ndarray, Any]):
-    """An environment whose float64 observations and rewards underflow in float32."""
+    """Observations in float64 and rewards underflow as float32."""
 
     def __init__(self, config: Any) -> None:
         self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -78,7 +78,7 @@ def test_underflow_ends_no_run(options: dict[str, Any]) -> None:
         assert np.isfinite(made.get_policy().predict(np.full(3, 1e-310))[0]).all()
         assert np.geterr()["under"] == "raise"
     assert result["fault_tolerance"]["num_env_faults"] == 0
-    if not options:  # the user's settings apply in environments
+    if not options:  # environments have the user's setting
         assert set(made.workers.local.sampler.env.envs[0].unwrapped.errors) == {"raise"}
     made.stop()
 

@@ -1,5 +1,4 @@
-"""The moments of workers. Each sample enters the driver's moments exactly once. Workers receive the
-driver's moments with the weights."""
+"""Moments of workers: each sample enters the driver's once. Workers get them with the weights."""
 
 from __future__ import annotations
 
@@ -43,14 +42,14 @@ EVERY: dict[str, tuple[Any, dict[str, Any]]] = {
     "sync_samples": (SyncSamples, {"train_batch_size": 40}),
     "async_samples": (AsyncSamples, {"max_requests_in_flight_per_worker": 2}),
     "sync_gradients": (SyncGradients, {"grads_per_step": 6}),
-    # Nearly all gradients are stale and are dropped.
+    # Nearly all gradients are stale, and dropped.
     "async_gradients": (AsyncGradients, {"grads_per_step": 8, "max_policy_lag": 0}),
 }
 
 
 class NotesRows(CheckedWorker):
-    """A worker that records all observations and discounted returns. It computes the returns from
-    their definition."""
+    """Worker that notes observations and discounted returns of all that it samples, by the
+    definition."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -105,7 +104,7 @@ def rows_of(optimizer: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_workers_moments_equal_those_of_all_their_rows(name: str) -> None:
-    """The rows also include the rows of gradients that are dropped because they are stale."""
+    """Also of gradients that are dropped because they are stale."""
     cls, options = EVERY[name]
     optimizer = make(cls, shuffled_by(1), **options)
     for _ in range(4):
@@ -119,7 +118,7 @@ def test_workers_moments_equal_those_of_all_their_rows(name: str) -> None:
 
 
 def samples_and_raises(worker: RolloutWorker, weights: Weights | None, fails: bool) -> None:
-    """A strategy's function that samples, and then raises if `fails` is True."""
+    """A strategy's function that samples. Then it fails or not."""
     worker.set_weights(weights)
     worker.next_batch()
     if fails:
@@ -127,7 +126,7 @@ def samples_and_raises(worker: RolloutWorker, weights: Weights | None, fails: bo
 
 
 def test_samples_of_a_call_that_raises_count_once() -> None:
-    optimizer = make(SyncGradients)  # this optimizer drops the work of a failed worker
+    optimizer = make(SyncGradients)  # it drops what a failed worker was to do
     calls = optimizer.calls
     for fails in (False, True, False):
         calls.send(optimizer.workers.remote[0], samples_and_raises, WEIGHTS, fails)
@@ -146,7 +145,7 @@ def test_fragment_that_is_not_finite_never_enters() -> None:
     moments = moments_of(optimizer.policy)
     assert moments.is_finite
     assert moments.rows == optimizer.metrics.num_env_steps_sampled
-    # Only observations are compared, because discarded fragments still affect later returns.
+    # Of the observations only: discarded fragments go on in the returns.
     rows = rows_of(optimizer)[:, :3]
     np.testing.assert_allclose(moments.mean[:3], rows.mean(0), rtol=1e-12)
     np.testing.assert_allclose(moments.variance[:3], rows.var(0), rtol=1e-12)
@@ -159,7 +158,7 @@ def spoiled(context: Any, **config: Any) -> Spoiled:
 
 
 class Far(Drift):
-    """An environment with finite observations whose squares are not finite."""
+    """Finite observations whose squares are not."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
 
@@ -264,7 +263,7 @@ def test_drivers_moments_survive_weights_that_workers_learned() -> None:
 
 
 def test_learner_in_this_process_learns_what_acted() -> None:
-    """The driver's moments change after the policy has acted, but the first KL divergence is 0."""
+    """The driver's moments have changed when it learns: the first KL divergence is still 0."""
     options = {"num_sgd_iter": 1, "sgd_minibatch_size": 0, "gamma": GAMMA, "lr": 0.05, **BOTH}
     config = worker_config("ppo", rollout={"num_workers": 0}, **options)
     optimizer = make_optimizer(SyncSamples, FakeWorkerSet(config))
@@ -302,8 +301,7 @@ def test_collector_adds_moments_and_keeps_them_with_new_weights() -> None:
 
 
 def test_restored_run_continues_bit_for_bit(tmp_path: Path) -> None:
-    """The restored run continues with the same moments, and with the same discounted returns of the
-    current episodes."""
+    """Moments, and the discounted returns of the episodes that go on."""
 
     def one() -> Any:
         return make(SyncSamples)

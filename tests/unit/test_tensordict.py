@@ -1,5 +1,5 @@
-"""`SampleBatch.to_tensordict` uses TorchRL's names and is exact at episode ends. The tests require
-tensordict. The last tests also require torchrl."""
+"""`SampleBatch.to_tensordict`: TorchRL's names, exact at episode ends. Requires tensordict, and
+torchrl for the last tests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_next_observation_is_the_true_one(mode: str) -> None:
     done = td["next", "done"][..., 0]
     assert set(then[0][done[0]].tolist()) == {3}
     assert set(then[1][done[1]].tolist()) == {5}
-    # A wrong variant uses the observation of the next row. It is right only in next-step mode.
+    # The observation of the next row is a wrong variant, except with next-step autoreset.
     shifted = torch.cat([now[:, 1:], then[:, -1:]], dim=1)
     assert torch.equal(shifted[mask], now[mask] + 1) == (mode == "next_step")
 
@@ -64,7 +64,7 @@ def test_padding_is_masked() -> None:
 
 
 def clip_ppo_loss(policy: Any) -> Any:
-    """Makes TorchRL's loss with the network of a polopt policy."""
+    """TorchRL's loss with the network of a polopt policy."""
     torchrl = pytest.importorskip("torchrl")
     from tensordict.nn import TensorDictModule
     from torchrl.modules import ProbabilisticActor, ValueOperator
@@ -100,7 +100,7 @@ def test_torchrl_ppo_loss_accepts_batch() -> None:
     td = batch.to_tensordict()
     loss = clip_ppo_loss(policy)
     theirs = float(loss(td)["loss_objective"].detach())
-    ours = -float(batch["advantages"].mean())  # the ratio is 1
+    ours = -float(batch["advantages"].mean())  # at a ratio of 1
     assert theirs == pytest.approx(ours, abs=1e-5)
 
 
