@@ -120,7 +120,7 @@ def check_sums_to_the_end(batches: list[SampleBatch], lambda_: float, vtrace: bo
         valid = batch["valid"]
         np.testing.assert_allclose(batch["value_targets"][valid], exact[valid], rtol=1e-5)
         if vtrace:
-            later = np.maximum(steps_left - 1, 0)  # the number of steps after this step
+            later = np.maximum(steps_left - 1, 0)  # reset rows have no steps left
             exact = 1.0 + GAMMA * (1.0 - decay**later) / (1.0 - decay)
         np.testing.assert_allclose(batch["advantages"][valid], exact[valid], rtol=1e-5)
 
