@@ -45,11 +45,11 @@ class RolloutConfig(Config):
             workers, which are sampled with the newest weights. With `overlapped`, the workers
             sample the next fragments while the process learns. Their weights are then one batch
             older. With `async`, the process takes one fragment at a time, in order of arrival.
-        fraction_workers_below: in synchronous collection below a gradient worker, the share of the
-            workers below, in (0, 1], that must finish before the fragments of the others are
-            stopped early. 1 means that no fragment is stopped early.
-        fraction_samples_below: the minimum share of its steps, in [0, 1], that a fragment keeps if
-            it is stopped early.
+        fraction_workers_below: when this share of the workers below a gradient worker has finished,
+            in (0, 1], the fragments of the other workers below are stopped early. 1 means that no
+            fragment is stopped early. This option applies to synchronous collection.
+        fraction_samples_below: a fragment that is stopped early keeps at least this share of its
+            steps, in [0, 1].
         compress_data: the codec that compresses fragments for the network. See
             `polopt.common.compression`. RLlib 0.8: `compress_observations`.
         compress_gradients: the codec that compresses gradients for the network.
@@ -98,19 +98,20 @@ class RolloutConfig(Config):
             without this worker.
         max_consecutive_failures: the run ends after this number of consecutive failed calls. If
             one worker and its replacements fail this often while other workers succeed, the worker
-            is not replaced again. The run then continues without it if at least `min_workers`
-            workers remain. RLlib: `max_num_env_runner_restarts`, which limits the total.
+            is not replaced again. The run then continues without this worker if at least
+            `min_workers` workers remain, and ends otherwise. RLlib: `max_num_env_runner_restarts`,
+            which limits the total.
         max_consecutive_env_faults: the run ends after this number of exceptions of one environment
             without a successful step between them. Until then, the worker replaces the environment
             after each exception. RLlib: `restart_failed_sub_environments`, which has no limit.
         max_consecutive_non_finite: the run ends after this number of consecutive non-finite
             fragments of one worker, or of consecutive non-finite updates. Until then, each of them
             is discarded.
-        seed: the seed of all random numbers, from 0 to 2**63 - 1. `None` draws a seed. Each worker
-            derives from it the seeds of its environments, of their spaces, and of the global
-            generators of `random`, NumPy and torch in its process. With `num_workers=0`, the
-            driver's process samples. Its global generators are seeded only if `seed` is given.
-            RLlib: `seed`.
+        seed: the seed of all random numbers, from 0 to 2**63 - 1. `None` draws a seed. From this
+            seed, each worker derives the seeds of its environments, of the spaces of these
+            environments, and of the global generators of `random`, NumPy and torch in the worker's
+            process. With `num_workers=0`, environments run in the driver's process. The global
+            generators of this process are seeded only if `seed` is given. RLlib: `seed`.
         record_arrivals: whether to record all events whose order depends on timing, so that
             `polopt rerun` can repeat the run bit for bit. The file `arrivals_000000.jsonl.gz`
             beside the results holds the record, with about 30 bytes for each gradient or fragment.
