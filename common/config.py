@@ -203,8 +203,9 @@ class Config(pydantic.BaseModel):
             where: the name of the dict in error messages.
 
         Raises:
-            ConfigError: if a key is unknown (the message names the nearest known key), if a value
-                has a wrong type or is out of range, or if a key has two values under two names.
+            ConfigError: if a key is unknown, a value has a wrong type or is out of range, or a key
+                has two values under two names. For an unknown key, the message names the nearest
+                known key.
         """
         options = canonical(options, cls.aliases, where)
         cls.check_former_keys(options, where)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-#: If a step of a vector takes longer than this, each environment notes its own steps.
+#: If a vector makes no progress for longer than this, its environments note their own steps.
 SLOW_STEP_S = 0.1
 
 
@@ -34,8 +34,9 @@ class Progress:
         self.at_s[0] = time.monotonic()
 
     def note_vector_step(self) -> None:
-        """Notes that all environments of a vector have made a step. If this step was slow, the
-        environments note their own steps in the next step of the vector."""
+        """Notes that all environments of a vector have made a step. If the last progress was more
+        than `SLOW_STEP_S` ago, the environments note their own steps in the next step of the
+        vector."""
         now_s = time.monotonic()
         self.by_environment = now_s - self.at_s[0] > SLOW_STEP_S
         self.at_s[0] = now_s

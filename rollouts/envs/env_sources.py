@@ -49,8 +49,9 @@ def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
             names.
 
     Raises:
-        ConfigError: if the id is unknown (the message suggests the nearest known id), if the module
-            cannot or must not be imported, or if `env` is an environment and not a source.
+        ConfigError: if the id is unknown, the module cannot or must not be imported, or `env` is an
+            environment and not a source. For an unknown id, the message suggests the nearest known
+            id.
     """
     refuse_made_env(env)
     if isinstance(env, EnvSpec):

@@ -34,8 +34,8 @@ def find_non_finite(batch: SampleBatch) -> tuple[str, np.ndarray]:
     is not finite also count as non-finite.
 
     Returns:
-        a description of the first non-finite value, which is empty if all values are finite, and an
-        array `[N]` bool, which is True for each environment with non-finite values.
+        a description of the first non-finite value, and an array `[N]` bool, which is True for each
+        environment with non-finite values. The description is empty if all values are finite.
     """
     envs = np.zeros(batch.shape[1], dtype=bool)
     problem = ""
