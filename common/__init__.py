@@ -1,1 +1,1 @@
-"""Configuration, sample batches, weights and gradients: the types that all layers share."""
+"""The types that all layers share, such as configs, sample batches, weights and gradients."""

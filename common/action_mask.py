@@ -1,4 +1,5 @@
-"""`ActionMask`: which actions an observation allows, for Discrete and MultiDiscrete actions."""
+"""`ActionMask`: finds and applies the mask of allowed actions in an observation. It supports
+Discrete and MultiDiscrete action spaces."""
 
 from __future__ import annotations
 
@@ -10,21 +11,20 @@ from gymnasium import Space, spaces
 
 from polopt.common.config import ConfigError
 
-#: Key of a Dict observation space that holds a mask.
+#: The key of a Dict observation space that holds the mask.
 MASK_KEY = "action_mask"
-#: Logit of an action that is not allowed. Its probability is exactly 0 beside any logit that a
-#: network computes. Sums and squares of it are finite in float32, so that entropy, KL and gradients
-#: are.
+#: The logit of a forbidden action. It is so low that the probability of the action is exactly 0.
+#: Its sums and squares are finite in float32, so that entropy, KL and gradients are also finite.
 MASKED_LOGIT = -1e18
 
 
 @dataclass(frozen=True)
 class ActionMask:
-    """The mask of an observation space.
+    """Describes the mask in an observation space.
 
     Attributes:
-        sizes: number of categories of each action: one number for Discrete.
-        place: where the mask is in an encoded observation `[D]`.
+        sizes: the number of categories of each action. A Discrete space has one action.
+        place: the slice of an encoded observation `[D]` that holds the mask.
         rest: the observation space without the mask.
     """
 
@@ -33,30 +33,33 @@ class ActionMask:
     rest: spaces.Dict
 
     def masked(self, logits: np.ndarray | float, obs: np.ndarray) -> np.ndarray:
-        """Logits `[N, sum of sizes]` float32, in which forbidden actions get `MASKED_LOGIT`.
+        """Returns logits `[N, sum of sizes]` float32, with `MASKED_LOGIT` for forbidden actions.
 
         Args:
-            logits: `[N, sum of sizes]`. One number: the allowed actions are equally probable.
-            obs: encoded observations `[N, D]`.
+            logits: the logits `[N, sum of sizes]`, or one number for all logits. With one number,
+                all allowed actions are equally probable.
+            obs: the encoded observations `[N, D]`, which contain the masks.
         """
         return np.where(obs[:, self.place] > 0.5, np.float32(logits), np.float32(MASKED_LOGIT))
 
     def check(self, masks: np.ndarray, needed: np.ndarray | bool = True) -> None:
-        """Checks masks.
+        """Checks the shape and the values of masks.
 
         Args:
-            masks: `[N, sum of sizes]`.
-            needed: `[N]` bool, or one for all: whether an action will be chosen. If not, as in the
-                last observation of an episode, the mask may allow none.
+            masks: the masks `[N, sum of sizes]`.
+            needed: `[N]` bool or one bool for all masks: whether an action will be chosen with the
+                mask. If no action will be chosen, as for the last observation of an episode, the
+                mask may forbid all actions.
 
         Raises:
-            ValueError: another shape, values other than 0 and 1, or no allowed action.
+            ValueError: if the masks have a wrong shape or values other than 0 and 1, or if a mask
+                that is needed allows no action.
         """
         if masks.shape[1:] != (sum(self.sizes),):
             raise ValueError(
                 f"the action mask must have shape {[sum(self.sizes)]}; got {[*masks.shape[1:]]}"
             )
-        wrong = (masks != 0) & (masks != 1)  # NaN is neither
+        wrong = (masks != 0) & (masks != 1)  # also True for NaN
         if wrong.any():
             row, column = map(int, np.argwhere(wrong)[0])
             raise ValueError(
@@ -76,16 +79,17 @@ class ActionMask:
 
 
 def _mask_of(masks: np.ndarray, row: int) -> str:
-    """Names a mask of a batch in an error."""
+    """Returns the name of one mask of a batch for an error message."""
     return "the action mask" + (f" of environment {row}" if len(masks) > 1 else "")
 
 
 def find_action_mask(observation_space: Space[Any], action_space: Space[Any]) -> ActionMask | None:
-    """Finds the mask in an observation space, which is a Dict with the key `action_mask` and other
-    keys. Returns None for a space without this key.
+    """Finds the mask in an observation space. The observation space has a mask if it is a Dict with
+    the key `action_mask`. Returns None for other spaces.
 
     Raises:
-        ConfigError: the value of that key does not fit `action_space`.
+        ConfigError: if the space of the mask does not fit `action_space`, or if the Dict has no
+            other key.
     """
     if not isinstance(observation_space, spaces.Dict) or MASK_KEY not in observation_space.spaces:
         return None
@@ -95,29 +99,30 @@ def find_action_mask(observation_space: Space[Any], action_space: Space[Any]) ->
     if sizes is None:
         raise ConfigError(
             f"{problem} for action space {action_space}. Allowed: a mask for Discrete and "
-            "MultiDiscrete actions; an observation that is no mask has another key"
+            "MultiDiscrete actions. If this observation is not a mask, rename its key"
         )
     total = sum(sizes)
     numbers = isinstance(space, spaces.Box | spaces.MultiBinary)
     if not numbers or space.shape != (total,):
         raise ConfigError(
             f"{problem} for action space {action_space}. Allowed: MultiBinary({total}), or a Box "
-            f"of shape ({total},): 1 for each action that is allowed, else 0"
+            f"of shape ({total},), with 1 for each allowed action and 0 for all others"
         )
     rest = [(key, part) for key, part in observation_space.spaces.items() if key != MASK_KEY]
     if not rest:
-        raise ConfigError(f"{problem} and no other key. Allowed: a mask beside observations")
+        raise ConfigError(f"{problem} and no other key. Allowed: a mask and at least one other key")
     start = 0
     for key, part in observation_space.spaces.items():
         if key == MASK_KEY:
             break
         start += spaces.utils.flatdim(part)
-    # A list keeps the order. A dict would be sorted.
+    # `spaces.Dict` keeps the order of a list, but sorts a dict.
     return ActionMask(sizes, slice(start, start + total), spaces.Dict(rest))
 
 
 def sizes_of(action_space: Space[Any]) -> tuple[int, ...] | None:
-    """Number of categories of each action of a Discrete or MultiDiscrete space. Else None."""
+    """Returns the number of categories of each action in a Discrete or MultiDiscrete space. Returns
+    None for other spaces."""
     if isinstance(action_space, spaces.Discrete):
         return (int(action_space.n),)
     if isinstance(action_space, spaces.MultiDiscrete):

@@ -1,18 +1,20 @@
-"""Compression of gradients and of batch columns that are sent between processes.
+"""Compresses the gradients and the batch columns that processes send to each other.
 
-- `none`: no compression.
-- `fp16`: half precision of the array divided by its largest magnitude, so that no value overflows.
-  Half the bytes. The relative error is at most 2^-11 for values above 2^-14 of the largest.
-- `bf16`: the upper half of each float32, rounded to nearest even. Half the bytes. The relative
-  error is at most 2^-8 at any magnitude.
-- `lz4`: lossless, for batches only. Bytes of equal significance are stored next to each other first
-  (byte shuffling, as in Blosc). It pays for uint8 images, which the other codecs leave as they are:
-  over a 100 Mbit/s link a fragment of 80 Pong observations takes 5 ms instead of 200 ms. Float
-  columns are sent faster with `bf16`. PyArrow, which Ray's data library requires, has the codec.
-- `topk`: the largest magnitudes only, with error feedback (Stich et al., 2018), for gradients only.
-  See `GradientPacker`.
+- `none` does not compress.
+- `fp16` divides the array by its largest magnitude, so that no value overflows, and stores it in
+  half precision. This halves the number of bytes. The relative error is at most 2^-11 for values
+  above 2^-14 of the largest magnitude.
+- `bf16` stores the upper half of each float32, rounded to nearest even. This halves the number of
+  bytes. The relative error is at most 2^-8 at any magnitude.
+- `lz4` is lossless, and applies only to batches. Before compression, it stores bytes of equal
+  significance next to each other (byte shuffling, as in Blosc). It is useful for uint8 images,
+  which `fp16` and `bf16` do not compress: over a 100 Mbit/s link, a fragment of 80 Pong
+  observations takes 5 ms instead of 200 ms. For float columns, `bf16` is faster. The codec comes
+  from PyArrow, which Ray's data library requires.
+- `topk` sends only the elements with the largest magnitudes, with error feedback (Stich et al.,
+  2018). It applies only to gradients. See `GradientPacker`.
 
-Packed data are NumPy arrays, which pickle protocol 5 transfers out of band without a copy.
+Packed data are NumPy arrays. Pickle protocol 5 transfers such arrays out of band without a copy.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from polopt.common.weights import Gradients
 
 DataCodec = Literal["none", "fp16", "bf16", "lz4"]
 GradientCodec = Literal["none", "fp16", "bf16", "topk"]
-#: Codecs that round, of the `DataCodec`s.
+#: The `DataCodec`s that round.
 LOSSY = ("fp16", "bf16")
 
 
@@ -34,11 +36,11 @@ class Packed(NamedTuple):
     """One packed array.
 
     Attributes:
-        codec: name of the codec.
-        shape: shape of the original array.
-        dtype: dtype of the original array.
+        codec: the name of the codec.
+        shape: the shape of the original array.
+        dtype: the dtype of the original array.
         arrays: the packed data.
-        scale: divisor of the values (`fp16`).
+        scale: the number by which `fp16` divided the values.
     """
 
     codec: str
@@ -49,20 +51,20 @@ class Packed(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Size of the packed data in bytes."""
+        """The size of the packed data in bytes."""
         return sum(array.nbytes for array in self.arrays)
 
 
 @np.errstate(all="ignore")
 def pack(array: np.ndarray, codec: str) -> Packed:
-    """Packs one array. Lossy codecs apply to float32 only. Other dtypes are stored unpacked.
+    """Packs one array. Lossy codecs apply only to float32, and store other dtypes unpacked.
 
     Args:
-        array: any shape.
+        array: an array of any shape.
         codec: `none`, `fp16`, `bf16` or `lz4`.
 
     Raises:
-        ValueError: for an unknown codec.
+        ValueError: if the codec is unknown.
     """
     if codec in LOSSY and array.dtype != np.float32:
         codec = "none"
@@ -72,10 +74,10 @@ def pack(array: np.ndarray, codec: str) -> Packed:
         packed = array
     elif codec == "fp16":
         largest = float(np.abs(array).max(initial=0.0))
-        # Non-finite values stay non-finite: the receiver checks for them.
+        # Non-finite values must stay non-finite, because the receiver checks for them.
         scale = largest if 0.0 < largest < np.inf else 1.0
-        # torch uses the processor's conversion instruction. NumPy takes 100 times as long where
-        # most values are much smaller than the largest.
+        # torch uses the processor's conversion instruction. NumPy takes 100 times as long if most
+        # values are much smaller than the largest value.
         packed = torch.tensor(array / np.float32(scale)).to(torch.float16).numpy()
     elif codec == "bf16":
         packed = torch.tensor(array).to(torch.bfloat16).view(torch.int16).numpy()
@@ -88,10 +90,11 @@ def pack(array: np.ndarray, codec: str) -> Packed:
 
 @np.errstate(all="ignore")
 def unpack(packed: Packed) -> np.ndarray:
-    """The original array, `[shape]` with its dtype. Read-only if it was stored unpacked.
+    """Returns the array with its original shape and dtype. The result may be read-only if the array
+    was stored unpacked.
 
     Raises:
-        ValueError: for an unknown codec.
+        ValueError: if the codec is unknown.
     """
     data, dtype = packed.arrays[0], np.dtype(packed.dtype)
     if packed.codec == "none":
@@ -141,22 +144,23 @@ class PackedGradients(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the packed vector."""
+        """The size of the packed vector in bytes."""
         return self.packed.nbytes
 
 
 class GradientPacker:
     """Packs gradients before they are sent.
 
-    `topk` keeps the elements that are not sent in a residual and adds them to the next gradient:
-    the sum of all sent gradients plus the residual equals the sum of all gradients.
+    `topk` stores the elements that are not sent in a residual, and adds the residual to the next
+    gradient. The sum of all sent gradients plus the residual therefore equals the sum of all
+    gradients.
 
     Args:
         codec: `none`, `fp16`, `bf16` or `topk`.
-        share: fraction of the elements that `topk` sends. At least one element.
+        share: the share of the elements that `topk` sends. `topk` sends at least one element.
 
     Attributes:
-        residual: `[P]` float32 of `topk`. None before the first gradient.
+        residual: the residual `[P]` float32 of `topk`. None before the first gradient.
     """
 
     def __init__(self, codec: GradientCodec, share: float = 0.1) -> None:
@@ -168,8 +172,8 @@ class GradientPacker:
     def pack(self, gradients: Gradients) -> Gradients | PackedGradients:
         """Packs a gradient.
 
-        Gradients of zero rows are returned unpacked, and so is a non-finite gradient with `topk`,
-        because it would make the residual non-finite permanently.
+        A gradient of zero rows is returned unpacked. With `topk`, a non-finite gradient is also
+        returned unpacked, because it would permanently make the residual non-finite.
         """
         flat = gradients.flat
         topk = self.codec == "topk"
@@ -192,7 +196,7 @@ class GradientPacker:
 
 
 def unpack_gradients(gradients: Gradients | PackedGradients) -> Gradients:
-    """The gradients that were packed, with the precision of their codec."""
+    """Returns the gradients that were packed, with the precision of their codec."""
     if isinstance(gradients, Gradients):
         return gradients
     return Gradients(unpack(gradients.packed), *gradients[1:])

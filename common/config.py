@@ -1,4 +1,4 @@
-"""`Config`: base class of all configuration classes, and `ConfigError`."""
+"""`Config`: the base class of all config classes. `ConfigError`: the error for a wrong config."""
 
 from __future__ import annotations
 
@@ -13,51 +13,52 @@ import pydantic
 from polopt.common.other_libraries import Fixed, fixed, instead_of
 
 C = TypeVar("C", bound="Config")
-#: An error message lists at most so many allowed names if there are many.
+#: If there are many allowed names, an error message lists at most this number of names.
 _MOST_SHOWN = 6
-#: If there are many names, those with at least this similarity are listed, from 0 to 1.
+#: If there are many allowed names, only names with at least this similarity (0 to 1) are listed.
 _SIMILAR = 0.6
-#: An error message quotes at most so many characters of a value.
+#: An error message quotes at most this number of characters of a value.
 _MOST_QUOTED = 200
 
 
 _short = reprlib.Repr()
 _short.maxother = _short.maxstring = 60
 
-#: Type of an option whose default, None, means that the value is chosen automatically. 0 means the
-#: same.
+#: The type of an option with the default None, which means that polopt chooses the value. The value
+#: 0 has the same meaning as None.
 Automatic = Annotated[int | None, pydantic.AfterValidator(lambda value: value or None)]
 
 
 class ConfigError(ValueError):
-    """The configuration is wrong. Raised before any actor starts.
+    """Raised when the config is wrong, before any actor starts.
 
-    The message names the key, the value that it got, and the values that are allowed.
+    The message names the key, the given value and the allowed values.
     """
 
 
 def nearest(name: Any, known: Iterable[str]) -> str:
-    """A question such as `did you mean 'gamma'?`, to append to an error message. An empty string
-    unless `name` looks like a misspelled known name.
+    """Returns a question such as `; did you mean 'gamma'?`, to append to an error message. Returns
+    an empty string unless `name` looks like a misspelled known name.
 
-    Look into `polopt.common.other_libraries` first: names of other libraries may resemble keys that
-    mean something else.
+    Callers should first look up `name` in `polopt.common.other_libraries`. A name from another
+    library may resemble a key of polopt with a different meaning.
     """
     by_lower, given = {key.lower(): key for key in known}, str(name).lower()
-    # One wrong letter in a name of three or four letters is still found.
+    # With these cutoffs, names of three or four letters are found even if one letter is wrong.
     cutoff = 0.65 if len(given) < 4 else 0.75
     close = difflib.get_close_matches(given, list(by_lower), n=1, cutoff=cutoff)
     return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
 
 
 def nearest_of(name: Any, known: Iterable[str], shown: Iterable[str] | None = None) -> str:
-    """Appends the allowed names to `nearest`, the most similar first. If there are many names, only
-    similar ones are listed, as in `did you mean 'gamma'? Similar: gamma (of 56 names)`.
+    """Returns the result of `nearest` and a list of the allowed names, to append to an error
+    message. The most similar names come first. If there are many names, only similar names are
+    listed: `; did you mean 'gamma'? Similar: gamma (of 56 names)`.
 
     Args:
         name: the given name.
-        known: names that may be suggested.
-        shown: names that are listed as allowed. By default all of `known`.
+        known: the names that may be suggested.
+        shown: the names that are listed as allowed. `None` means all names in `known`.
     """
     given, known = str(name), list(known)
     names = set(known if shown is None else shown)
@@ -72,8 +73,8 @@ def nearest_of(name: Any, known: Iterable[str], shown: Iterable[str] | None = No
 
 
 def _similarity(given: str, key: str) -> float:
-    """How similar two names are, from 0 to 1: by their letters or by the words that they share,
-    whichever is larger."""
+    """Returns the similarity of two names, from 0 to 1. This is the larger of two numbers: the
+    similarity of the letters, and the share of common words."""
     given, key = given.lower(), key.lower()
     words, others = (set(re.findall(r"[a-z]{3,}", name)) for name in (given, key))
     shared = len(words & others) / max(len(words), 1)
@@ -81,8 +82,9 @@ def _similarity(given: str, key: str) -> float:
 
 
 def unknown_key(name: Any, known: Iterable[str], shown: Iterable[str] | None = None) -> str:
-    """The error message for an unknown key. For an option of another library, it names the key that
-    takes its place. For any other key, it goes on with `nearest_of`, with the same arguments.
+    """Returns the error message for an unknown key. For an option of another library, the message
+    names the corresponding key of polopt. For other keys, the message ends with the result of
+    `nearest_of`, which has the same arguments. An example:
 
         unknown key 'n_steps'. For 'n_steps' of Stable-Baselines3: 'rollout_fragment_length'
     """
@@ -93,17 +95,17 @@ def unknown_key(name: Any, known: Iterable[str], shown: Iterable[str] | None = N
 def without_fixed(
     options: Mapping[str, Any], rows: Sequence[Fixed], known: Iterable[str], where: str = "config"
 ) -> dict[str, Any]:
-    """Removes options of other libraries that polopt does not have because their value is fixed.
+    """Removes options of other libraries whose value is fixed in polopt.
 
     Args:
         options: the user's options.
         rows: the fixed options and their values.
-        known: keys and aliases that polopt does have. They are kept, also if `rows` name them.
-        where: name of the dict in error messages.
+        known: the keys and aliases of polopt. These options are kept, even if `rows` contains them.
+        where: the name of the dict in error messages.
 
     Raises:
-        ConfigError: an option has another value than the fixed one. The message says what to use
-            instead.
+        ConfigError: if an option has a value that is not allowed. The message says what the user
+            can do instead.
     """
     kept, known = {}, set(known)
     for key, value in options.items():
@@ -121,20 +123,20 @@ def without_fixed(
 
 
 def shown(value: Any) -> str:
-    """The text with which error messages quote `value`: one line of at most 200 characters."""
+    """Returns a value as text for error messages: one line of at most 200 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]}..."
 
 
 def shown_options(options: Mapping[Any, Any]) -> str:
-    """The text with which error messages quote options: one line, with each value shortened."""
+    """Returns options as text for error messages: one line, in which each value is shortened."""
     parts = (f"{key!r}: {' '.join(_short.repr(value).split())}" for key, value in options.items())
     return f"{{{', '.join(parts)}}}"
 
 
 def differ(one: Any, other: Any) -> bool:
-    """Whether two values of any type differ. Arrays compare by element, so two arrays differ unless
-    they are the same object."""
+    """Returns whether two values of any type differ. Two arrays count as different unless they are
+    the same object, because `!=` compares arrays by element."""
     try:
         return bool(one != other)
     except ValueError:
@@ -142,7 +144,7 @@ def differ(one: Any, other: Any) -> bool:
 
 
 class Config(pydantic.BaseModel):
-    """A frozen set of options with defaults, validated on construction.
+    """A frozen set of options with defaults. The options are validated when a config is made.
 
         class LossConfig(Config):
             gamma: float = 0.99
@@ -151,9 +153,13 @@ class Config(pydantic.BaseModel):
         LossConfig.parse({"discount": 0.9}).gamma     # 0.9
         LossConfig.parse({"gama": 0.9})               # ConfigError: did you mean 'gamma'?
 
-    The class attribute `aliases` maps other names of keys, such as RLlib's, to the keys. `renamed`
-    maps former names to present ones. A former name is an error that says the present name.
-    `removed` maps keys that no longer exist to the reason, which the error gives.
+    Subclasses may set these class attributes:
+
+    - `aliases` maps other names of keys, such as names in RLlib, to the keys.
+    - `renamed` maps former names of keys to the current names. A former name raises an error that
+      gives the current name.
+    - `removed` maps keys that no longer exist to the reason. Such a key raises an error that gives
+      the reason.
     """
 
     model_config = pydantic.ConfigDict(
@@ -164,8 +170,8 @@ class Config(pydantic.BaseModel):
         populate_by_name=True,
         validate_default=False,
     )
-    #: Whether errors name the key that takes the place of another library's option. False for
-    #: classes with a few options, all of which the error lists.
+    #: Whether the error for an option of another library names the corresponding key of polopt.
+    #: False for classes with few options, because their errors list all options.
     advises: ClassVar[bool] = True
     aliases: ClassVar[Mapping[str, str]] = {}
     renamed: ClassVar[Mapping[str, str]] = {}
@@ -174,7 +180,7 @@ class Config(pydantic.BaseModel):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _refuse_bool_for_number(cls, data: Any) -> Any:
-        # In Python, True equals 1: `num_workers=True` would be accepted as one worker.
+        # In Python, True equals 1, so `num_workers=True` would be accepted as one worker.
         if isinstance(data, Mapping):
             for name, field in cls.model_fields.items():
                 for key in (name, field.alias):
@@ -185,7 +191,7 @@ class Config(pydantic.BaseModel):
 
     @classmethod
     def keys(cls) -> list[str]:
-        """The keys of this config. If a pydantic field has an alias, the key is the alias."""
+        """Returns the keys of this config. If a pydantic field has an alias, this is its key."""
         return [field.alias or name for name, field in cls.model_fields.items()]
 
     @classmethod
@@ -193,12 +199,13 @@ class Config(pydantic.BaseModel):
         """Makes a config from a plain dict.
 
         Args:
-            options: values by key or alias.
-            where: name of the dict in error messages.
+            options: a dict that maps keys or aliases to values.
+            where: the name of the dict in error messages.
 
         Raises:
-            ConfigError: a key is unknown (the message names the nearest known key), a value has a
-                wrong type or is out of range, or a key is given under two names.
+            ConfigError: if a key is unknown, a value has a wrong type or is out of range, or a key
+                has two values under two names. For an unknown key, the message names the nearest
+                known key.
         """
         options = canonical(options, cls.aliases, where)
         cls.check_former_keys(options, where)
@@ -207,7 +214,7 @@ class Config(pydantic.BaseModel):
             if key not in known:
                 instead = instead_of(key)
                 if not set(cls.keys()) & set(re.findall(r"\w+", instead)):
-                    instead = ""  # it names only options of another config
+                    instead = ""  # the text names no key of this config
                 meant = nearest_of(key, [*cls.keys(), *cls.aliases], cls.keys())
                 raise ConfigError(
                     f"{where}: unknown key {key!r}" + (f". {instead}" if instead else meant)
@@ -222,7 +229,7 @@ class Config(pydantic.BaseModel):
         """Checks that no key is a former key of this config.
 
         Raises:
-            ConfigError: a key was renamed or removed. The message has the present name or the
+            ConfigError: if a key was renamed or removed. The message gives the current name or the
                 reason.
         """
         for key in options:
@@ -232,8 +239,9 @@ class Config(pydantic.BaseModel):
                 raise ConfigError(f"{where}: key {key!r} was removed: {cls.removed[key]}")
 
     def to_dict(self) -> dict[str, Any]:
-        """The options by key, as a dict that `type(self).parse` accepts. Options of type Any keep
-        their objects, because Pydantic would convert a user's dataclasses to dicts."""
+        """Returns the options as a dict that `type(self).parse` accepts. Values of options with the
+        type Any are not converted, because Pydantic would convert a user's dataclasses to dicts.
+        """
         options = self.model_dump(by_alias=True)
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
@@ -250,7 +258,8 @@ def canonical(
     """Replaces the aliases in `options` by their keys.
 
     Raises:
-        ConfigError: a key is given under two names with different values.
+        ConfigError: if `options` is not a mapping, or if a key is given under two names with
+            different values.
     """
     if not isinstance(options, Mapping):
         raise ConfigError(f"{where}: got {shown(options)}; allowed: a mapping of keys to values")
@@ -260,8 +269,8 @@ def canonical(
         key = aliases.get(given, given)
         if key in result and differ(result[key], value):
             raise ConfigError(
-                f"{where}: {written_as[key]!r} and {given!r} are two names of {key!r}, with "
-                f"values {shown(result[key])} and {shown(value)}. Give only one of them"
+                f"{where}: {written_as[key]!r} and {given!r} are two names of {key!r}, but have "
+                f"the values {shown(result[key])} and {shown(value)}. Give only one of them"
             )
         result[key] = value
         written_as[key] = given
@@ -269,7 +278,7 @@ def canonical(
 
 
 def _is_of_any_type(annotation: Any) -> bool:
-    """Whether a type is Any, or a container of values of any type."""
+    """Returns whether a type is Any or a container of Any."""
     return annotation is Any or any(map(_is_of_any_type, get_args(annotation)))
 
 
@@ -286,7 +295,7 @@ def _first_problem(cls: type[Config], error: pydantic.ValidationError) -> str:
         return f"key {path!r} is missing"
     message = problem["msg"].removeprefix("Value error, ")
     complete = isinstance(problem.get("ctx", {}).get("error"), ConfigError)
-    if not path or complete:  # the message of a validator of the whole model names the keys
+    if not path or complete:  # the message of a validator of the whole config names the key
         return message
     allowed = _PLAIN_WORDS.get(kind, message.removeprefix("Input should be "))
     if described and kind in ("tuple_type", "missing", "too_long"):
@@ -294,7 +303,7 @@ def _first_problem(cls: type[Config], error: pydantic.ValidationError) -> str:
     return f"key {path!r}: got {shown(problem['input'])}; allowed: {allowed}"
 
 
-#: Allowed values in plain words, for the kinds of errors that pydantic describes in its own words.
+#: Maps kinds of pydantic's errors to the allowed values in plain words.
 _PLAIN_WORDS = {
     "bool_parsing": "True or False",
     "bool_type": "True or False",
@@ -312,7 +321,8 @@ _PLAIN_WORDS = {
 
 
 def _description(cls: type[Config], path: tuple[int | str, ...]) -> str:
-    """The description of the field at a path, which says what it allows. Empty if it has none."""
+    """Returns the description of the field at a path, which says what the field allows. Returns an
+    empty string if the field has no description."""
     owner: Any = cls
     for part in path:
         field = owner.model_fields.get(part)
@@ -323,7 +333,8 @@ def _description(cls: type[Config], path: tuple[int | str, ...]) -> str:
 
 
 def _owner(cls: type[Config], path: tuple[int | str, ...]) -> type[Config] | None:
-    """The config class that has this key: `cls`, or a class nested in it. None for a dict's key."""
+    """Returns the config class that contains the last key of a path. This is `cls` or a config
+    class nested in `cls`. Returns None if the key belongs to a plain dict."""
     owner: Any = cls
     for part in path[:-1]:
         field = owner.model_fields.get(part) if isinstance(part, str) else None
@@ -338,5 +349,6 @@ def _is_config(annotation: Any) -> bool:
 
 
 def _is_type_tag(part: int | str) -> bool:
-    """Whether pydantic added this part of a path, to name the type of a union that it tried."""
+    """Returns whether pydantic added this part to a path. For a union, pydantic adds the name of
+    the type that it tried."""
     return isinstance(part, str) and (part in {"float", "int", "str"} or "[" in part)

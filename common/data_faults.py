@@ -1,4 +1,4 @@
-"""Faults that occurred while a fragment was sampled and did not stop the sampling."""
+"""`DataFaults`: faults that occurred while a fragment was sampled, but did not stop sampling."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import NamedTuple
 
 
 class DataFaults(NamedTuple):
-    """Faults of one worker's environments within one fragment. The fragment's batch holds them.
+    """The faults of one worker's environments within one fragment. The batch of the fragment
+    contains them.
 
     Attributes:
-        env_faults: number of exceptions that environments raised. Each ends an episode and
-            invalidates at most one row.
-        env_index: index within the worker of the environment that raised the last exception.
-        traceback: traceback of the last exception. It begins in the environment's own code.
-        non_finite: says which values are not finite, and where: values of the fragment, or values
-            computed from it. Empty if all values are finite. A learner must not use a batch with
-            such values.
+        env_faults: the number of exceptions that environments raised. Each exception ends an
+            episode and invalidates at most one row.
+        env_index: the index of the environment that raised the last exception, within its worker.
+        traceback: the traceback of the last exception. It starts in the environment's own code.
+        non_finite: a description of the non-finite values in the fragment, or in values that were
+            computed from the fragment. Empty if all values are finite. A learner must not use a
+            batch with non-finite values.
     """
 
     env_faults: int = 0
@@ -26,7 +27,9 @@ class DataFaults(NamedTuple):
 
     @classmethod
     def concat(cls, parts: Iterable[DataFaults]) -> DataFaults:
-        """The faults of several fragments, in the given order."""
+        """Combines the faults of several fragments. `env_index` and `traceback` come from the last
+        fragment with an exception. `non_finite` comes from the last fragment with non-finite
+        values."""
         total = cls()
         for part in parts:
             if part.env_faults:
@@ -40,5 +43,5 @@ class DataFaults(NamedTuple):
         return total
 
 
-#: A fragment without faults.
+#: The value for a fragment without faults.
 NO_FAULTS = DataFaults()

@@ -1,4 +1,5 @@
-"""Episodes that have ended: one with what a user may ask of it, and statistics of many."""
+"""`Episode` describes one episode to callbacks. `EpisodeStats` holds the returns and lengths of the
+episodes in a fragment."""
 
 from __future__ import annotations
 
@@ -7,18 +8,18 @@ from typing import Any, NamedTuple
 
 
 class Episode(NamedTuple):
-    """One episode that has ended. In `on_episode_step`, the episode so far.
+    """One episode that has ended. In `on_episode_step`, the current episode so far.
 
     Attributes:
-        env_index: index of the environment in its worker.
-        episode_return: undiscounted sum of rewards.
-        episode_len: length in environment steps.
-        terminated: True if the episode ended by termination. False if it was truncated, or has not
-            ended yet.
-        info: the environment's infos of the last step. Empty where they are not kept.
-        data: a dict that `on_episode_step` may fill. It is the same dict in all steps of the
-            episode. Empty if the callbacks do not define `on_episode_step`.
-        done: True if the episode has ended.
+        env_index: the index of the environment in its worker.
+        episode_return: the undiscounted sum of rewards.
+        episode_len: the length in environment steps.
+        terminated: whether the episode ended by termination. False if the episode was truncated, or
+            has not ended yet.
+        info: the info that the environment returned in the last step. Empty if infos are not kept.
+        data: a dict that `on_episode_step` may fill. All steps of an episode share this dict. Empty
+            if the callbacks do not define `on_episode_step`.
+        done: whether the episode has ended.
     """
 
     env_index: int
@@ -26,16 +27,17 @@ class Episode(NamedTuple):
     episode_len: int
     terminated: bool
     info: Mapping[str, Any] = {}
-    data: dict[str, Any] = {}  # noqa: RUF012 - the sampler gives each episode its own
+    data: dict[str, Any] = {}  # noqa: RUF012 - the sampler gives each episode its own dict
     done: bool = True
 
 
 class EpisodeStats(NamedTuple):
-    """The E episodes that ended within one fragment. A part of the fragment's batch.
+    """Statistics of the E episodes that ended within one fragment. The batch of the fragment
+    contains them.
 
     Attributes:
-        returns: `[E]` undiscounted sums of rewards.
-        lengths: `[E]` lengths in environment steps.
+        returns: the undiscounted sums of rewards `[E]`.
+        lengths: the lengths in environment steps `[E]`.
     """
 
     returns: Sequence[float] = ()
@@ -43,7 +45,7 @@ class EpisodeStats(NamedTuple):
 
     @classmethod
     def concat(cls, parts: Iterable[EpisodeStats]) -> EpisodeStats:
-        """The episodes of several fragments, in the given order."""
+        """Concatenates the statistics of several fragments, in the given order."""
         parts = list(parts)
         if len(parts) == 1:
             return parts[0]

@@ -1,4 +1,4 @@
-"""`Moments`: number, mean and squared deviations of rows, which merge without loss."""
+"""`Moments`: the number, mean and squared deviations of rows, which can be merged exactly."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy as np
 
 
 class Moments(NamedTuple):
-    """Number, mean and sum of squared deviations of rows `[S]`, per element.
+    """The number of rows `[S]`, and the mean and the sum of squared deviations of each element.
 
-    Float64, whatever the rows are. Merged moments of two sets of rows equal the moments of all rows
-    together, up to rounding (Chan, Golub and LeVeque, 1983). The arrays are never changed.
+    The moments are always float64. The merged moments of two sets of rows equal the moments of all
+    rows together, up to rounding (Chan, Golub and LeVeque, 1983). The arrays are never changed.
 
     Attributes:
-        rows: number of rows.
-        mean: `[S]`. 0 without rows.
-        m2: `[S]` sum of squared deviations from the mean.
+        rows: the number of rows.
+        mean: the mean `[S]`. 0 for zero rows.
+        m2: the sum `[S]` of squared deviations from the mean.
     """
 
     rows: int
@@ -25,13 +25,13 @@ class Moments(NamedTuple):
 
     @classmethod
     def zero(cls, size: int) -> Moments:
-        """The moments of no rows."""
+        """Returns the moments of zero rows."""
         return cls(0, np.zeros(size), np.zeros(size))
 
     @classmethod
     @np.errstate(all="ignore")
     def of(cls, rows: np.ndarray) -> Moments:
-        """The moments of rows `[B, S]`."""
+        """Returns the moments of rows `[B, S]`."""
         if len(rows) == 0:
             return cls.zero(rows.shape[1])
         rows = rows.astype(np.float64, copy=False)
@@ -40,7 +40,7 @@ class Moments(NamedTuple):
 
     @np.errstate(all="ignore")
     def merge(self, other: Moments) -> Moments:
-        """The moments of both sets of rows together."""
+        """Returns the moments of both sets of rows together."""
         if other.rows == 0 or self.rows == 0:
             return self if other.rows == 0 else other
         count = self.rows + other.rows
@@ -52,17 +52,18 @@ class Moments(NamedTuple):
     @property
     @np.errstate(all="ignore")
     def variance(self) -> np.ndarray:
-        """`[S]` mean squared deviation. 0 without rows."""
+        """The mean squared deviation `[S]`. 0 for zero rows."""
         return self.m2 / max(self.rows, 1)
 
     @property
     def is_finite(self) -> bool:
-        """Whether all numbers are finite. Squares of finite rows may overflow."""
+        """Whether all moments are finite. They may be non-finite even if all rows are finite,
+        because the squares may overflow."""
         return bool(np.isfinite(self.mean).all() and np.isfinite(self.m2).all())
 
 
 def merged(first: Moments | None, second: Moments | None) -> Moments | None:
-    """The moments of both. None stands for no rows."""
+    """Returns the merged moments. None means zero rows."""
     if first is None or second is None:
         return second if first is None else first
     return first.merge(second)

@@ -1,7 +1,7 @@
-"""Names of RLlib, Stable-Baselines3 and CleanRL, and what takes their place in polopt.
+"""Options of RLlib, Stable-Baselines3 and CleanRL, and the corresponding options of polopt.
 
-Error messages and the tables of `docs/migration.md` are made of this data. Texts are Markdown, as
-the page shows them. The names of an option are the words that its text has between backquotes.
+Error messages and the tables of `docs/migration.md` use the texts in this file. The texts are
+Markdown. The words between backquotes in the text of an option are the names of the option.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 
 class Option(NamedTuple):
-    """Options of another library, and what takes their place.
+    """Options of another library, and the corresponding options of polopt.
 
     Attributes:
-        given: their names there, with or without remarks.
-        here: the options of polopt.
-        defaults: the default of the other library's PPO, and the default of `SyncPPO`.
+        given: the names in the other library in backquotes, with remarks if needed.
+        here: the options of polopt to use instead.
+        defaults: the default in the other library's algorithm, and the default in polopt's preset.
     """
 
     given: str
@@ -26,24 +26,24 @@ class Option(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The names, as a config would have them."""
+        """The names in `given`, in the form in which a config contains them."""
         return [name.replace("-", "_") for name in re.findall(r"`-{0,2}(\w[\w-]*)", self.given)]
 
 
 class Fixed(NamedTuple):
-    """Options that polopt does not have, because it always does the same.
+    """Options of another library whose value is fixed in polopt.
 
     Attributes:
-        same: names, and the value that means what polopt does: it is accepted. A tuple holds
-            several values. An empty one, none.
-        here: what to do instead for other values.
+        same: maps names to the accepted value, which describes what polopt always does. A tuple
+            contains several accepted values. An empty tuple means that no value is accepted.
+        here: what the user can do instead of giving another value.
     """
 
     same: Mapping[str, Any]
     here: str
 
     def allowed(self, name: str) -> tuple[Any, ...]:
-        """The values that are accepted for a name."""
+        """Returns the values that are accepted for a name."""
         value = self.same[name]
         return value if isinstance(value, tuple) else (value,)
 
@@ -51,32 +51,34 @@ class Fixed(NamedTuple):
 RLLIB = (
     Option(
         "`num_env_runners`, `num_envs_per_env_runner`",
-        "`num_workers`, `num_envs_per_worker`; also RLlib's names",
+        "`num_workers`, `num_envs_per_worker`. RLlib's names are also accepted",
         "2 and 1, 2 and 8",
     ),
     Option("`rollout_fragment_length`", "`rollout_fragment_length`, a number", '`"auto"`, 128'),
     Option(
         "`train_batch_size_per_learner`",
-        "`train_batch_size`; also RLlib's name. None: one fragment of each worker",
+        "`train_batch_size`. RLlib's name is also accepted. None means one fragment of each worker",
         "4000, None",
     ),
-    Option("`lr`", "`lr`; a schedule is `[[steps, value], ...]`", "5e-5, 1e-3"),
+    Option("`lr`", "`lr`, a number or a schedule `[[steps, value], ...]`", "5e-5, 1e-3"),
     Option("`gamma`", "`gamma`", "0.99, 0.99"),
-    Option("`lambda_`", "`lambda`; also `lambda_`", "1.0, 0.95"),
+    Option("`lambda_`", "`lambda`. The name `lambda_` is also accepted", "1.0, 0.95"),
     Option(
         "`minibatch_size`, `num_epochs`",
-        "`sgd_minibatch_size`, `num_sgd_iter`; also RLlib's names",
+        "`sgd_minibatch_size`, `num_sgd_iter`. RLlib's names are also accepted",
         "128 and 30, 128 and 10",
     ),
     Option("`clip_param`", "`clip_param`", "0.3, 0.2"),
     Option(
-        "`vf_loss_coeff`, of the mean squared error; IMPALA and APPO: of half of it",
-        "`vf_loss_coeff`, the same for each algorithm; A2C and A3C as IMPALA",
+        "`vf_loss_coeff` multiplies the mean squared error. In IMPALA and APPO, it multiplies half "
+        "the mean squared error",
+        "`vf_loss_coeff` has the same meaning as in the RLlib algorithm. In A2C and A3C, it has "
+        "the same meaning as in IMPALA",
         "1.0, 0.25",
     ),
     Option(
-        "`vf_clip_param`, the largest squared error that counts",
-        "`vf_clip_param`; infinity is None",
+        "`vf_clip_param`, at which the squared error is clipped",
+        "`vf_clip_param`. None means that the error is not clipped",
         "10.0, None",
     ),
     Option("`entropy_coeff`", "`entropy_coeff`", "0.0, 0.01"),
@@ -84,16 +86,17 @@ RLLIB = (
     Option("`kl_coeff`, `kl_target`", "`kl_coeff`, `kl_target`", "0.2 and 0.01, 0.0 and 0.01"),
     Option(
         "`normalize_actions`",
-        "`normalize_actions`, in each dimension with two finite bounds; RLlib maps all dimensions "
-        "or none",
+        "`normalize_actions`, which maps each dimension with two finite bounds. RLlib maps either "
+        "all dimensions or no dimension",
         "True, True",
     ),
     Option(
         "`clip_actions`",
-        "`clip_actions`: without the mapping, actions outside of the bounds become the bound",
+        "`clip_actions`, which clips actions to the bounds. Dimensions that `normalize_actions` "
+        "maps are always clipped",
         "False, True",
     ),
-    Option("`grad_clip`", "`grad_clip`, of the global norm", "None, 0.5"),
+    Option("`grad_clip`", "`grad_clip`, which clips the global norm", "None, 0.5"),
     Option(
         "`evaluation_interval`, `evaluation_duration`",
         "`evaluation_interval`, `evaluation_duration`, in episodes",
@@ -101,42 +104,43 @@ RLLIB = (
     ),
     Option(
         "`evaluation_num_env_runners`",
-        "`evaluation_num_workers`; also RLlib's name",
+        "`evaluation_num_workers`. RLlib's name is also accepted",
         "0, 0",
     ),
     Option(
         "`evaluation_parallel_to_training`",
-        "`evaluation_num_workers`: evaluation with 1 or more is always beside training",
-        "False, with 0 not beside it",
+        "`evaluation_num_workers`: with 1 or more, evaluation always runs in parallel to training",
+        "False, not in parallel",
     ),
     Option(
         '`evaluation_config={"explore": False, "env_config": {...}}`',
-        "`evaluation_config`, with `env`, `env_config`, options of sampling and `explore`, which "
-        "is False by default; see [evaluation](results.md#evaluation-while-training)",
-        "explores, does not",
+        "`evaluation_config`, with `env`, `env_config`, options of sampling, and `explore`, which "
+        "is False by default. See [evaluation](results.md#evaluation-while-training)",
+        "explores, does not explore",
     ),
     Option(
         "`callbacks(...)`",
-        "`callbacks`, with `on_episode_step`, `on_episode_end`, `on_sample_end` and "
-        "`on_train_result` only; their "
-        "[arguments](results.md#callbacks) differ from RLlib's",
+        "`callbacks`, which may define only `on_episode_step`, `on_episode_end`, `on_sample_end` "
+        "and `on_train_result`. The [arguments](results.md#callbacks) of these methods differ from "
+        "RLlib",
     ),
     Option(
         "`min_sample_timesteps_per_iteration`",
-        "`min_sample_timesteps_per_iteration`. 0: one step of the optimizer is an iteration",
+        "`min_sample_timesteps_per_iteration`. 0 means that each iteration is one step of the "
+        "optimizer",
         "0, 4000",
     ),
-    Option("`num_gpus_per_learner`", "`num_gpus`; also RLlib's name", "0, 0"),
+    Option("`num_gpus_per_learner`", "`num_gpus`. RLlib's name is also accepted", "0, 0"),
     Option(
         "`gym_env_vectorize_mode`",
-        "`vectorization_mode`; also RLlib's name",
-        "`sync`; None: the environment's own vector, or `sync`",
+        "`vectorization_mode`. RLlib's name is also accepted",
+        "`sync`, None, which means the environment's own vector implementation or else `sync`",
     ),
     Option("`horizon` of 0.8", "`max_frames_per_traj`", "None, None"),
     Option("`sample_timeout_s`", "`worker_timeout_s`", "60, 60"),
     Option(
-        "`max_num_env_runner_restarts`, a total",
-        "`max_consecutive_failures`, without a success in between",
+        "`max_num_env_runner_restarts`, which limits the total",
+        "`max_consecutive_failures`, which limits failures without a success between them",
         "1000, 10",
     ),
     Option(
@@ -151,50 +155,56 @@ RLLIB = (
     ),
     Option(
         "`use_lstm`, `lstm_cell_size`",
-        "`model`: the same: [memory](memory.md)",
+        "the same keys of `model`. See [memory](memory.md)",
         "False and 256, the same",
     ),
     Option(
         "`max_seq_len`",
-        "none: a sequence is a fragment, `rollout_fragment_length` steps",
+        "polopt has no such option: a sequence is a fragment of `rollout_fragment_length` steps",
         "20, 128",
     ),
     Option(
         "`custom_model`, `custom_model_config` of the old API stack",
-        "`model`: the same names, or `custom`, `custom_options`. The class is a `torch.nn.Module` "
-        "with [arguments](networks.md#a-network-of-your-own) of polopt, no `TorchModelV2`",
+        "the same keys of `model`, or `custom` and `custom_options`. The class must be a "
+        "`torch.nn.Module` with the [arguments](networks.md#a-network-of-your-own) that polopt "
+        "passes, and not a `TorchModelV2`",
     ),
     Option(
         "`Dict` with `action_mask` and `observations`, and an `RLModule` that applies the mask",
-        "the same observation space; polopt applies the mask: "
+        "the same observation space. polopt applies the mask itself. See "
         "[action masks](networks.md#action-masks)",
     ),
 )
 
-#: Of RLlib's DQN and SAC.
+#: Options of RLlib's DQN and SAC.
 RLLIB_REPLAY = (
     Option(
         "`replay_buffer_config`: `capacity`, `alpha`, `beta`",
-        "`buffer_size`, `prioritized_replay_alpha`, `prioritized_replay_beta` and, with the same "
-        "value, `final_prioritized_replay_beta`; a type with `Prioritized` in its name is "
-        "`prioritized_replay=True`. The builders of `polopt.rllib` take the dict",
-        "50000, 0.6 and 0.4; 50000, 0.6 and 0.4, uniform",
+        "`buffer_size`, `prioritized_replay_alpha`, and `prioritized_replay_beta` with the same "
+        "value for `final_prioritized_replay_beta`. A type with `Prioritized` in its name means "
+        "`prioritized_replay=True`. The builders of `polopt.rllib` accept the dict",
+        "50000, 0.6 and 0.4 with priorities; 50000, 0.6 and 0.4 with uniform sampling",
     ),
     Option(
         "`num_steps_sampled_before_learning_starts`",
-        "`learning_starts`; also RLlib's name. Rows that have to be in the buffer",
+        "`learning_starts`, the number of rows that must be in the buffer. RLlib's name is also "
+        "accepted",
         "1000, 1000",
     ),
-    Option("`train_batch_size_per_learner`", "`train_batch_size`; also RLlib's name", "32, 32"),
+    Option(
+        "`train_batch_size_per_learner`",
+        "`train_batch_size`. RLlib's name is also accepted",
+        "32, 32",
+    ),
     Option(
         "`replay_sequence_length`, `replay_burn_in`",
-        "`sequence_length`, `burn_in` of `sync_replay` with `replay_unit`: `sequence`; also "
-        "RLlib's names",
+        "`sequence_length`, `burn_in` of `sync_replay` with `replay_unit`: `sequence`. RLlib's "
+        "names are also accepted",
         "1 and 0, None and 0",
     ),
     Option(
-        "`training_intensity`; None: one batch after each round of sampling",
-        "`training_intensity`, a number, delivered exactly whatever the number of workers",
+        "`training_intensity`. None means one batch after each round of sampling",
+        "`training_intensity`, a number. The ratio is exact for any number of workers",
         "None, 8.0",
     ),
     Option(
@@ -202,22 +212,24 @@ RLLIB_REPLAY = (
         "the same: `n_step`, `double_q`, `dueling`, `td_error_loss_fn`",
         "1, True, True and huber; the same",
     ),
-    Option("`hiddens`", "`fcnet_hiddens` of `model`: all layers", "(256,), (64, 64)"),
+    Option("`hiddens`", "`fcnet_hiddens` of `model`, for all layers", "(256,), (64, 64)"),
     Option(
-        "`epsilon`; of the old API stack `exploration_config` with `initial_epsilon`, "
+        "`epsilon`, or in the old API stack `exploration_config` with `initial_epsilon`, "
         "`final_epsilon` and `epsilon_timesteps`",
-        "`epsilon`, a number or `[[steps, value], ...]`, of the environment steps of all workers",
+        "`epsilon`, a number or a schedule `[[steps, value], ...]` over the environment steps of "
+        "all workers",
         "[[0, 1.0], [10000, 0.05]], the same",
     ),
     Option(
         "`target_network_update_freq`, in environment steps",
-        "`target_network_update_freq`, in updates: divide by the environment steps of an update",
+        "`target_network_update_freq`, in updates: divide RLlib's value by the number of "
+        "environment steps per update",
         "500, 250",
     ),
-    Option("`tau`", "`tau`", "1.0, 1.0; of SAC 0.005, 0.005"),
+    Option("`tau`", "`tau`", "1.0, 1.0; for SAC: 0.005, 0.005"),
     Option(
         "SAC: `actor_lr`, `critic_lr`, `alpha_lr`",
-        "`actor_lr`, `critic_lr`, `alpha_lr`; None: `lr`",
+        "`actor_lr`, `critic_lr`, `alpha_lr`. None means the value of `lr`",
         "3e-5, 3e-4 and 3e-4; 3e-4 each",
     ),
     Option(
@@ -227,20 +239,20 @@ RLLIB_REPLAY = (
     ),
     Option(
         "SAC: `q_model_config`, `policy_model_config`",
-        "`model`, of actor and critics",
+        "`model`, for the actor and the critics",
         "(256, 256) with relu, the same",
     ),
     Option(
         "`store_buffer_in_checkpoints`",
-        "`save_replay_buffer`; also RLlib's name",
+        "`save_replay_buffer`. RLlib's name is also accepted",
         "False, False",
     ),
 )
 
 _NO_OFFLINE = "polopt has no offline data"
-_NO_AGENTS = "polopt trains one policy in environments of one agent"
+_NO_AGENTS = "polopt trains one policy in single-agent environments"
 _NO_RAINBOW = "`dqn` has double Q-learning, a dueling network, n-step returns and priorities"
-_IN_DRIVER = "the driver learns. Optimizer `decentralized_allreduce` learns in all workers"
+_IN_DRIVER = "the driver learns. With the optimizer `decentralized_allreduce`, all workers learn"
 _CALLBACKS = (
     "`callbacks`, a class with `on_episode_step`, `on_episode_end`, `on_sample_end` and "
     "`on_train_result`"
@@ -248,12 +260,12 @@ _CALLBACKS = (
 _WRAP = "wrap the environment"
 _CONNECTORS = f"polopt has no connectors: {_WRAP} ([wrappers](wrappers.md)), or write a policy"
 _RESTARTS = (
-    "workers that fail are always replaced: `max_consecutive_failures`, `worker_timeout_s` and "
-    "`worker_startup_timeout_s`"
+    "polopt always replaces workers that fail. The limits are `max_consecutive_failures`, "
+    "`worker_timeout_s` and `worker_startup_timeout_s`"
 )
-_OWN_NETWORK = "a network of your own: `model` with `custom`"
+_OWN_NETWORK = "use a network of your own: `model` with `custom`"
 
-#: What RLlib 2.60 and its earlier releases can choose and polopt always does.
+#: Options of RLlib 2.60 and earlier releases that have a fixed value in polopt.
 RLLIB_FIXED = (
     Fixed(
         {"framework": "torch", "use_pytorch": True, "use_torch": True, "eager": False}
@@ -263,16 +275,17 @@ RLLIB_FIXED = (
     ),
     Fixed(
         {"explore": True, "exploration_config": ({}, {"type": "StochasticSampling"})},
-        "training samples actions of the policy's distribution. In evaluation "
-        '`evaluation_config={"explore": ...}` decides',
+        "training always samples actions from the policy's distribution. For evaluation, use "
+        '`evaluation_config={"explore": ...}`',
     ),
     Fixed(
         {"use_gae": True, "use_critic": True},
-        "advantages are those of GAE with a critic. `lambda` of 1 makes them returns minus values",
+        "advantages are computed by GAE with a critic. With `lambda` of 1, advantages are returns "
+        "minus values",
     ),
     Fixed(
         {"vtrace": ()},
-        "policies `impala` and `appo` use V-trace, `ppo` and `a2c` use GAE",
+        "the policies `impala` and `appo` use V-trace, and `ppo` and `a2c` use GAE",
     ),
     Fixed(
         {"num_learners": 0, "num_cpus_per_learner": "auto", "custom_resources_per_learner": {}}
@@ -287,20 +300,21 @@ RLLIB_FIXED = (
     ),
     Fixed(
         {"batch_mode": "truncate_episodes", "soft_horizon": False, "no_done_at_end": False},
-        "fragments have `rollout_fragment_length` steps, and returns that they cut are "
-        "bootstrapped",
+        "fragments have `rollout_fragment_length` steps. If a fragment ends within an episode, "
+        "returns use a bootstrap value",
     ),
     Fixed(
         {"observation_filter": "NoFilter", "synchronize_filters": (True, False)}
         | {"use_worker_filter_stats": True, "update_worker_filter_stats": True}
         | {"sync_filters_on_rollout_workers_timeout_s": ()},
-        "`normalize_observations=True`, by the running mean and standard deviation of all workers",
+        "`normalize_observations=True`, which uses the running mean and standard deviation of all "
+        "workers",
     ),
     Fixed(
         {"evaluation_duration_unit": "episodes", "evaluation_num_episodes": ()}
         | {"evaluation_auto_duration_min_env_steps_per_sample": ()}
         | {"evaluation_auto_duration_max_env_steps_per_sample": ()},
-        "evaluation plays whole episodes, `evaluation_duration` of them",
+        "evaluation plays `evaluation_duration` whole episodes",
     ),
     Fixed(
         {"evaluation_force_reset_envs_before_iteration": True, "custom_eval_function": None}
@@ -329,7 +343,8 @@ RLLIB_FIXED = (
     ),
     Fixed(
         {"restart_failed_sub_environments": True},
-        "an environment that raises is always replaced: `max_consecutive_env_faults`",
+        "polopt always replaces an environment that raises. The limit is "
+        "`max_consecutive_env_faults`",
     ),
     Fixed(
         {"compress_observations": False},
@@ -337,15 +352,15 @@ RLLIB_FIXED = (
     ),
     Fixed(
         {"actions_in_input_normalized": False},
-        "batches hold actions as the policy chose them, before `normalize_actions`",
+        "batches contain the actions that the policy chose, before `normalize_actions` maps them",
     ),
     Fixed(
         {"grad_clip_by": "global_norm", "shuffle_batch_per_epoch": True}
         | {"shuffle_sequences": True, "count_steps_by": "env_steps"}
         | {"torch_skip_nan_gradients": True, "_separate_vf_optimizer": False, "_lr_vf": ()}
         | {"minibatch_buffer_size": 1, "log_gradients": (True, False)},
-        "one torch optimizer with `lr`, clipping of the global norm with `grad_clip`, and "
-        "shuffled minibatches, unless a policy of your own does otherwise",
+        "policies use one torch optimizer with `lr`, clip the global norm at `grad_clip`, and "
+        "shuffle minibatches. A policy of your own can do this differently",
     ),
     Fixed(
         {"opt_type": (), "decay": (), "momentum": ()},
@@ -357,7 +372,7 @@ RLLIB_FIXED = (
         | {"torch_compile_learner_dynamo_backend": (), "torch_compile_worker_dynamo_mode": ()}
         | {"torch_compile_worker_dynamo_backend": (), "_torch_grad_scaler_class": None}
         | {"_torch_lr_scheduler_classes": None},
-        "polopt compiles nothing. `fast_cpu` has closed forms for small networks",
+        "polopt does not compile networks. For small networks, `fast_cpu` uses closed forms",
     ),
     Fixed(
         {"multiagent": {}, "policies": (), "policy_mapping_fn": (), "policies_to_train": None}
@@ -402,23 +417,23 @@ RLLIB_FIXED = (
         | {"output_filesystem": None, "output_filesystem_kwargs": {}, "output_max_file_size": ()}
         | {"output_max_rows_per_file": None, "output_write_episodes": (), "output_write_method": ()}
         | {"output_write_method_kwargs": {}, "output_write_remaining_data": False},
-        "polopt writes no samples: a `Collector` gives them to a program of yours",
+        "polopt does not write samples to files. A `Collector` returns them to your program",
     ),
     Fixed(
         {"worker_side_prioritization": False, "replay_buffer_num_slots": 0}
         | {"replay_proportion": 0.0, "min_replay_history": ()},
-        "optimizers `sync_replay` and `async_replay` have replay buffers. IMPALA learns from each "
-        "sample once",
+        "the optimizers `sync_replay` and `async_replay` have replay buffers. IMPALA learns from "
+        "each sample once",
     ),
     Fixed(
         {"burn_in_len": 0},
         "`burn_in` of `sync_replay` with `replay_unit`: `sequence`",
     ),
-    Fixed({"before_learn_on_batch": None}, "a policy of your own changes batches"),
+    Fixed({"before_learn_on_batch": None}, "to change batches, write a policy of your own"),
     Fixed(
         {"use_circular_buffer": False, "circular_buffer_num_batches": ()}
         | {"circular_buffer_iterations_per_batch": (), "simple_queue_size": ()},
-        "APPO learns from each batch once, in `num_sgd_iter` epochs",
+        "APPO learns from each batch in `num_sgd_iter` consecutive epochs, and then drops it",
     ),
     Fixed(
         {"noisy": False, "sigma0": (), "num_atoms": 1, "v_min": (), "v_max": ()}
@@ -432,17 +447,17 @@ RLLIB_FIXED = (
     Fixed(
         {"twin_q": True, "_deterministic_loss": False, "_use_beta_distribution": False}
         | {"use_state_preprocessor": -1, "optimization": ()},
-        "policies `sac` and `td3` have two critics, and `sac` a squashed Gaussian. Learning rates "
-        "are `actor_lr`, `critic_lr` and `alpha_lr`",
+        "the policies `sac` and `td3` have two critics, and `sac` uses a squashed Gaussian. The "
+        "learning rates are `actor_lr`, `critic_lr` and `alpha_lr`",
     ),
     Fixed(
         {"target_worker_clipping": (), "target_update_frequency": ()},
-        "policy `appo`: after `target_network_update_freq` updates the target network becomes a "
-        "copy of the network",
+        "the policy `appo` copies the network to the target network after every "
+        "`target_network_update_freq` updates",
     ),
     Fixed(
         {"broadcast_interval": 1},
-        "a worker gets the newest weights with its next call",
+        "a worker receives the newest weights with its next call",
     ),
     Fixed(
         {"env_runner_cls": None, "worker_cls": None, "sample_collector": (), "env_task_fn": None}
@@ -457,12 +472,12 @@ RLLIB_FIXED = (
         | {"placement_strategy": "PACK", "custom_resources_for_main_process": {}}
         | {"extra_python_environs_for_driver": {}, "extra_python_environs_for_worker": {}}
         | {"memory": 0, "object_store_memory": 0, "object_store_memory_per_worker": 0},
-        "an optimizer of your own decides who samples. Workers have `num_cpus_per_worker`, "
-        "`memory_per_worker` and `custom_resources_per_worker`",
+        "to change which processes sample, write an optimizer of your own. The resources of "
+        "workers are `num_cpus_per_worker`, `memory_per_worker` and `custom_resources_per_worker`",
     ),
     Fixed(
         {"remote_worker_envs": False, "remote_env_batch_wait_ms": 0},
-        '`vectorization_mode="async"` steps each environment in a process of its own',
+        '`vectorization_mode="async"` runs each environment in its own process',
     ),
     Fixed(
         {"render_env": False, "monitor": False, "record_env": False},
@@ -473,7 +488,7 @@ RLLIB_FIXED = (
         | {"disable_env_checking": False, "auto_wrap_old_gym_envs": (), "_is_atari": None}
         | {"preprocessor_pref": None, "_disable_preprocessor_api": (True, False)}
         | {"_disable_action_flattening": (True, False)},
-        f"the environment's spaces decide it. To change them, {_WRAP}, for example with "
+        f"polopt uses the environment's spaces. To change the spaces, {_WRAP}, for example with "
         "`gymnasium.wrappers.AtariPreprocessing`",
     ),
     Fixed(
@@ -491,7 +506,7 @@ RLLIB_FIXED = (
         | {"enable_env_runner_and_connector_v2": (True, False), "_enable_learner_api": ()}
         | {"_disable_initialize_loss_from_dummy_batch": (True, False)}
         | {"_disable_execution_plan_api": (), "_tf_policy_handles_more_than_one_loss": ()},
-        "a policy of your own has the loss, `model` the network",
+        "to change the loss, write a policy of your own. To change the network, use `model`",
     ),
     Fixed(
         {"callbacks_on_algorithm_init": None, "callbacks_on_checkpoint_loaded": None}
@@ -515,40 +530,42 @@ RLLIB_FIXED = (
         | {"keep_per_episode_custom_metrics": False, "stats_cls_lookup": ()}
         | {"log_sys_usage": (True, False), "sampler_perf_stats_ema_coef": None, "log_level": "WARN"}
         | {"logger_config": None, "logger_creator": None},
-        "returns are of the last 100 episodes. [Results](results.md) lists all keys",
+        "mean returns are over the last 100 episodes. [Results](results.md) lists all keys",
     ),
     Fixed(
         {"vtrace_drop_last_ts": (True, False), "after_train_step": ()}
         | {"_enable_new_api_stack": (True, False), "dataset_num_iters_per_offline_eval_runner": ()},
-        "a policy of your own learns from a batch as it likes",
+        "to change how a policy learns from a batch, write a policy of your own",
     ),
     Fixed(
         {"torch_distributed_backend": ("gloo", "nccl")},
-        "ranks sum their gradients over sockets or gloo: `optimizer/allreduce_backend`",
+        "ranks sum their gradients over sockets or gloo. The result "
+        "`optimizer/allreduce_backend` says which one a run uses",
     ),
     Fixed(
         {"timeout_s_aggregator_manager": (), "timeout_s_sampler_manager": ()}
         | {"timeout_s_replay_manager": ()},
-        "a call takes at most `worker_timeout_s` seconds without progress",
+        "a call fails after `worker_timeout_s` seconds without progress",
     ),
     Fixed(
         {"optimization_config": ()},
-        "learning rates of SAC are `actor_lr`, `critic_lr` and `alpha_lr`",
+        "the learning rates of SAC are `actor_lr`, `critic_lr` and `alpha_lr`",
     ),
     Fixed(
         {"replay_mode": "independent"},
-        "an option of RLlib's DQN or SAC that no policy of polopt has",
+        "polopt has no such option",
     ),
     Fixed(
         {"export_native_model_files": False, "checkpoint_trainable_policies_only": False}
         | {"_use_msgpack_checkpoints": (True, False), "_is_online": True, "_fake_gpus": False}
         | {"_validate_config": True},
-        "`trainer.save(path)` writes a checkpoint, `polopt export` an ONNX model",
+        "`trainer.save(path)` writes a checkpoint, and `polopt export` writes an ONNX model",
     ),
 )
 
-#: Options of RLlib that change how fast a run is, how it reports or how it fails, and not what it
-#: learns. The builders of `polopt.rllib` ignore other values of them with a warning.
+#: Options of RLlib that change the speed, the reports or the failure handling of a run, but not
+#: what it learns. If a value is not accepted, the builders of `polopt.rllib` log a warning and
+#: ignore the option.
 # fmt: off
 RLLIB_IGNORED = frozenset((
     "_evaluation_parallel_to_training_wo_thread", "_fake_gpus",
@@ -595,7 +612,7 @@ RLLIB_IGNORED = frozenset((
 ))
 # fmt: on
 
-#: The same for the keys of RLlib's `model`.
+#: Keys of RLlib's `model` that have a fixed value in polopt.
 RLLIB_MODEL_FIXED = (
     Fixed(
         {"fcnet_weights_initializer": None, "fcnet_weights_initializer_config": None}
@@ -625,7 +642,8 @@ RLLIB_MODEL_FIXED = (
     Fixed(
         {"conv_activation": "relu", "post_fcnet_activation": "relu"}
         | {"head_fcnet_activation": "relu"},
-        f"convolutions and the layers after them have ReLU. For others, {_OWN_NETWORK}",
+        "convolutions and the layers after them always use ReLU. For another activation, "
+        f"{_OWN_NETWORK}",
     ),
     Fixed(
         {"lstm_use_prev_action": False, "lstm_use_prev_reward": False, "_time_major": False}
@@ -635,7 +653,8 @@ RLLIB_MODEL_FIXED = (
         | {"attention_memory_training": (), "attention_position_wise_mlp_dim": ()}
         | {"attention_init_gru_gate_bias": (), "attention_use_n_prev_actions": 0}
         | {"attention_use_n_prev_rewards": 0},
-        f"memory is `use_lstm`, of observations only. For others, {_OWN_NETWORK}",
+        "`use_lstm` is the only kind of memory, and its input is the observations. For another "
+        f"kind, {_OWN_NETWORK}",
     ),
     Fixed(
         {"framestack": False, "dim": (), "grayscale": False, "zero_mean": False},
@@ -644,13 +663,13 @@ RLLIB_MODEL_FIXED = (
     ),
     Fixed(
         {"log_std_clip_param": (), "custom_action_dist": None},
-        "`initial_log_std`. A distribution of your own belongs to a policy of your own",
+        "`initial_log_std`. To use a distribution of your own, write a policy of your own",
     ),
     Fixed(
         {"custom_preprocessor": None, "always_check_shapes": False}
         | {"_use_default_native_models": (), "_disable_preprocessor_api": (True, False)}
         | {"_disable_action_flattening": (True, False)},
-        f"polopt encodes the environment's spaces. To change them, {_WRAP}",
+        f"polopt encodes the environment's spaces. To change the spaces, {_WRAP}",
     ),
 )
 
@@ -663,22 +682,23 @@ _STOP = (
 STABLE_BASELINES3 = (
     Option(
         "`MlpPolicy`, `CnnPolicy`, `MultiInputPolicy`, `MlpLstmPolicy`, `CnnLstmPolicy`",
-        "none: the preset is the algorithm, and `model` and the observation space give the network",
+        "polopt has no such option: the preset is the algorithm, and `model` and the observation "
+        "space determine the network",
     ),
     Option(
         "`n_envs` of `make_vec_env`",
-        "`num_envs_per_worker`, times `num_workers` if that is not 0",
+        "`num_envs_per_worker`, times `num_workers` if `num_workers` is not 0",
         "1, 8",
     ),
     Option("`n_steps`", "`rollout_fragment_length`", "2048, 128"),
     Option(
         "`batch_size`",
-        "`sgd_minibatch_size`; of DQN, SAC and TD3: `train_batch_size`",
+        "`sgd_minibatch_size`. For DQN, SAC and TD3: `train_batch_size`",
         "64, 128",
     ),
     Option("`n_epochs`", "`num_sgd_iter`", "10, 10"),
     Option(
-        "`learning_rate`, a function of the share that remains",
+        "`learning_rate`, a function of the remaining share of the run",
         "`lr`, a number or `[[steps, value], ...]`",
         "3e-4, 1e-3",
     ),
@@ -688,44 +708,62 @@ STABLE_BASELINES3 = (
     Option("`clip_range_vf`", "`vf_clip_range`", "None, the same"),
     Option("`ent_coef`", "`entropy_coeff`", "0.0, 0.01"),
     Option(
-        "`vf_coef`, of the mean squared error",
-        "`vf_loss_coeff`; of A2C of half the mean squared error: twice the number",
+        "`vf_coef`, which multiplies the mean squared error",
+        "`vf_loss_coeff`. In A2C, it multiplies half the mean squared error, so double the number",
         "0.5, 0.25",
     ),
     Option("`max_grad_norm`", "`grad_clip`", "0.5, 0.5"),
     Option(
-        "`normalize_advantage`, of each minibatch",
-        "`standardize_advantages`, of the whole batch",
+        "`normalize_advantage`, within each minibatch",
+        "`standardize_advantages`, within the whole batch",
         "True, True",
     ),
     Option(
-        "`target_kl`: stops within an epoch, at 1.5 times the number, by the KL of a minibatch",
-        "`kl_stop`: after an epoch, at the number itself, by the mean KL of the epoch",
+        "`target_kl`: learning stops within an epoch, when the KL of a minibatch exceeds 1.5 times "
+        "the number",
+        "`kl_stop`: learning stops after an epoch, when the mean KL of the epoch exceeds the "
+        "number",
         "None, None",
     ),
     Option("`total_timesteps` of `learn`", _STOP),
-    Option("`reset_num_timesteps` of `learn`", "none: `trainer.restore(path)` goes on counting"),
+    Option(
+        "`reset_num_timesteps` of `learn`",
+        "polopt has no such option: after `trainer.restore(path)`, the counts continue",
+    ),
     Option("`policy_kwargs`", "`model`"),
     Option("`net_arch`", "`fcnet_hiddens` of `model`", "(64, 64), (64, 64)"),
     Option("`activation_fn`", "`fcnet_activation` of `model`", "`Tanh`, `tanh`"),
     Option("`log_std_init`", "`initial_log_std` of `model`", "0.0, 0.0"),
     Option("`squash_output`", "`squash_actions` of `model`", "False, False"),
-    Option("`share_features_extractor`", "`vf_share_layers` of `model`", "True, None: for images"),
+    Option(
+        "`share_features_extractor`",
+        "`vf_share_layers` of `model`",
+        "True, None, which means True for images",
+    ),
     Option(
         "`features_extractor_class`, `features_extractor_kwargs`",
-        "`custom` and `custom_options` of `model`, the "
+        "`custom` and `custom_options` of `model`, for the "
         "[whole network](networks.md#a-network-of-your-own)",
     ),
-    Option("`ortho_init`", "none: initial weights are orthogonal", "True, always"),
+    Option(
+        "`ortho_init`",
+        "polopt has no such option: initial weights are always orthogonal",
+        "True, always",
+    ),
     Option(
         "`optimizer_class`, `optimizer_kwargs`",
         "`torch_optimizer`, with `adam_epsilon`, `rmsprop_alpha` and `rmsprop_epsilon`",
         "`Adam`, `adam`",
     ),
-    Option("`normalize_images`", "none: bytes are scaled to [0, 1]", "True, always"),
+    Option(
+        "`normalize_images`",
+        "polopt has no such option: bytes are always scaled to [0, 1]",
+        "True, always",
+    ),
     Option(
         "`n_lstm_layers`, `shared_lstm`, `enable_critic_lstm`",
-        "none: `use_lstm` of `model` is one layer between hidden layers and heads",
+        "polopt has no such option: `use_lstm` of `model` adds one layer between hidden layers and "
+        "heads",
         "1, False and True",
     ),
     Option("`lstm_hidden_size`", "`use_lstm` and `lstm_cell_size` of `model`", "256, 256"),
@@ -736,52 +774,64 @@ STABLE_BASELINES3 = (
     ),
     Option(
         "`VecNormalize`: `norm_reward`, `clip_reward`",
-        "`normalize_rewards`, `clip_rewards`; `gamma` is that of the policy: "
+        "`normalize_rewards`, `clip_rewards`. `gamma` is the `gamma` of the policy. See "
         "[normalisation](normalization.md)",
         "True and 10.0, False and 10.0",
     ),
     Option(
         "`MaskablePPO`: `action_masks()` of the environment",
-        "the key `action_mask` of its `Dict` observation, True or 1 where allowed: "
-        "[action masks](networks.md#action-masks). `predict` reads it from the observation",
+        "the key `action_mask` of its `Dict` observation, which is True or 1 for allowed actions. "
+        "`predict` reads the mask from the observation. See "
+        "[action masks](networks.md#action-masks)",
     ),
     Option("`seed`", "`seed`"),
     Option("`device`", "`num_gpus`: 1 for `cuda`, 0 for `cpu`", "`auto`, 0"),
     Option(
         "`use_sde`, `sde_sample_freq`, `use_expln`, `full_std`",
-        "none: polopt has no gSDE",
+        "polopt has no gSDE",
         "False, never",
     ),
     Option(
         "`rollout_buffer_class`, `rollout_buffer_kwargs`",
-        "none: `postprocess` of a [policy of your own](write-a-policy.md)",
+        "polopt has no such option: use `postprocess` of a [policy of your own](write-a-policy.md)",
     ),
     Option("`tensorboard_log`, `tb_log_name`, `log_interval`, `verbose`, `progress_bar`", _LOGS),
-    Option("`stats_window_size`", "none: returns are of the last 100 episodes", "100, always"),
+    Option(
+        "`stats_window_size`",
+        "polopt has no such option: mean returns are always over the last 100 episodes",
+        "100, always",
+    ),
     Option("`env_kwargs` of `make_vec_env`", "`env_config`", "{}, {}"),
     Option(
         "`vec_env_cls`, `vec_env_kwargs` of `make_vec_env`",
-        '`num_workers`; within a worker `vectorization_mode`: `"sync"` or `"async"`',
+        '`num_workers`, and within a worker `vectorization_mode`: `"sync"` or `"async"`',
     ),
     Option(
         "`wrapper_class`, `wrapper_kwargs`, `monitor_dir`, `monitor_kwargs`",
-        "`env`: a function that makes and wraps the environment. It needs no `Monitor`",
+        "`env`: a function that makes and wraps the environment. A `Monitor` is not needed",
     ),
     Option("A2C: `rms_prop_eps`", "`rmsprop_epsilon`", "1e-5, the same"),
     Option("A2C: `use_rms_prop`", '`torch_optimizer="rmsprop"`', "True, `adam`"),
-    Option("A2C: `n_steps`, `learning_rate`", "as above", "5 and 7e-4, 20 and 1e-3"),
+    Option(
+        "A2C: `n_steps`, `learning_rate`",
+        "`rollout_fragment_length`, `lr`",
+        "5 and 7e-4, 20 and 1e-3",
+    ),
     Option(
         "`EvalCallback`: `eval_freq`, in steps of the vector of environments",
         "`evaluation_interval`, in iterations",
         "10000, None",
     ),
     Option("`eval_env`", "`evaluation_config`: `env`, `env_config`"),
-    Option("`log_path` of `EvalCallback`", "none: results have the returns of evaluation"),
+    Option(
+        "`log_path` of `EvalCallback`",
+        "polopt has no such option: the results contain the returns of evaluation",
+    ),
     Option("`deterministic` of `EvalCallback`", "`evaluation_config`: `explore`", "True, False"),
     Option("`n_eval_episodes`", "`evaluation_duration`", "5, 10"),
     Option(
         "`best_model_save_path`",
-        "`evaluation_interval`: the best policy is `best_checkpoint` of the results",
+        "`evaluation_interval`: `best_checkpoint` in the results is the best policy",
     ),
     Option(
         "`predict(deterministic)`, `evaluate_policy(deterministic)`",
@@ -790,7 +840,7 @@ STABLE_BASELINES3 = (
     ),
     Option(
         "`RecurrentPPO`: `predict(obs, state, episode_start)`",
-        "`predict(obs, state)`; set the rows of `state` to 0 where an episode begins",
+        "`predict(obs, state)`. Set a row of `state` to 0 when its episode begins",
     ),
     Option(
         "`callback`: `_on_step`, `_on_rollout_end`",
@@ -798,32 +848,35 @@ STABLE_BASELINES3 = (
     ),
 )
 
-#: Of Stable-Baselines3's DQN, SAC and TD3.
+#: Options of Stable-Baselines3's DQN, SAC and TD3.
 STABLE_BASELINES3_REPLAY = (
-    Option("`buffer_size`", "`buffer_size`", "1e6, 50000; of SAC 1e6, 1e6"),
+    Option("`buffer_size`", "`buffer_size`", "1e6, 50000; for SAC: 1e6, 1e6"),
     Option(
-        "`learning_starts`, with random actions until then in SAC and TD3",
-        "`learning_starts`; the random actions are `random_timesteps`",
+        "`learning_starts`, in SAC and TD3 with random actions until then",
+        "`learning_starts`, and `random_timesteps` for the random actions",
         "100, 1000",
     ),
     Option(
         "`train_freq`, `gradient_steps`",
-        "`training_intensity`: rows of the updates, divided by the environment steps of them: "
+        "`training_intensity`, the number of learned rows per environment step: "
         "`gradient_steps * batch_size / (train_freq * n_envs)`",
-        "4, 1 and 32 rows: 8.0; 8.0. SAC: 256.0, 256.0",
+        "4, 1 and 32 rows, which means 8.0; 8.0. For SAC: 256.0, 256.0",
     ),
-    Option("`tau`", "`tau`", "1.0, 1.0; of SAC 0.005, 0.005"),
+    Option("`tau`", "`tau`", "1.0, 1.0; for SAC: 0.005, 0.005"),
     Option(
-        "`target_update_interval`, in environment steps; of SAC in updates",
+        "`target_update_interval`, in environment steps, but in SAC in updates",
         "`target_network_update_freq`, in updates",
-        "10000, 250; of SAC 1, 1",
+        "10000, 250; for SAC: 1, 1",
     ),
     Option(
         "`exploration_fraction`, `exploration_initial_eps`, `exploration_final_eps`",
-        "`epsilon`, `[[0, 1.0], [steps, 0.05]]`",
+        "`epsilon`, a schedule `[[0, 1.0], [steps, 0.05]]`",
         "0.1, 1.0 and 0.05; over 10,000 steps",
     ),
-    Option("`ent_coef`: `auto` or a number", "`initial_alpha`; a fixed one: `target_entropy=None`"),
+    Option(
+        "`ent_coef`: `auto` or a number",
+        "`initial_alpha`. `target_entropy=None` keeps it fixed",
+    ),
     Option("`target_entropy`", "`target_entropy`", "auto, auto"),
     Option(
         "`action_noise`: `NormalActionNoise`",
@@ -838,23 +891,31 @@ STABLE_BASELINES3_REPLAY = (
     Option("`n_steps` of DQN, SAC and TD3", "`n_step`", "1, 1"),
     Option(
         "`replay_buffer_class`, `replay_buffer_kwargs`",
-        "none: `prioritized_replay=True` draws by priority",
+        "polopt has no such option. `prioritized_replay=True` samples by priority",
     ),
     Option(
         "`optimize_memory_usage`",
-        "none: each observation is stored once, also with time limits and n-step returns",
+        "polopt has no such option: each observation is always stored once, also with time limits "
+        "and n-step returns",
         "False, always",
     ),
-    Option("`use_sde_at_warmup`", "none: polopt has no gSDE", "False, never"),
-    Option("`model.save_replay_buffer(path)`", "`save_replay_buffer=True`: in each checkpoint"),
+    Option("`use_sde_at_warmup`", "polopt has no gSDE", "False, never"),
+    Option(
+        "`model.save_replay_buffer(path)`",
+        "`save_replay_buffer=True`, which saves the buffer in each checkpoint",
+    ),
 )
 
 CLEANRL = (
-    Option("`--num-envs`", "`num_envs_per_worker`, times `num_workers` if that is not 0", "4, 8"),
+    Option(
+        "`--num-envs`",
+        "`num_envs_per_worker`, times `num_workers` if `num_workers` is not 0",
+        "4, 8",
+    ),
     Option("`--num-steps`", "`rollout_fragment_length`", "128, 128"),
     Option(
-        "`--num-minibatches`, a number of them",
-        "`sgd_minibatch_size`, rows of one",
+        "`--num-minibatches`, the number of minibatches",
+        "`sgd_minibatch_size`, the number of rows in a minibatch",
         "4 of 128 rows, 128",
     ),
     Option("`--update-epochs`", "`num_sgd_iter`", "4, 10"),
@@ -870,19 +931,19 @@ CLEANRL = (
     Option("`--clip-vloss`", "`vf_clip_range`, a number", "True with `--clip-coef`, None"),
     Option("`--ent-coef`", "`entropy_coeff`", "0.01, the same"),
     Option(
-        "`--vf-coef`, of half the mean squared error",
-        "`vf_loss_coeff`: half the number",
+        "`--vf-coef`, which multiplies half the mean squared error",
+        "`vf_loss_coeff`: use half the number",
         "0.5, 0.25, the same loss",
     ),
     Option("`--max-grad-norm`", "`grad_clip`", "0.5, the same"),
     Option(
-        "`--norm-adv`, of each minibatch",
-        "`standardize_advantages`, of the whole batch",
+        "`--norm-adv`, within each minibatch",
+        "`standardize_advantages`, within the whole batch",
         "True, True",
     ),
     Option(
-        "`--target-kl`, after an epoch by its last minibatch",
-        "`kl_stop`, after an epoch by its mean",
+        "`--target-kl`: learning stops after an epoch, based on the KL of its last minibatch",
+        "`kl_stop`, after an epoch, based on the mean KL of the epoch",
         "None, None",
     ),
     Option("`--total-timesteps`, `--num-iterations`", _STOP, "500000"),
@@ -891,7 +952,8 @@ CLEANRL = (
     Option("`--cuda`", "`num_gpus`: 1 or 0", "True, 0"),
     Option(
         "`--torch-deterministic`",
-        "none: synchronous optimizers repeat a run bit for bit with `seed`",
+        "polopt has no such option: with `seed`, synchronous optimizers always repeat a run bit "
+        "for bit",
         "True",
     ),
     Option("`--exp-name`", "`tune.RunConfig(name=...)`, or the file of `polopt train`"),
@@ -911,10 +973,10 @@ _NONE = (
     "PQN"
 )
 _NO_DISTRIBUTIONAL = f"{_NONE.format('distributional DQN')}. {_NO_RAINBOW}"
-_NO_REINFORCE = "polopt has no REINFORCE. The nearest is `A2C` with `lambda` of 1"
-#: Algorithms of the other libraries, and the presets that take their place, if there are any.
+_NO_REINFORCE = "polopt has no REINFORCE. The most similar algorithm is `A2C` with `lambda` of 1"
+#: Maps algorithms of the other libraries to texts about the corresponding presets.
 ALGORITHMS: Mapping[str, str] = {
-    "PPO": "PPO is `SyncPPO` here. `DDPPO` and `APPO` distribute it in other ways",
+    "PPO": "PPO is `SyncPPO` here. `DDPPO` and `APPO` are other distributed variants of PPO",
     "PPO2": "PPO is `SyncPPO` here",
     "MaskablePPO": "MaskablePPO is `SyncPPO`, with the key `action_mask` of a `Dict` observation",
     "RecurrentPPO": 'RecurrentPPO is `SyncPPO` with `model={"use_lstm": True}`',
@@ -932,7 +994,7 @@ ALGORITHMS: Mapping[str, str] = {
     "SimpleQ": "SimpleQ is `DQN` with `double_q` and `dueling` of False",
     **dict.fromkeys(("C51", "Rainbow", "QRDQN"), _NO_DISTRIBUTIONAL),
     **dict.fromkeys(("APEX", "Ape-X"), "Ape-X is `ApexDQN` here"),
-    "DDPG": "polopt has no DDPG. The nearest is `TD3`",
+    "DDPG": "polopt has no DDPG. The most similar algorithm is `TD3`",
     **{name: _NONE.format(name) for name in ("R2D2", "ApexDDPG", "HER", "TQC", "CrossQ", "REDQ")},
     **{name: _NONE.format(name) for name in ("DreamerV3", "MuZero")},
     **dict.fromkeys(("BC", "MARWIL", "CQL", "IQL", "CRR", "DT"), _NO_OFFLINE),
@@ -942,14 +1004,14 @@ _ALGORITHMS = {re.sub(r"\W", "", name).lower(): text for name, text in ALGORITHM
 
 
 def instead_of_algorithm(name: Any) -> str:
-    """What takes the place of an algorithm of another library: a sentence without its full stop, or
-    an empty string for other names."""
+    """Returns a text about the preset that corresponds to an algorithm of another library. The text
+    has no final full stop. For other names, the result is an empty string."""
     return _plain(_ALGORITHMS.get(re.sub(r"\W|_", "", str(name)).lower(), ""))
 
 
 def instead_of(name: Any) -> str:
-    """What takes the place of an option of another library: sentences without the last full stop,
-    or an empty string for other names.
+    """Returns a text about the options of polopt that correspond to an option of another library.
+    The text has no final full stop. For other names, the result is an empty string. An example:
 
         For 'n_steps' of Stable-Baselines3: 'rollout_fragment_length'
     """
@@ -972,14 +1034,14 @@ def _add(answers: dict[str, list[str]], library: str, found: Iterable[str]) -> N
     for here in found:
         if library not in answers.setdefault(here, []):
             answers[here].append(library)
-        return  # the first row of a name is the one for its errors
+        return  # if several rows have this name, errors use the first row
 
 
 def fixed(name: Any, options: Iterable[Fixed]) -> Fixed | None:
-    """The row that has an option, or None."""
+    """Returns the row that contains an option, or None."""
     return next((row for row in options if name in row.same), None)
 
 
 def _plain(markdown: str) -> str:
-    """Without links, and with quotes in place of backquotes."""
+    """Converts Markdown to plain text: removes links, and replaces backquotes by quotes."""
     return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", markdown).replace("`", "'")

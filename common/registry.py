@@ -1,4 +1,4 @@
-"""`Registry`: classes of policies, optimizers or networks by name."""
+"""`Registry`: maps names to classes of policies, optimizers or networks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from polopt.common.tune_registry import share, shared
 
 
 class Registry:
-    """Classes by name: built in, registered by a call, or found under an entry point.
+    """Maps names to classes. A class is built in, registered by a call of `register`, or listed as
+    an entry point of an installed package.
 
     Args:
         kind: `"policy"`, `"optimizer"` or `"network"`, for error messages.
-        entry_point_group: entry-point group in which installed packages list their classes.
-        base: `module:Class` of the base class. Registered classes must be its subclasses.
-        builtin: `{name: "module:Class"}`. A class is imported when it is first requested.
+        entry_point_group: the entry-point group in which installed packages list their classes.
+        base: the base class as `module:Class`. All registered classes must be subclasses of it.
+        builtin: the built-in classes, `{name: "module:Class"}`. A class is imported when it is
+            first requested.
     """
 
     def __init__(
@@ -30,13 +32,13 @@ class Registry:
         self._known: dict[str, Any] = dict(builtin)
 
     def register(self, name: str, cls: type, override: bool = False) -> None:
-        """Registers `cls` as `name`, for use in configs, also in Tune's trials.
+        """Registers `cls` under a name. Configs can then use the name, also in Tune's trials.
 
         Args:
-            name: the config value.
+            name: the name that configs use.
             cls: a subclass of the base class.
-            override: replaces an existing class of that name. To register the same class again is
-                always allowed.
+            override: whether to replace an existing class with this name. The same class may always
+                be registered again.
 
         Raises:
             ConfigError: if `cls` is not a subclass of the base class, or if another class has the
@@ -62,10 +64,11 @@ class Registry:
             )
 
     def get(self, name: Any) -> Any:
-        """The class registered as `name`, or `name` itself if it is such a class.
+        """Returns the class with a name. If `name` is itself a subclass of the base class, returns
+        `name`.
 
         Raises:
-            ConfigError: for an unknown name. The message has the nearest known one.
+            ConfigError: if the name is unknown. The message suggests the nearest known name.
         """
         if isinstance(name, type):
             self._check(name.__name__, name)
@@ -73,25 +76,26 @@ class Registry:
                 self._known.setdefault(name.__name__, name)
             return name
         if not isinstance(self._known.get(name), type):  # not registered in this process
-            registered = shared(self._shared_name(name))  # by the driver of this trial
+            registered = shared(self._shared_name(name))  # registered by the driver of this trial
             if registered is not None:
                 self._known[name] = registered
             elif name not in self._known:
                 self._load_entry_point(name)
         if name not in self._known:
             known = self.names()
-            others = nearest_of(name, known) if known else ". None is registered"
+            others = nearest_of(name, known) if known else ". No class is registered"
             others = f". {instead}" if (instead := instead_of(name)) else others
             raise ConfigError(f"key {self._kind!r}: got {name!r}{others}")
         found = self._known[name]
         return load_path(found) if isinstance(found, str) else found
 
     def named(self, value: Any) -> Any:
-        """The class that a user's `module:Class` names. Other values as they are. `get` imports no
-        such module, because names of checkpoints reach it too.
+        """Imports and returns the class that a user's `module:Class` names. Returns other values
+        unchanged. This is separate from `get`, because `get` also receives names from checkpoints,
+        and such names must not cause an import.
 
         Raises:
-            ConfigError: the class cannot be found.
+            ConfigError: if the class cannot be found.
         """
         if not isinstance(value, str) or ":" not in value:
             return value
@@ -106,15 +110,15 @@ class Registry:
         return found
 
     def name_of(self, cls: type) -> str | None:
-        """A name of `cls`. None if it is not registered."""
+        """Returns a name of `cls`, or None if `cls` is not registered."""
         return next((n for n, known in self._known.items() if known in (cls, _path(cls))), None)
 
     def names(self) -> list[str]:
-        """All known names, sorted."""
+        """Returns all known names, sorted."""
         return sorted(self.paths())
 
     def paths(self) -> dict[str, str]:
-        """Names and their classes as `module:Class`. Imports none of them."""
+        """Returns all names with their classes as `module:Class`. Does not import the classes."""
         offered = {entry.name: entry.value for entry in metadata.entry_points(group=self._group)}
         known = {
             name: cls if isinstance(cls, str) else _path(cls) for name, cls in self._known.items()
@@ -139,10 +143,11 @@ def _path(cls: type) -> str:
 
 
 def load_path(path: str) -> Any:
-    """What `module:Class` names. Imports the module.
+    """Imports a module and returns the object that `module:Class` names.
 
     Raises:
-        ImportError, AttributeError: the module or the name in it does not exist.
+        ImportError: if the module cannot be imported.
+        AttributeError: if the module has no such attribute.
     """
     module, _, attribute = path.partition(":")
     return getattr(importlib.import_module(module), attribute)

@@ -16,46 +16,53 @@ from polopt.common.moments import Moments
 
 @dataclass(slots=True)
 class SampleBatch:
-    """Columns of a rollout fragment, time-major: T steps of N environments.
+    """The columns of a rollout fragment with T steps of N environments. The arrays are time-major.
 
-    `columns` holds arrays `[T, N, ...]` under these names (a policy may add its own):
+    `columns` holds arrays `[T, N, ...]` under these names. A policy may add further columns.
 
-    - `actions`: as sampled from the distribution, before they are mapped to the bounds, clipped,
-      squashed or offset.
-    - `rewards` float32. `terminated`, `truncated` bool.
-    - `valid` bool: False in rows without a transition, which losses and counts leave out. These are
-      resets of next-step autoreset, padding, and steps in which the environment raised. Where an
-      environment raised, `truncated` is set, because the episode stops without a terminal state.
-    - `action_dist_inputs` float32 `[T, N, P]`: parameters of the distribution of the action.
-    - after `Policy.postprocess`, some of `action_logp`, `values`, `advantages`, `value_targets`,
-      float32. Policies with V-trace compute the last three in the learner.
+    - `actions`: the actions as sampled from the distribution, before they are mapped to the bounds,
+      clipped, squashed or offset.
+    - `rewards`: float32.
+    - `terminated`, `truncated`: bool.
+    - `valid`: bool, False in rows without a transition. Losses and counts ignore these rows. They
+      are reset rows of next-step mode, padding, and steps in which the environment raised. In a row
+      in which the environment raised, `truncated` is True, because the episode stops without a
+      terminal state.
+    - `action_dist_inputs`: float32 `[T, N, P]`, the parameters of the action distribution.
+    - `action_logp`, `values`, `advantages`, `value_targets`: float32. `Policy.postprocess` adds
+      those columns that the policy needs. Policies with V-trace compute the last three in the
+      learner.
 
     Attributes:
-        all_obs: `[T + 1, N, ...]`, the observations of the T steps, and the observation after them.
-        columns: the arrays listed above, by name.
-        successor_index: `[K]` flat row numbers `t * N + n` whose next observation is not
-            `all_obs[t + 1, n]`, because an episode ended there and the next began in the same step.
-        successor_obs: `[K, ...]`, the next observations of these rows. Truncated rows bootstrap
-            from them.
-        version: version of the weights that chose the actions. The oldest if there were several.
-        worker_index: index of the worker that sampled the batch.
-        episodes: statistics of the episodes that ended in the batch.
-        device: device of the tensors of `to_tensordict`. The arrays are in host memory.
-        faults: exceptions of environments, and non-finite values.
-        compress: codec of `polopt.common.compression` with which the batch is sent to another
-            process.
-        column_versions: `[N]`, the version for each environment. None: `version` holds for all.
-        per_env: arrays `[N, ...]` by name, with one value for each environment. `state` is the
-            memory of the policy before the first step. `obs_mean`, `obs_inverse_std` and
-            `reward_scale` say how the acting policy normalised observations and rewards, because
-            the batch stores them as the environment returned them. These three are missing if the
-            policy does not normalise, or if the batch is normalised already
-            (`Normalizer.normalized`).
-        moments: moments of the observations and discounted returns, until the worker has counted
-            them. None: they have been counted, or the policy does not normalise.
-        place: `(stream, step)`, the place of the fragment in the data of its sampler. A stream is a
-            sequence of consecutive steps of the same environments. `step` is the number of steps
-            before the fragment. None: not known, because the batch was put together from several
+        all_obs: `[T + 1, N, ...]`, the observations of the T steps, and the observations after the
+            last step.
+        columns: the arrays listed above.
+        successor_index: `[K]`, the flat indices `t * N + n` of the rows whose next observation is
+            not `all_obs[t + 1, n]`. In these rows, an episode ended and the next episode began in
+            the same step.
+        successor_obs: `[K, ...]`, the next observations of these rows. In truncated rows, bootstrap
+            values are computed from these observations.
+        version: the version of the weights that chose the actions. If several versions chose
+            actions, this is the oldest version.
+        worker_index: the index of the worker that sampled the batch.
+        episodes: the statistics of the episodes that ended in the batch.
+        device: the device of the tensors that `to_tensordict` makes. The arrays themselves are in
+            host memory.
+        faults: the exceptions of environments, and non-finite values.
+        compress: the codec of `polopt.common.compression` that compresses the batch when it is sent
+            to another process.
+        column_versions: `[N]`, the version for each environment. `None` means that `version`
+            applies to all environments.
+        per_env: maps names to arrays `[N, ...]` with one value for each environment. `state` is the
+            memory of the policy before the first step. The batch stores observations and rewards
+            before normalisation, and `obs_mean`, `obs_inverse_std` and `reward_scale` say how the
+            acting policy normalised them. These three arrays are missing if the policy does not
+            normalise, or if the batch is already normalised (`Normalizer.normalized`).
+        moments: the moments of the observations and discounted returns. `None` means that the
+            worker has already counted the moments, or that the policy does not normalise.
+        place: `(stream, step)`, the position of the fragment in the data of its sampler. A stream
+            is a sequence of consecutive steps of the same environments. `step` is the number of
+            steps of the stream before the fragment. `None` means that the batch combines several
             fragments.
     """
 
@@ -75,7 +82,7 @@ class SampleBatch:
     place: tuple[int, int] | None = None
 
     def __repr__(self) -> str:
-        """T, N, environment steps and version, and the type and shape of each column."""
+        """Shows T, N, environment steps and version, and the dtype and shape of each column."""
         columns = {"obs": self.obs, **self.columns}
         shown = [f"{name}={c.dtype}{list(c.shape)}" for name, c in columns.items()]
         steps, envs = self.shape
@@ -102,58 +109,59 @@ class SampleBatch:
         return name == "obs" or name in self.columns
 
     def __len__(self) -> int:
-        """Number of rows, T * N, valid or not."""
+        """The number of rows, T * N. This includes rows that are not valid."""
         return self.shape[0] * self.shape[1]
 
     @property
     def obs(self) -> np.ndarray:
-        """`[T, N, ...]` observations of the steps. A view."""
+        """The observations of the steps, `[T, N, ...]`. A view."""
         return self.all_obs[:-1]
 
     @property
     def bootstrap_obs(self) -> np.ndarray:
-        """`[N, ...]` observations after the last step. A view."""
+        """The observations after the last step, `[N, ...]`. A view."""
         return self.all_obs[-1]
 
     @property
     def shape(self) -> tuple[int, int]:
-        """`(T, N)`."""
+        """The shape `(T, N)`."""
         return len(self.all_obs) - 1, self.all_obs.shape[1]
 
     @property
     def env_steps(self) -> int:
-        """Number of environment steps: the valid rows."""
+        """The number of environment steps, which is the number of valid rows."""
         return int(np.count_nonzero(self.columns["valid"]))
 
     @property
     def versions(self) -> np.ndarray:
-        """`[N]`, for each environment the version of the weights that chose its actions."""
+        """The version of the weights that chose the actions of each environment, `[N]`."""
         if self.column_versions is None:
             return np.full(self.shape[1], self.version, dtype=np.int64)
         return self.column_versions
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays without compression."""
+        """The size of all arrays in bytes, without compression."""
         arrays = [self.all_obs, self.successor_obs, *self.columns.values(), *self.per_env.values()]
         return sum(array.nbytes for array in arrays)
 
     @property
     def next_place(self) -> tuple[int, int] | None:
-        """The `place` of the fragment that continues this one. None: not known."""
+        """The `place` of a fragment that continues this fragment. None if `place` is None."""
         return None if self.place is None else (self.place[0], self.place[1] + self.shape[0])
 
     def flat(self, name: str) -> np.ndarray:
-        """`[T * N, ...]`: a column with time and environments flattened. A view."""
+        """Returns a column with time and environments flattened, `[T * N, ...]`. A view."""
         column = self[name]
         return column.reshape(-1, *column.shape[2:])
 
     def steps(self, start: int, stop: int) -> SampleBatch:
-        """Returns steps `start` to `stop` of all environments, `[stop - start, N, ...]`, as views.
+        """Returns the steps from `start` up to, but not including, `stop` of all environments,
+        `[stop - start, N, ...]`. The arrays are views.
 
         `episodes` of the result is empty, because episode statistics cannot be divided. If `start`
-        is above 0, a policy with memory cannot learn from the result, because the state of its
-        memory is known only for step 0.
+        is greater than 0, a policy with memory cannot learn from the result, because its memory is
+        known only for step 0.
         """
         envs = self.shape[1]
         begun = {name: array for name, array in self.per_env.items() if name != "state"}
@@ -171,9 +179,12 @@ class SampleBatch:
         )
 
     def select(self, envs: np.ndarray) -> SampleBatch:
-        """Returns a batch `[T, n, ...]` of the environments `envs` `[n]`, in that order, as copies.
+        """Returns a batch `[T, n, ...]` of some environments. The arrays are copies.
 
         `episodes` of the result is empty, because episode statistics cannot be divided.
+
+        Args:
+            envs: the indices `[n]` of the environments, in the order of the result.
         """
         steps, width = np.divmod(self.successor_index, self.shape[1])
         positions = np.full(self.shape[1], -1)
@@ -196,25 +207,26 @@ class SampleBatch:
             yield name, self.flat(name)
 
     def to_tensordict(self, device: str | None = None) -> Any:
-        """A `tensordict.TensorDict` of batch size `[N, T]`, for TorchRL's losses.
+        """Returns a `tensordict.TensorDict` with the batch size `[N, T]`, for TorchRL's losses.
 
-        Names are the same as in TorchRL's collectors:
+        The names are the names of TorchRL's collectors:
 
-        - `observation`, `action` (as in `actions`, with indices for categories) and
-          `sample_log_prob`.
-        - `("next", "observation")`, which is the true next observation also where an episode ended.
+        - `observation`: the observations.
+        - `action`: the column `actions`. Categories are indices.
+        - `sample_log_prob`: the column `action_logp`, if `Policy.postprocess` has computed it.
+        - `("next", "observation")`: the true next observation, also at the end of an episode.
         - `("next", "reward")`, `("next", "done")`, `("next", "terminated")` and
-          `("next", "truncated")`, `[N, T, 1]`.
-        - `state_value`, `advantage` and `value_target` `[N, T, 1]`, if `Policy.postprocess` has
+          `("next", "truncated")`: `[N, T, 1]`.
+        - `state_value`, `advantage` and `value_target`: `[N, T, 1]`, if `Policy.postprocess` has
           computed them.
-        - `("collector", "mask")`, which is False in rows without a transition, and
-          `("collector", "traj_ids")`, which numbers the trajectories.
+        - `("collector", "mask")`: False in rows without a transition.
+        - `("collector", "traj_ids")`: the number of each row's trajectory.
 
         Args:
-            device: device of the tensors. By default the batch's `device`.
+            device: the device of the tensors. `None` means the batch's `device`.
 
         Raises:
-            ImportError: `tensordict` is not installed.
+            ImportError: if `tensordict` is not installed.
         """
         from polopt.common.tensordict import to_tensordict
 
@@ -225,11 +237,12 @@ class SampleBatch:
 
     @staticmethod
     def concat(batches: Sequence[SampleBatch]) -> SampleBatch:
-        """Concatenates batches along the environments, in the given order: `[max T, sum N, ...]`.
+        """Concatenates batches along the environments, in the given order. The result has the shape
+        `[max T, sum N, ...]`.
 
-        Shorter batches are padded with rows that are not `valid`. Their last observations become
-        successors, so bootstrapping stays exact. The `version` of the result is the oldest one. A
-        single batch is returned without a copy.
+        Shorter batches are padded with rows that are not `valid`. The last observations of these
+        batches become successors, so bootstrap values stay exact. The `version` of the result is
+        the oldest version of all batches. A single batch is returned without a copy.
         """
         if len(batches) == 1:
             return batches[0]
@@ -270,8 +283,8 @@ def _pad(batch: SampleBatch, length: int) -> SampleBatch:
         zeros = np.zeros((missing, *array.shape[1:]), dtype=array.dtype)
         return np.concatenate([array, zeros])
 
-    # Padding follows the last rows now, instead of their next observation. So the next observation
-    # of a last row becomes its successor, unless the row has one already.
+    # In `all_obs`, padding replaces the next observations of the last rows. Each of these next
+    # observations therefore becomes a successor, unless the row already has a successor.
     last_rows = np.setdiff1d(np.arange((steps - 1) * envs, steps * envs), batch.successor_index)
     order = np.concatenate([batch.successor_index, last_rows])
     successors = np.concatenate([batch.successor_obs, batch.bootstrap_obs[last_rows % envs]])
@@ -289,15 +302,15 @@ def _pad(batch: SampleBatch, length: int) -> SampleBatch:
     )
 
 
-#: Columns from which the ratio of new to old probability is computed. They are never rounded,
-#: because the ratio would then differ from 1 although the policy has not changed.
+#: The columns that determine the ratio of new to old probability. They are never rounded. With
+#: rounding, the ratio would differ from 1 even if the policy has not changed.
 _EXACT_COLUMNS = ("actions", "action_dist_inputs", "action_logp")
 _PackedBatch = tuple[dict[str, Packed], dict[str, Packed], dict[str, Any]]
 
 
 def _packed(batch: SampleBatch) -> _PackedBatch:
-    """Packs observations and columns with the codec `batch.compress`. Returns them and the other
-    fields."""
+    """Packs observations and columns with the codec `batch.compress`. Returns the packed
+    observations, the packed columns, and the other fields."""
     codec = batch.compress
     exact = "none" if codec in LOSSY else codec
     observations = {n: pack(getattr(batch, n), codec) for n in ("all_obs", "successor_obs")}
@@ -313,8 +326,8 @@ def _packed(batch: SampleBatch) -> _PackedBatch:
 def _unpacked(
     observations: dict[str, Packed], columns: dict[str, Packed], rest: dict[str, Any]
 ) -> SampleBatch:
-    """Makes the batch again, with the precision of its codec. Its `compress` is `none`, so it is
-    packed only once."""
+    """Restores the batch, with the precision of its codec. The restored batch has the codec `none`,
+    so it is not packed again."""
     return SampleBatch(
         all_obs=unpack(observations["all_obs"]),
         successor_obs=unpack(observations["successor_obs"]),

@@ -1,18 +1,20 @@
-"""`SUMS`: how many sums over a group of processes the current call of this process has made."""
+"""`SUMS`: counts the sums over a group of processes that the current call has made."""
 
 from __future__ import annotations
 
 
 class SumCount:
-    """Counts the all-reduces of a call, and ends a group where a rerun says so.
+    """Counts the sums (all-reduces) of a call, so that a rerun can repeat the failure of a sum.
 
-    The death of a rank breaks the sums of the others. After how many sums a survivor notices that
-    depends on timing, so a record of a run has the number, and a rerun imposes it.
+    When a rank dies, the sums of the other ranks fail. The number of sums that a surviving rank
+    completes before it notices the failure depends on timing. The record of a run therefore
+    contains this number, and a rerun makes the same sum fail.
 
     Attributes:
-        done: sums of this call that were completed. Joining a group counts as one.
-        broken: a sum of this call failed.
-        limit: number of sums that succeed before one fails. None: no sum is made to fail.
+        done: the number of completed sums in this call. Joining a group counts as one sum.
+        broken: whether a sum of this call failed.
+        limit: in a rerun, the number of sums that succeed before a sum must fail. `None` means that
+            no sum must fail.
     """
 
     def __init__(self) -> None:
@@ -21,17 +23,17 @@ class SumCount:
         self.limit: int | None = None
 
     def begin(self, limit: int | None = None) -> None:
-        """Begins a call."""
+        """Resets the counter at the beginning of a call."""
         self.done, self.broken, self.limit = 0, False, limit
 
     def completed(self) -> bool:
-        """Counts a sum. Returns whether it may be used. This process takes part in the sum that has
-        to fail, because others may have completed it."""
+        """Counts a completed sum. Returns False if the caller must treat this sum as failed. This
+        process takes part even in such a sum, because other ranks may have completed it."""
         if self.limit is not None and self.done >= self.limit:
             return False
         self.done += 1
         return True
 
 
-#: The counter of this process, which runs one call at a time.
+#: The counter of this process. A process runs one call at a time.
 SUMS = SumCount()

@@ -1,4 +1,4 @@
-"""Conversion of batch arrays to a `TensorDict` with TorchRL's names. Requires `tensordict`."""
+"""Converts the arrays of a batch to a `TensorDict` with TorchRL's names. Requires `tensordict`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-#: Column name in polopt: name in TorchRL, and whether TorchRL expects a last dimension of 1.
+#: Maps the name of a column in polopt to its name in TorchRL, and to whether TorchRL expects a last
+#: dimension of size 1.
 _NAMES = {
     "actions": ("action", False),
     "action_logp": ("sample_log_prob", False),
@@ -24,13 +25,17 @@ _CONVERTED_SEPARATELY = {"rewards", "terminated", "truncated", "valid"}
 def to_tensordict(
     all_obs: np.ndarray, next_obs: np.ndarray, columns: Mapping[str, np.ndarray], device: str
 ) -> Any:
-    """A `TensorDict` of batch size `[N, T]`. For the names see `SampleBatch.to_tensordict`.
+    """Returns a `TensorDict` with the batch size `[N, T]`. `SampleBatch.to_tensordict` lists the
+    names.
 
     Args:
-        all_obs: `[T + 1, N, ...]`.
-        next_obs: `[T, N, ...]`, the true next observations.
-        columns: `[T, N, ...]` each, under polopt's names.
-        device: device of the tensors.
+        all_obs: the observations `[T + 1, N, ...]`.
+        next_obs: the true next observations `[T, N, ...]`.
+        columns: the columns `[T, N, ...]` under polopt's names.
+        device: the device of the tensors.
+
+    Raises:
+        ImportError: if `tensordict` is not installed.
     """
     try:
         from tensordict import TensorDict
@@ -71,13 +76,15 @@ def to_tensordict(
 
 
 def _tensor(column: np.ndarray, with_last: bool, device: str) -> Tensor:
-    # Arrays from Ray's object store are read-only, which torch does not support: copy.
+    # A copy, because arrays from Ray's object store are read-only, and torch does not support
+    # read-only arrays.
     rows = torch.from_numpy(np.array(column.swapaxes(0, 1))).to(device)  # [N, T, ...]
     return rows.unsqueeze(-1) if with_last else rows
 
 
 def _trajectory_ids(ends: np.ndarray) -> np.ndarray:
-    """`[T, N]` int64: trajectory numbers within the batch, one environment after the other."""
+    """Returns the number of each row's trajectory, `[T, N]` int64. The numbers are unique in the
+    batch, and count up from one environment to the next."""
     ids = np.zeros(ends.shape, dtype=np.int64)
     ids[1:] = np.cumsum(ends, axis=0)[:-1]
     first = np.concatenate([[0], np.cumsum(ids[-1] + 1)[:-1]])

@@ -1,4 +1,4 @@
-"""Versions of dependencies that the tests have run with, and a warning for newer ones."""
+"""The newest tested versions of dependencies, and a warning if newer versions are installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ NEWEST_TESTED = {"ray": "2.60", "torch": "2.15", "gymnasium": "1.4"}
 
 @functools.cache
 def warn_of_untested_versions() -> None:
-    """Names installed versions that are newer than all tested ones, once in a process."""
+    """Logs a warning if an installed version is newer than the newest tested version. Logs the
+    warning at most once per process."""
     newer = [
         f"{name} {installed} (tested up to {tested})"
         for name, tested in NEWEST_TESTED.items()
@@ -29,5 +30,5 @@ def warn_of_untested_versions() -> None:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Major and minor number: `"2.13.0+cpu"` is `(2, 13)`."""
+    """Returns the major and minor number of a version: `(2, 13)` for `"2.13.0+cpu"`."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])

@@ -1,4 +1,4 @@
-"""Limits on the threads of torch and of NumPy's BLAS."""
+"""Limits the number of threads of torch and of NumPy's BLAS."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import torch
 def limit_threads(count: int) -> None:
     """Sets the number of threads of torch and of NumPy's BLAS in this process.
 
-    Several processes with one thread per core each would oversubscribe the cores, and idle BLAS
-    threads spin.
+    By default, every process starts one thread per core. Several such processes would oversubscribe
+    the cores, especially because idle BLAS threads spin.
 
     Args:
-        count: at least 1.
+        count: the number of threads, at least 1.
     """
     torch.set_num_threads(count)
     threadpoolctl.threadpool_limits(count, user_api="blas")
 
 
 def blas_threads() -> int:
-    """The current number of threads of NumPy's BLAS in this process."""
+    """Returns the current number of threads of NumPy's BLAS in this process."""
     pools = [pool for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
-    # SciPy brings a BLAS of its own, which has no limit if it is loaded after `limit_threads`.
+    # SciPy has its own BLAS. If SciPy is loaded after `limit_threads`, its BLAS has no limit.
     of_numpy = [pool for pool in pools if "numpy" in pool["filepath"]]
     return max((pool["num_threads"] for pool in of_numpy or pools), default=1)

@@ -1,23 +1,24 @@
-"""`TRACER`: spans and counters of this process, recorded for `trace: true`."""
+"""`TRACER`: records the spans and counters of this process for the option `trace`."""
 
 from __future__ import annotations
 
 import time
 from typing import NamedTuple
 
-#: Events of one process that a trace keeps. Later ones are dropped.
+#: The maximum number of events that a trace keeps for one process. Later events are dropped.
 MAX_EVENTS = 500_000
 
 
 class Event(NamedTuple):
-    """One span or one value of a counter.
+    """One span, or one value of a counter.
 
     Attributes:
-        track: row of the process in which a span is drawn. Empty for counters.
-        name: of the phase or counter.
-        at_s: start of the span, or time of the value, of `time.perf_counter`.
-        value: duration of the span in seconds, or value of the counter.
-        event: number in the record of the run, for `polopt rerun --at`. None without a record.
+        track: the row in which a viewer draws the span. Empty for counters.
+        name: the name of the phase or counter.
+        at_s: the start of the span, or the time of the value, as seconds of `time.perf_counter`.
+        value: the duration of the span in seconds, or the value of the counter.
+        event: the number of the event in the record of the run, for `polopt rerun --at`. None if
+            the run is not recorded.
     """
 
     track: str
@@ -28,7 +29,7 @@ class Event(NamedTuple):
 
 
 class Tracer:
-    """Records spans and counters between `begin` and `take`. Otherwise it keeps nothing."""
+    """Records spans and counters between `begin` and `take`. At other times, drops them."""
 
     def __init__(self) -> None:
         self._events: list[Event] | None = None
@@ -38,7 +39,7 @@ class Tracer:
         self._events = []
 
     def take(self) -> list[Event]:
-        """Ends the recording, and returns its events."""
+        """Ends the recording, and returns the recorded events."""
         events, self._events = self._events, None
         return events or []
 
@@ -46,14 +47,15 @@ class Tracer:
         """Records a span that ends now.
 
         Args:
-            track: `driver`, `worker`, or `request N` of worker N.
-            name: of the phase.
-            started_s: of `time.perf_counter`, or of `time.monotonic`, which is the same clock on
-                Linux and macOS.
+            track: `driver`, `worker`, or `request N` for a request to worker N.
+            name: the name of the phase.
+            started_s: the start of the span, as seconds of `time.perf_counter`. Seconds of
+                `time.monotonic` are also allowed, because both are the same clock on Linux and
+                macOS.
             event: see `Event`.
 
         Returns:
-            its duration in seconds.
+            the duration of the span in seconds.
         """
         duration_s = time.perf_counter() - started_s
         if self._events is not None and len(self._events) < MAX_EVENTS:
@@ -61,10 +63,10 @@ class Tracer:
         return duration_s
 
     def count(self, name: str, value: float) -> None:
-        """Records the present value of a counter."""
+        """Records the current value of a counter."""
         if self._events is not None and len(self._events) < MAX_EVENTS:
             self._events.append(Event("", name, time.perf_counter(), value))
 
 
-#: The recorder of this process.
+#: The tracer of this process.
 TRACER = Tracer()

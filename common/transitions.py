@@ -1,4 +1,4 @@
-"""`Transitions` and `Sequences`: what is drawn from a replay buffer."""
+"""`Transitions` and `Sequences`: the batches that a replay buffer returns."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from polopt.common.sample_batch import SampleBatch
 
 
 class Transitions(NamedTuple):
-    """B rows of n-step transitions, as a value-based policy learns from them.
+    """B rows of n-step transitions. Value-based policies learn from them:
 
         targets = rows.rewards + rows.discounts * value(rows.next_obs)
         loss = (rows.weights * huber(q(rows.obs, rows.actions) - targets)).mean()
 
-    The next observation of a row is the observation n steps later, or the true last observation
-    where the episode was truncated before. Where the episode terminated before, `discounts` is 0,
-    and `next_obs` only has the right shape.
+    The next observation of a row is the observation n steps later. If the episode was truncated
+    earlier, the next observation is the true last observation. If the episode terminated earlier,
+    `discounts` is 0, and the content of `next_obs` does not matter.
 
     Attributes:
-        obs: observations, encoded as in `SampleBatch`.
-        actions: actions as the policy sampled them, as in `SampleBatch`.
-        rewards: the sums of gamma^k r_k over the steps of each row.
+        obs: the observations, encoded as in `SampleBatch`.
+        actions: the actions as the policy sampled them, as in `SampleBatch`.
+        rewards: the sum of gamma^k r_k over the steps of each row.
         discounts: gamma^m, where m is the number of steps of the row. 0 after `terminated`.
-        next_obs: the observations at the end of the steps. Values are bootstrapped from them.
-        weights: importance-sampling weights (Schaul et al., 2016). 1 where sampling is uniform.
-        indices: the places of the rows in their buffer, for the priorities that flow back.
+        next_obs: the observations after the steps of each row. Bootstrap values are computed from
+            these observations.
+        weights: the importance-sampling weights (Schaul et al., 2016). 1 if sampling is uniform.
+        indices: the indices of the rows in the buffer, for updates of their priorities.
     """
 
     obs: np.ndarray  # [B, ...]
@@ -39,18 +40,20 @@ class Transitions(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """B."""
+        """The number B of rows."""
         return len(self.rewards)
 
 
 class Sequences(NamedTuple):
-    """B sequences of L steps, as a policy with memory learns from them.
+    """B sequences of L steps. Policies with memory learn from them.
 
     Attributes:
-        batch: `[L, B]`, with `per_env["state"]`, the memory before the first step.
-        weights: importance-sampling weights, as of `Transitions`.
-        indices: the places of the sequences in their buffer, for the priorities that flow back.
-        burn_in: the first steps, which bring the memory up to date and give no loss.
+        batch: the sequences as a batch `[L, B]`. `per_env["state"]` is the memory before the first
+            step.
+        weights: the importance-sampling weights, as in `Transitions`.
+        indices: the indices of the sequences in the buffer, for updates of their priorities.
+        burn_in: the number of first steps that only update the memory. They are not part of the
+            loss.
     """
 
     batch: SampleBatch
@@ -60,5 +63,5 @@ class Sequences(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """The number of transitions after the burn-in."""
+        """The number of transitions after the burn-in steps."""
         return int(np.count_nonzero(self.batch["valid"][self.burn_in :]))

@@ -1,4 +1,4 @@
-"""Tune's registry of names, which carries values from the driver to trials and workers."""
+"""Shares named values between the driver, trials and workers through Tune's registry."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 
 def share(name: str, value: Callable[..., Any]) -> None:
-    """Makes a value known to all processes of the Ray job. Before Ray starts, once it does.
+    """Makes a value available to all processes of the Ray job. If Ray has not started yet, the
+    value becomes available when Ray starts.
 
     Args:
-        name: that no environment of the user has.
-        value: a class or function, which is pickled now.
+        name: a name that no environment of the user has.
+        value: a class or function. It is pickled in this call.
     """
     from ray.tune.registry import register_env  # imports Tune, which takes seconds
 
@@ -20,19 +21,19 @@ def share(name: str, value: Callable[..., Any]) -> None:
 
 
 def shared(name: str) -> Callable[..., Any] | None:
-    """What `share`, or the user's `register_env`, gave this name. None: nothing. The registry has
-    no public reader."""
+    """Returns the value that `share` or the user's `register_env` registered under a name. Returns
+    None if the name is not registered. Tune's registry has no public function for this."""
     return _registered("env_creator", name)
 
 
 def registered_trainable(name: str) -> Callable[..., Any] | None:
-    """The trainable that has a name. None: none has. The public reader would import RLlib and
-    register its algorithms, if the name is unknown."""
+    """Returns the trainable that is registered under a name, or None if the name is not registered.
+    For an unknown name, Tune's public function would import RLlib and register its algorithms."""
     return _registered("trainable_class", name)
 
 
 def _registered(category: str, name: str) -> Callable[..., Any] | None:
-    # As long as Tune is not imported, nothing is registered with it.
+    # If Tune is not imported, no name is registered.
     registry = sys.modules.get("ray.tune.registry")
     if registry is None:
         return None
@@ -44,5 +45,6 @@ def _registered(category: str, name: str) -> Callable[..., Any] | None:
 
 
 def rllib_is_imported() -> bool:
-    """Whether RLlib, which registers its algorithms under names that polopt also has, is there."""
+    """Returns whether RLlib is imported. RLlib registers its algorithms under names that polopt
+    also uses."""
     return "ray.rllib" in sys.modules

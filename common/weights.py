@@ -1,4 +1,4 @@
-"""Weights and gradients as flat float32 vectors, each with a version of the weights."""
+"""`Weights` and `Gradients`: flat float32 vectors with a version."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from polopt.common.moments import Moments
 
 
 class Acting(NamedTuple):
-    """Options of a policy that change how the network's input and output are scaled.
+    """The options of a policy that change how the input and output of the network are scaled.
 
     Attributes:
         normalize_actions, clip_actions: see `PolicyConfig`.
-        scale_by_high: images of bytes are divided by the bound `high` of their space. False: by
-            255, as older versions did, whatever the bound.
+        scale_by_high: if True, images of bytes are divided by the bound `high` of their space. If
+            False, they are divided by 255, as in older versions.
     """
 
     normalize_actions: bool
@@ -25,25 +25,27 @@ class Acting(NamedTuple):
     scale_by_high: bool = True
 
 
-#: The options that hold for checkpoints from before they were saved.
+#: The options for old checkpoints, which do not contain these options.
 FORMER_ACTING = Acting(normalize_actions=False, clip_actions=True, scale_by_high=False)
 
 
 class Weights(NamedTuple):
-    """All parameters of a policy, and the other values that acting and losses need.
+    """All parameters of a policy, and the other values that are needed for acting and for losses.
 
-    Schedules and adapted coefficients are sent with the weights, so that workers always use the
-    learner's values. (In RLlib 0.8, `lr_schedule` and DD-PPO's KL coefficient did not reach the
-    workers.)
+    The progress of schedules and the adapted coefficients are sent with the weights. Workers
+    therefore always use the learner's values. In RLlib 0.8, `lr_schedule` and DD-PPO's KL
+    coefficient did not reach the workers.
 
     Attributes:
-        flat: `[P]` float32.
-        version: number of updates of the weights so far.
-        env_steps: environment steps sampled so far by all workers. The argument of all schedules.
-        coefficients: values that learning adapts (PPO's `kl_coeff`).
-        moments: moments with which observations and rewards are normalised. None: the policy does
-            not normalise, or the receiver keeps its own moments.
-        acting: how the policy acts with these weights. None: the receiver keeps its own options.
+        flat: the parameters `[P]` float32.
+        version: the number of updates of the weights so far.
+        env_steps: the number of environment steps that all workers have sampled so far. All
+            schedules depend on this number.
+        coefficients: the values that learning adapts, such as PPO's `kl_coeff`.
+        moments: the moments for the normalisation of observations and rewards. `None` means that
+            the policy does not normalise, or that the receiver keeps its own moments.
+        acting: the options for acting with these weights. `None` means that the receiver keeps its
+            own options.
     """
 
     flat: np.ndarray  # [P] float32
@@ -61,13 +63,15 @@ class Gradients(NamedTuple):
     """The gradient of a mean loss over `rows` rows.
 
     Attributes:
-        flat: `[P]` float32, not clipped.
-        version: version of the weights with which the gradient was computed.
-        rows: number of valid rows over which the loss is a mean.
-        stats: learner statistics, as means over the same rows.
-        new_rows: number of rows that no earlier gradient has used. After the first epoch, it is 0.
-        ends_rollout: True for the last gradient of a rollout.
-        acted: version of the weights that chose the actions. The oldest if there were several.
+        flat: the gradient `[P]` float32, before clipping.
+        version: the version of the weights with which the gradient was computed.
+        rows: the number of valid rows in the mean.
+        stats: the learner statistics, as means over the same rows.
+        new_rows: the number of rows that no earlier gradient has used. It is 0 after the first
+            epoch.
+        ends_rollout: whether this is the last gradient of a rollout.
+        acted: the version of the weights that chose the actions. If several versions chose actions,
+            this is the oldest version.
     """
 
     flat: np.ndarray  # [P] float32
@@ -80,7 +84,7 @@ class Gradients(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the vector."""
+        """The size of the vector in bytes."""
         return int(self.flat.nbytes)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -88,10 +92,11 @@ class Gradients(NamedTuple):
 
 
 def _reduced(vector: Weights | Gradients, restore: Callable[..., Any], protocol: int) -> Any:
-    """Pickles the vector as a raw buffer, with protocol 5 or later. It is restored as `[P]`
-    float32.
+    """Pickles the vector as a raw buffer if the protocol is at least 5. Unpickling restores the
+    vector as `[P]` float32.
 
-    NumPy would also pickle a description of the array's type, which takes longer than the rest.
+    NumPy would also pickle a description of the array's type, which takes longer than everything
+    else.
     """
     if protocol < 5:
         return type(vector), tuple(vector)

@@ -1,1 +1,1 @@
-"""Sampling: vector environments, rollout workers, and the calls to them that are under way."""
+"""Vector environments, the sampler, rollout workers, and the driver's calls to the workers."""

@@ -1,5 +1,5 @@
-"""Connecting this process to Ray: to a running cluster, or to one that is started here. And what a
-run requests of it, checked before it waits for what never comes."""
+"""Connects this process to a running Ray cluster, or starts Ray on this machine. Checks that the
+cluster and the machine have the resources that a run requests."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ import ray
 from polopt.common.config import ConfigError
 
 _logger = logging.getLogger(__name__)
-#: Memory that a worker process needs at least, in bytes. With CartPole-v1 and PPO it is 185 MB.
+#: The minimum memory of a worker process, in bytes. A worker with CartPole-v1 and PPO uses 185 MB.
 _WORKER_BYTES = 100_000_000
-#: Limit of a connection attempt, and of the wait for the first bytes of an answer, in seconds each.
-#: Ray itself tries for 23 s and longer.
+#: The time limit for a connection attempt, and the time limit for the first bytes of an answer,
+#: both in seconds. Ray itself tries for at least 23 s.
 _CONNECT_S = 5.0
-#: Opens a connection of HTTP/2, which is the protocol below gRPC (RFC 9113, section 3.4): the
-#: preface of a client, and a frame of settings (type 4, on stream 0) without any.
+#: The bytes that open an HTTP/2 connection, which gRPC uses (RFC 9113, section 3.4): the client's
+#: preface and an empty SETTINGS frame (type 4, on stream 0).
 _HTTP2_OPENING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-#: Bytes of the header of a frame: length (3), type (1), flags (1), stream (4).
+#: The size of a frame header in bytes: length (3), type (1), flags (1), stream (4).
 _FRAME_HEADER_BYTES = 9
-#: An equal warning is not repeated within this time, in seconds: Tune asks once for each trial.
+#: The same warning is logged at most once in this number of seconds, because Tune makes the check
+#: for each trial.
 _REPEAT_S = 60.0
 _warned_at: dict[str, float] = {}
 
@@ -39,23 +40,26 @@ def attach_or_start(
     *,
     evaluation_cpus: float = 0.0,
 ) -> bool:
-    """Connects this process to Ray, unless it is connected already.
+    """Connects this process to Ray, unless the process is already connected.
 
     Args:
-        num_cpus: logical CPUs that the run needs. Ray that is started here has at least as many.
-            They only limit scheduling, and the machine may have fewer. If another Ray has fewer, a
-            warning says so.
-        num_processes: worker processes of the run.
-        init_config: arguments of `ray.init`, which are then the only ones. None: attach to a
-            running cluster if there is one, else start Ray here.
-        evaluation_cpus: the part of `num_cpus` that only evaluation needs. Training starts without.
+        num_cpus: the number of logical CPUs that the run needs. If this function starts Ray, Ray
+            has at least this number of CPUs. The machine may have fewer, because Ray uses the
+            number only for scheduling. If a running cluster has fewer CPUs, a warning is logged.
+        num_processes: the number of worker processes of the run.
+        init_config: the arguments of `ray.init`. polopt then adds no arguments of its own. `None`
+            attaches to a running cluster if there is one. Otherwise, `None` starts Ray on this
+            machine.
+        evaluation_cpus: the part of `num_cpus` that only evaluation needs. Training starts without
+            these CPUs.
 
     Returns:
-        True if this call connected. `ray.shutdown()` then stops what the call started. A cluster
-        that was running continues.
+        whether this call connected. If True, `ray.shutdown()` stops the Ray that this call started.
+        A cluster that was already running keeps running.
 
     Raises:
-        ConfigError: Ray's address does not answer, or this machine has no memory for the workers.
+        ConfigError: if nothing answers at Ray's address, or if this machine has too little memory
+            for the workers.
     """
     connected = ray.is_initialized()
     if not connected:
@@ -64,13 +68,14 @@ def attach_or_start(
         if address in ("", "local"):
             check_memory(num_processes)
         _connect(num_cpus, init_config)
-    if ray.util.get_current_placement_group() is None:  # else a trial of Tune, which has asked
+    # In a trial of Tune, there is a placement group, and Tune has already requested the resources.
+    if ray.util.get_current_placement_group() is None:
         lacking = num_cpus - ray.cluster_resources().get("CPU", 0.0)
         if lacking <= evaluation_cpus:
             warn_if_larger(
                 "the run with its evaluation workers",
                 {"CPU": num_cpus},
-                f"training goes on, but no evaluation ends until Ray has {lacking:g} CPU more. To "
+                f"training goes on, but no evaluation ends until Ray has {lacking:g} more CPU. To "
                 "evaluate now",
             )
         else:
@@ -83,25 +88,27 @@ def _connect(num_cpus: float, init_config: Mapping[str, Any] | None) -> None:
         ray.init(**init_config)
         return
     # Without `address`, Ray attaches only to a cluster from RAY_ADDRESS or `ray start`. With
-    # address="auto" it would also attach to one that another program has started for itself.
+    # address="auto", Ray would also attach to a cluster that another program has started for
+    # itself.
     cpus = max(os.cpu_count() or 1, int(num_cpus) + 1)
     try:
         ray.init(num_cpus=cpus, include_dashboard=False)
-    except ValueError:  # `num_cpus` is not allowed for a cluster that is running already
+    except ValueError:  # Ray does not allow `num_cpus` for a cluster that is already running
         ray.init()
 
 
 def check_address(address: str) -> None:
-    """Tries to connect to the address of a cluster. Ray would try for longer, and print its log.
+    """Checks that Ray answers at the address of a cluster. Ray itself would try for longer, and
+    would print its log.
 
-    The listener must also answer in HTTP/2, as Ray's gRPC servers do. With `RAY_USE_TLS=1` only
-    the connection is tried.
+    The server must accept the connection and answer in HTTP/2, as Ray's gRPC servers do. With
+    `RAY_USE_TLS=1`, the server only needs to accept the connection.
 
     Args:
-        address: `HOST:PORT`, also after `ray://`. Others, such as `auto`, pass.
+        address: `HOST:PORT` or `ray://HOST:PORT`. Other values, such as `auto`, are not checked.
 
     Raises:
-        ConfigError: nothing listens there, or something that is not Ray.
+        ConfigError: if no server answers at the address, or if the server is not Ray.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdigit()):
@@ -125,10 +132,11 @@ def _ray_uses_tls() -> bool:
 
 
 def _http2_problem(connection: socket.socket) -> str:
-    """What shows that the other side does not speak HTTP/2. Empty if it does.
+    """Checks that a server answers in HTTP/2. Returns a description of the problem, or an empty
+    string if the server answers in HTTP/2.
 
     Raises:
-        OSError: the connection ended with an error.
+        OSError: if the connection ends with an error.
     """
     connection.sendall(_HTTP2_OPENING)
     answer, until_s = b"", time.monotonic() + _CONNECT_S
@@ -137,26 +145,27 @@ def _http2_problem(connection: socket.socket) -> str:
         try:
             received = connection.recv(_FRAME_HEADER_BYTES - len(answer))
         except TimeoutError:
-            return f"something accepts connections there, but said nothing for {_CONNECT_S:g} s"
+            return f"a server accepts connections there, but sent nothing for {_CONNECT_S:g} s"
         if not received:
-            return "something accepts connections there and closes them"
+            return "a server accepts connections there and closes them"
         answer += received
     is_settings = answer[3] == 4 and answer[5:] == bytes(4)
-    return "" if is_settings else f"something else answers there, with {answer!r}"
+    return "" if is_settings else f"another server answers there, with {answer!r}"
 
 
 def check_memory(num_processes: int) -> None:
-    """Checks that this machine can hold worker processes. More of them than cores is fine.
+    """Checks that this machine has enough memory for a number of worker processes. The number may
+    be greater than the number of cores.
 
     Raises:
-        ConfigError: its memory is too small, whatever the environment.
+        ConfigError: if the memory is too small, even for the smallest environment.
     """
     total = psutil.virtual_memory().total
     most = total // _WORKER_BYTES
     if num_processes > most:
         raise ConfigError(
             f"{num_processes:,} worker processes need at least "
-            f"{num_processes * _WORKER_BYTES / 1e9:,.0f} GB of memory, and this machine has "
+            f"{num_processes * _WORKER_BYTES / 1e9:,.0f} GB of memory, but this machine has "
             f"{total / 1e9:,.0f} GB. Allowed: at most {most:,} workers here, or RAY_ADDRESS with "
             "the address of a larger cluster"
         )
@@ -167,13 +176,14 @@ def warn_if_larger(
     request: Mapping[str, float],
     effect: str = "it starts once Ray has more. To start it now",
 ) -> None:
-    """Warns if Ray, to which this process is connected, has less than is requested of it. Ray waits
-    for more nodes then, which come in a cluster that grows by itself, and otherwise never.
+    """Warns if the connected Ray cluster has fewer resources than requested. Ray then waits for new
+    nodes. Only an autoscaling cluster adds nodes. In other clusters, Ray waits forever.
 
     Args:
-        who: requests it.
-        request: amounts by the name of the resource.
-        effect: of the lack, and what requesting less is for, as text.
+        who: the subject of the warning, such as "the run".
+        request: maps the names of resources to the requested amounts.
+        effect: the part of the warning between the missing resources and the advice "request less".
+            It says what the lack causes, and what requesting less achieves.
     """
     total = ray.cluster_resources()
     lacking = [

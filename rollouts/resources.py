@@ -6,7 +6,7 @@ from typing import Annotated
 
 import pydantic
 
-#: Resources for which Ray has options of their own.
+#: Resources for which Ray has separate options.
 _OWN_OPTIONS = ("CPU", "GPU", "memory", "object_store_memory")
 
 
@@ -23,7 +23,7 @@ def _custom(resources: dict[str, float]) -> dict[str, float]:
     return resources
 
 
-#: Amount of one resource: a fraction of 1, or a whole number.
+#: The amount of one resource: a fraction of 1, or a whole number.
 Amount = Annotated[float, pydantic.Field(ge=0.0, le=1e6), pydantic.AfterValidator(_whole_above_one)]
-#: Amounts of custom resources, by name.
+#: Maps the names of custom resources to amounts.
 Resources = Annotated[dict[str, Amount], pydantic.AfterValidator(_custom)]

@@ -1,4 +1,4 @@
-"""Options of sampling."""
+"""The options of sampling."""
 
 from __future__ import annotations
 
@@ -13,100 +13,108 @@ from polopt.rollouts.resources import Amount, Resources
 
 
 def sockets_for_zmq(value: Any) -> Any:
-    """The option's value in configs of version 0.3 and before, by its present name."""
+    """Replaces "zmq" by "socket". Configs of version 0.3 and earlier use the name "zmq"."""
     return "socket" if value == "zmq" else value
 
 
 class RolloutConfig(Config):
-    """Options of sampling: environments, workers, their resources and their failures.
+    """The options of sampling: environments, workers, resources and limits for failures.
 
-    "RLlib" names the key of RLlib with the same meaning. "0.8" the key of that release, where
-    today's differs. Keys of RLlib in `aliases` are accepted as they are.
+    "RLlib:" gives the key in RLlib with the same meaning. "0.8:" gives the key in RLlib 0.8, if it
+    differs. A config may also use the keys of RLlib that are listed in `aliases`.
 
     Attributes:
         env: a Gymnasium id, `module:id` or `module:callable`, a name registered with
             `ray.tune.registry.register_env`, or a callable that makes an environment. See
             `polopt.rollouts.envs.env_sources.resolve_env`. RLlib: `env`.
-        env_config: options of the environment, a dict. Each environment gets a copy. A callable
-            gets it as `EnvContext`, which also tells the environment where it is, or as keyword
-            arguments (see `polopt.rollouts.envs.creators.call_creator`), a Gymnasium id as
-            arguments of `gymnasium.make`. RLlib: `env_config`.
-        num_workers: number of remote rollout workers. 0 samples in the driver's process. RLlib:
-            `num_env_runners` (0.8: `num_workers`).
-        min_workers: number of workers that have to be up before a run starts, and that have to
-            remain when workers are given up (see `max_consecutive_failures`). The run grows to
-            `num_workers` as resources become free, for example in an autoscaling cluster. None:
-            `num_workers`.
-        num_workers_below: number of remote rollout workers below each remote worker, which then
-            does not sample itself, but computes gradients from their fragments
-            (`GradientWorker`).
-        collection: how a process that computes gradients gathers the fragments of several workers.
-            `sync`: one fragment of each, sampled with the newest weights. `overlapped`: the same,
-            while the next ones are sampled with weights that are one batch older. `async`: one
-            fragment at a time, in order of arrival.
-        fraction_workers_below: in synchronous collection below a worker, share of the workers there
-            that have to finish before the fragments of the others are ended early, in (0, 1]. 1:
-            no fragment ends early.
-        fraction_samples_below: share of its steps that a fragment which is ended early keeps at
-            least, in [0, 1].
-        compress_data: codec of fragments on the network. See `polopt.common.compression`. RLlib
-            0.8: `compress_observations`.
-        compress_gradients: codec of gradients on the network.
-        topk_share: share of the elements that `compress_gradients: topk` sends, in (0, 1].
-        num_envs_per_worker: number of environments of one worker, N. RLlib:
+        env_config: a dict with the options of the environment. Each environment receives a copy. A
+            Gymnasium id receives the options as arguments of `gymnasium.make`. A callable receives
+            them as keyword arguments, or as an `EnvContext`, which also holds the indices of the
+            environment (see `polopt.rollouts.envs.creators.call_creator`). RLlib: `env_config`.
+        num_workers: the number of remote rollout workers. 0 means that the driver's process
+            samples. RLlib: `num_env_runners` (0.8: `num_workers`).
+        min_workers: the minimum number of workers. A run starts when this number of workers is up,
+            and ends if fewer workers remain (see `max_consecutive_failures`). The run starts more
+            workers, up to `num_workers`, as resources become free, for example in an autoscaling
+            cluster. `None` means `num_workers`.
+        num_workers_below: the number of remote rollout workers below each remote worker. If this is
+            greater than 0, the remote worker is a `GradientWorker`: it does not sample itself, but
+            computes gradients from the fragments of the workers below.
+        collection: how a process that computes gradients, such as the driver or a `GradientWorker`,
+            collects fragments from several workers. With `sync`, it waits for the fragments of all
+            workers, which are sampled with the newest weights. With `overlapped`, the workers
+            sample the next fragments while the process learns. Their weights are then one batch
+            older. With `async`, the process takes one fragment at a time, in order of arrival.
+        fraction_workers_below: when this share of the workers below a gradient worker has finished,
+            in (0, 1], the fragments of the other workers below are stopped early. 1 means that no
+            fragment is stopped early. This option applies to synchronous collection.
+        fraction_samples_below: a fragment that is stopped early keeps at least this share of its
+            steps, in [0, 1].
+        compress_data: the codec that compresses fragments for the network. See
+            `polopt.common.compression`. RLlib 0.8: `compress_observations`.
+        compress_gradients: the codec that compresses gradients for the network.
+        topk_share: the share of the elements that `compress_gradients: topk` sends, in (0, 1].
+        num_envs_per_worker: the number N of environments of one worker. RLlib:
             `num_envs_per_env_runner` (0.8: `num_envs_per_worker`).
-        rollout_fragment_length: steps of each environment in one fragment, T. A fragment holds
-            T * N environment steps. RLlib: `rollout_fragment_length`.
-        vectorization_mode: `sync` steps the environments of a worker one after another, `async`
-            steps each in a process of its own, `vector_entry_point` uses the environment's own
-            vector implementation. As in `gymnasium.make_vec`. None: the own implementation if there
-            is one, else `sync`. Processes start as is Python's default, from 3.14 on with
-            `forkserver`: a script that samples in its own process then needs
+        rollout_fragment_length: the number T of steps that each environment makes in one fragment.
+            A fragment has T * N environment steps. RLlib: `rollout_fragment_length`.
+        vectorization_mode: how a worker steps its environments, as in `gymnasium.make_vec`. `sync`
+            steps them one after another. `async` runs each environment in its own process.
+            `vector_entry_point` uses the environment's own vector implementation. `None` means
+            `vector_entry_point` if the environment has such an implementation, and `sync`
+            otherwise. With `async`, processes start with Python's default method. From Python 3.14,
+            this is `forkserver`, and a script that samples in its own process then needs
             `if __name__ == "__main__":`. RLlib: `gym_env_vectorize_mode`.
-        autoreset_mode: when an environment is reset after the end of an episode: in the
-            `same_step`, in the `next_step`, or by the sampler (`disabled`), as in
-            `gymnasium.vector.AutoresetMode`. None: the mode of the environment's own vector
-            implementation, else `same_step`, which loses no row to resets.
-        max_frames_per_traj: environment steps after which an episode is truncated. None: the
-            environment's own limit alone. RLlib 0.8: `horizon`.
-        num_cpus_per_worker: Ray CPUs of each remote worker: a fraction of 1, or a whole number.
+        autoreset_mode: when an environment is reset after the end of an episode, as in
+            `gymnasium.vector.AutoresetMode`: in the same step (`same_step`), in the next step
+            (`next_step`), or by the sampler (`disabled`). `None` means the mode of the
+            environment's own vector implementation. For other environments, `None` means
+            `same_step`, in which no rows are lost to resets.
+        max_frames_per_traj: the number of environment steps after which an episode is truncated.
+            `None` means that only the environment's own limit applies. RLlib 0.8: `horizon`.
+        num_cpus_per_worker: the Ray CPUs of each remote worker: a fraction of 1, or a whole number.
             RLlib: `num_cpus_per_env_runner`.
-        num_gpus_per_worker: Ray GPUs of each remote worker: a fraction of 1, or a whole number.
-            Above 0 its policy is on CUDA. RLlib: `num_gpus_per_env_runner`.
-        custom_resources_per_worker: amounts of other Ray resources of each remote worker, by name.
-            RLlib: `custom_resources_per_env_runner`.
-        memory_per_worker: bytes of memory that Ray reserves for each remote worker. 0: none. RLlib
-            0.8: `memory_per_worker`.
-        transport: path of the calls of a training round. `ray`: actor calls. `socket`: Unix
-            sockets, which need less processor time, to workers on the driver's node. A worker on
-            another node is an error. `auto`: sockets, and Ray for workers on other nodes. Either
-            way, calls that are too large for the kernel's buffers (about 100 KB) go through Ray.
-            Collectors that belong to no optimizer, and those below gradient workers, use Ray.
-            (Until version 0.3, `zmq` was the name of `socket`. It is accepted.)
-        worker_timeout_s: seconds without progress after which a call counts as hanging and its
-            worker is replaced. Progress is a step of an environment, or the beginning or end of a
-            phase of the call, so a fragment may take longer. RLlib: `sample_timeout_s`, which
-            bounds the whole call and does not replace the worker.
-        worker_startup_timeout_s: the same for the first call of a new worker, in seconds. Time in
-            which Ray has no resources for the worker counts only if the run cannot continue
-            without it.
-        max_consecutive_failures: failed calls without a success in between that end the run. A
-            worker that fails this often, its replacements included, while others succeed, is not
-            replaced again. The run continues without it if `min_workers` are left, and ends
-            otherwise. RLlib: `max_num_env_runner_restarts`, a total.
-        max_consecutive_env_faults: exceptions of one environment without a successful step in
-            between that end the run. Before that the environment is replaced in its worker. RLlib:
-            `restart_failed_sub_environments`, without a limit.
-        max_consecutive_non_finite: consecutive fragments of one worker, or consecutive updates,
-            that are not finite and end the run. Before that they are discarded.
-        seed: seed of all random numbers, from 0 to 2**63 - 1. None draws one. Each worker derives
-            seeds of its environments, of their spaces, and of the global generators of `random`,
-            NumPy and torch in its process. The driver's own process, where environments run with
-            `num_workers=0`, has its global generators seeded only if `seed` is given. RLlib:
-            `seed`.
-        record_arrivals: record everything in which timing decides, in the file
-            `arrivals_000000.jsonl.gz` beside the results, so that `polopt rerun` can repeat the run
-            bit for bit. The file has about 30 bytes for each gradient or fragment.
+        num_gpus_per_worker: the Ray GPUs of each remote worker: a fraction of 1, or a whole number.
+            If this is greater than 0, the worker's policy is on CUDA. RLlib:
+            `num_gpus_per_env_runner`.
+        custom_resources_per_worker: a dict with the amounts of custom Ray resources of each remote
+            worker. RLlib: `custom_resources_per_env_runner`.
+        memory_per_worker: the bytes of memory that Ray reserves for each remote worker. 0 means
+            that Ray reserves no memory. RLlib 0.8: `memory_per_worker`.
+        transport: how the driver sends the calls of an iteration to the workers. `ray` uses actor
+            calls. `socket` uses Unix sockets, which need less processor time. With `socket`, all
+            workers must be on the driver's node. `auto` uses sockets for workers on the driver's
+            node, and Ray for workers on other nodes. With `socket` and `auto`, calls that are too
+            large for the kernel's buffers (about 100 KB) still use Ray. Collectors without an
+            optimizer, and collectors below gradient workers, always use Ray. The name `zmq`, which
+            `socket` had up to version 0.3, is still accepted.
+        worker_timeout_s: the number of seconds without progress after which a call counts as
+            hanging, and its worker is replaced. A step of an environment is progress, and so is the
+            start or end of a phase of the call. A fragment may therefore take longer than this
+            limit. RLlib: `sample_timeout_s`, which limits the whole call and does not replace the
+            worker.
+        worker_startup_timeout_s: the limit in seconds for the first call of a new worker. The time
+            in which Ray has no resources for the worker counts only if the run cannot continue
+            without this worker.
+        max_consecutive_failures: the run ends after this number of consecutive failed calls. If
+            one worker and its replacements fail this often while other workers succeed, the worker
+            is not replaced again. The run then continues without this worker if at least
+            `min_workers` workers remain, and ends otherwise. RLlib: `max_num_env_runner_restarts`,
+            which limits the total.
+        max_consecutive_env_faults: the run ends after this number of exceptions of one environment
+            without a successful step between them. Until then, the worker replaces the environment
+            after each exception. RLlib: `restart_failed_sub_environments`, which has no limit.
+        max_consecutive_non_finite: the run ends after this number of consecutive non-finite
+            fragments of one worker, or of consecutive non-finite updates. Until then, each of them
+            is discarded.
+        seed: the seed of all random numbers, from 0 to 2**63 - 1. `None` draws a seed. From this
+            seed, each worker derives the seeds of its environments, of the spaces of these
+            environments, and of the global generators of `random`, NumPy and torch in the worker's
+            process. With `num_workers=0`, environments run in the driver's process. The global
+            generators of this process are seeded only if `seed` is given. RLlib: `seed`.
+        record_arrivals: whether to record all events whose order depends on timing, so that
+            `polopt rerun` can repeat the run bit for bit. The file `arrivals_000000.jsonl.gz`
+            beside the results holds the record, with about 30 bytes for each gradient or fragment.
     """
 
     env: Any = None
@@ -145,18 +153,19 @@ class RolloutConfig(Config):
         if self.min_workers is not None and self.min_workers > self.num_workers:
             raise ValueError(
                 f"key 'min_workers': got {self.min_workers} with num_workers={self.num_workers}; "
-                "allowed: 1 to num_workers, or None for all of them"
+                "allowed: 1 to num_workers, or None for all workers"
             )
         return self
 
     @property
     def workers_needed(self) -> int:
-        """Workers that have to be there for a run to start, and to go on after one is given up."""
+        """The number of workers that a run needs to start, and to continue after a worker is not
+        replaced any more."""
         return self.num_workers if self.min_workers is None else self.min_workers
 
     @property
     def last_worker_index(self) -> int:
-        """The largest `EnvContext.worker_index` of training."""
+        """The largest `EnvContext.worker_index` of a training worker."""
         return self.num_workers * max(self.num_workers_below, 1)
 
     renamed: ClassVar[Mapping[str, str]] = {"fast_sync": "fast_cpu"}

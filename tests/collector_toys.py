@@ -1,4 +1,4 @@
-"""Environments, policies and helpers for the tests of collectors."""
+"""Environments, policies and helpers for the tests of Collectors."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from polopt.rollouts.transport.simulated_channel import Script, oldest_first
 
 
 class TimestampEnv(gymnasium.Env[np.ndarray, int]):
-    """Observes the monotonic clock, which all processes of a machine share, and its process id.
+    """An environment whose observations are the time of the monotonic clock and its process id. All
+    processes of a machine share this clock.
 
     Args:
-        step_s: seconds that a step takes.
-        slow: index of the slow worker.
-        slow_s: seconds that a step takes in the slow worker.
-        length: steps of an episode.
+        step_s: the number of seconds that a step takes.
+        slow: the index of the slow worker.
+        slow_s: the number of seconds that a step takes in the slow worker.
+        length: the number of steps in an episode.
     """
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
@@ -53,7 +54,7 @@ class TimestampEnv(gymnasium.Env[np.ndarray, int]):
 
 
 class NotesStops(CheckedWorker):
-    """Fake worker that notes the early stops that it gets, and goes on."""
+    """A fake worker that records the early stops that it receives, but does not stop."""
 
     def __init__(self, *args: Any, control: ControlPage, **options: Any) -> None:
         super().__init__(*args, control=control, **options)
@@ -62,10 +63,11 @@ class NotesStops(CheckedWorker):
 
 
 class FailsAfterSteps(Drift):
-    """Drift that ends its process, or raises, after a number of steps.
+    """A `Drift` that ends its process, or raises, after a number of steps.
 
     Args:
-        config: `dies_after` or `raises_after` steps, in the worker with index `worker`.
+        config: `dies_after` or `raises_after` is the number of steps. `worker` is the index of the
+            worker in which this happens.
     """
 
     def __init__(self, config: Any) -> None:
@@ -84,7 +86,8 @@ class FailsAfterSteps(Drift):
 
 
 class Reach(gymnasium.Env[np.ndarray, np.ndarray]):
-    """A Box action space that is not symmetric. The reward is the first action."""
+    """An environment with a Box action space that is not symmetric. The reward is the first
+    component of the action."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
@@ -111,12 +114,12 @@ def logits_for(space: Any = None, favourite: int = 0) -> nn.Module:
 
 
 def pushing_right(obs: np.ndarray) -> np.ndarray:
-    """Callable policy for Drift: action 1 in every environment, `[N]`."""
+    """A callable policy for Drift that chooses the action 1 in every environment, `[N]`."""
     return np.ones(len(obs), dtype=np.int64)
 
 
 def local_collector(env: Any = Drift, policy: Any = None, **options: Any) -> Collector:
-    """Returns a collector that samples in this process."""
+    """Returns a Collector that samples in this process."""
     defaults = {"num_collectors": 0, "frames_per_batch": 12, "num_envs": 2, "seed": 1}
     return Collector(env, policy, **{**defaults, **options})
 
@@ -128,7 +131,8 @@ def fake_collector(
     up: bool = True,
     **options: Any,
 ) -> Any:
-    """Returns a collector over fake remote workers, each of two environments and five steps."""
+    """Returns a Collector over fake remote workers. Each worker has two environments and samples
+    fragments of five steps."""
     config = worker_config(rollout={"num_workers": num_workers, **(rollout or {})})
     fake = FakeTransport()
     fake.script = script
@@ -136,7 +140,7 @@ def fake_collector(
 
 
 def update(collector: Collector) -> None:
-    """Applies a constant gradient: the next version of the weights."""
+    """Applies a constant gradient, which increases the version of the weights by 1."""
     policy = collector.policy
     policy.flat.grads.fill_(0.1)
     policy.apply_flat()

@@ -14,12 +14,12 @@ from polopt.optimizers.policy_optimizer import PolicyOptimizer
 
 
 class Totals(NamedTuple):
-    """What environments did, or what an optimizer counts of them.
+    """The totals that environments counted, or that an optimizer counted.
 
     Attributes:
-        steps: that returned, also in discarded fragments.
-        faults: steps that raised.
-        nans: rewards that are not a number, each in another fragment.
+        steps: the number of steps that returned, including steps in discarded fragments.
+        faults: the number of steps that raised.
+        nans: the number of rewards that were NaN. Each of them is in a different fragment.
     """
 
     steps: int
@@ -31,11 +31,13 @@ class Totals(NamedTuple):
 
 
 class CountingDrift(Drift):
-    """Drift that counts its steps, raises in some, and returns NaN as the reward of others.
+    """A `Drift` that counts its steps. It raises in some steps, and returns NaN as the reward of
+    others.
 
     Args:
-        config: `folder` of the files. `raise_every` so many steps. `nan_at`, the number of the step
-            of the first environment of each process. `slow`, the worker whose steps take time.
+        config: `folder` is the folder of the files. `raise_every` is the number of steps from one
+            exception to the next. `nan_at` is the step in which the first environment of each
+            process returns NaN. `slow` is the index of the worker whose steps take time.
     """
 
     def __init__(self, config: Any) -> None:
@@ -43,7 +45,7 @@ class CountingDrift(Drift):
         self.options = dict(config)
         name = f"{config.worker_index}-{config.vector_index}-{os.getpid()}"
         path = Path(self.options["folder"], name)
-        # After an exception, the environment is made again and continues to count.
+        # After an exception, a new environment is made, which continues the counts in the file.
         mode: Any = "r+" if path.exists() else "w+"
         self.totals = np.memmap(path, np.int64, mode, shape=len(Totals._fields))
 
@@ -63,14 +65,15 @@ class CountingDrift(Drift):
 
 
 def made_in(folder: Path) -> Totals:
-    """Totals of all environments of workers so far."""
+    """Returns the totals that all environments of workers have counted so far."""
     files = [path for path in folder.iterdir() if not path.name.startswith("0-")]
     rows = [np.fromfile(path, np.int64) for path in files]
     return Totals(*map(int, np.sum(rows, axis=0)))
 
 
 def counted_by(optimizer: PolicyOptimizer) -> Totals:
-    """The counts of an optimizer, and of the replies that it keeps and will count."""
+    """Returns the totals that an optimizer has counted, plus the counts of the replies that the
+    optimizer keeps and will count later."""
     kept = [reply.counts for reply in optimizer.calls.kept]
     metrics, faults = optimizer.metrics, optimizer.workers.faults
     return Totals(

@@ -1,4 +1,4 @@
-"""Environments that raise, return numbers that are not finite, or violate Gymnasium's API."""
+"""Environments that raise, return non-finite numbers, or violate Gymnasium's API."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from polopt.rollouts.envs.fault_tolerant_env import EnvPlace, FaultTolerantEnv
 
 
 class CrashingClock(Clock):
-    """Raises in the step after `crash_at` of each episode."""
+    """A clock that raises in the step after `crash_at` steps of each episode."""
 
     def __init__(self, crash_at: int, longest: int, length: int = 10**6) -> None:
         super().__init__(length, longest=longest)
@@ -32,10 +32,11 @@ class CrashingClock(Clock):
 
 
 class CartPoleCrashing(CartPoleEnv):
-    """Raises at random, as RLlib's environment of the same name.
+    """A CartPole that raises at random, like RLlib's environment with the same name.
 
     Args:
-        config: `p_crash` in each step, `p_crash_reset` in each reset. 0 where not given.
+        config: `p_crash` is the probability of an exception in each step, and `p_crash_reset` is
+            the probability in each reset. Both are 0 by default.
     """
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
@@ -57,16 +58,17 @@ class CartPoleCrashing(CartPoleEnv):
 
 
 def crashing_cartpole(config: dict[str, Any]) -> gymnasium.Env[Any, Any]:
-    """`CartPoleCrashing` with CartPole-v1's limit of 500 steps."""
+    """Makes a `CartPoleCrashing` with the limit of 500 steps that CartPole-v1 has."""
     return TimeLimit(CartPoleCrashing(config), 500)
 
 
 class Spoiled(Drift):
-    """Returns a number that is not finite, or violates the API, after a number of steps.
+    """A `Drift` that returns a non-finite number, or violates the API, after a number of steps.
 
     Args:
-        config: `worker` that does it (0: all), `after` how many steps of the instance, `times` at
-            most (default: always), and `what`, a key of `SPOILS`.
+        config: `worker` is the index of the worker in which this happens, and 0 means all workers.
+            `after` is the number of steps of the instance before it happens. `times` is the maximum
+            number of times, and by default there is no maximum. `what` is a key of `SPOILS`.
     """
 
     def __init__(self, config: Any = None) -> None:
@@ -109,21 +111,21 @@ SPOILS: dict[str, Callable[[Any], Any]] = {
 
 
 class BadReset(Drift):
-    """Its reset returns only the observation, as Gym's did."""
+    """An environment whose `reset` returns only the observation, as in Gym."""
 
     def reset(self, **options: Any) -> Any:
         return super().reset(**options)[0]
 
 
 class NeverResets(Drift):
-    """Its reset always raises."""
+    """An environment whose `reset` always raises."""
 
     def reset(self, **options: Any) -> Any:
         raise OSError("no display")
 
 
 class NeverSteps(Drift):
-    """Its step always raises."""
+    """An environment whose `step` always raises."""
 
     def step(self, action: int) -> Any:
         raise OSError("no simulator")
@@ -132,7 +134,7 @@ class NeverSteps(Drift):
 def guarded(
     makers: list[Callable[[], Any]], mode: str, kind: Any = FastSyncVectorEnv, limit: int = 10
 ) -> SyncVectorEnv | AsyncVectorEnv:
-    """A vector environment of fault-tolerant ones."""
+    """Makes a vector environment of `FaultTolerantEnv`s."""
     guards = [
         lambda make=make, i=i: FaultTolerantEnv(make, EnvPlace("toy", 1, i), limit)
         for i, make in enumerate(makers)
@@ -141,20 +143,20 @@ def guarded(
 
 
 class NeverMade(Drift):
-    """Its constructor always raises."""
+    """An environment whose constructor always raises."""
 
     def __init__(self, config: Any = None) -> None:
         raise OSError("no licence")
 
 
 class CrashingVector(CartPoleVectorEnv):
-    """An environment's own vector implementation whose step or reset raises.
+    """An environment's own vector implementation whose `step` or `reset` raises.
 
     Args:
-        num_envs: N.
-        crash_at: step of the instance after which it raises.
-        when: `step` or `reset`.
-        crashes: whether it does.
+        num_envs: the number N of environments.
+        crash_at: the number of steps of the instance after which the method raises.
+        when: the method that raises, `step` or `reset`.
+        crashes: whether the method raises at all.
     """
 
     def __init__(self, num_envs: int, crash_at: int, when: str, crashes: bool) -> None:

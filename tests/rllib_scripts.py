@@ -759,15 +759,15 @@ algo.stop()
 REFUSED = {
     "PPOConfig().multi_agent(policies={'a', 'b'}, policy_mapping_fn=print)": "trains one policy",
     "PPOConfig().framework('tf2')": "polopt uses PyTorch",
-    "PPOConfig().env_runners(batch_mode='complete_episodes')": "returns that they cut are bootstra",
+    "PPOConfig().env_runners(batch_mode='complete_episodes')": "returns use a bootstrap value",
     "PPOConfig().env_runners(env_to_module_connector=print)": "polopt has no connectors: wrap the",
     "PPOConfig().offline_data(input_='/tmp/out')": "polopt has no offline data",
     "PPOConfig().environment(clip_rewards=True).to_dict()": "gymnasium.wrappers.TransformReward",
-    "PPOConfig().training(learner_class=int)": "a policy of your own has the loss",
+    "PPOConfig().training(learner_class=int)": "to change the loss, write a policy",
     "PPOConfig().training(model={'use_attention': True}).environment('CartPole-v1').validate()": (
-        "memory is 'use_lstm'"
+        "'use_lstm' is the only kind of memory"
     ),
-    "PPOConfig().evaluation(evaluation_duration_unit='timesteps')": "plays whole episodes",
+    "PPOConfig().evaluation(evaluation_duration_unit='timesteps')": "whole episodes",
     "A3CConfig().training(clip_param=0.2)": "is an option of policy",
     "DQNConfig().training(replay_buffer_config={'storage_unit': 'sequences'})": (
         "key 'storage_unit': got 'sequences'. Allowed: 'timesteps'. Instead: optimizer 'sync_repl"
@@ -791,6 +791,6 @@ REFUSED = {
     "PPOConfig().training(replay_buffer_config={'capacity': 8})": "For 'replay_buffer_config' of",
     "A2CConfig().training(use_kl_loss=True).to_dict()": "has no KL loss",
     "PPOConfig().training(optimizer={'eps': 1}).to_dict()": "torch_optimizer, adam_epsilon",
-    "PPOConfig().exploration(explore=False)": "training samples actions",
+    "PPOConfig().exploration(explore=False)": "training always samples actions",
     "PPOConfig().env_runners(observation_filter='Own').to_dict()": "normalize_observations=True",
 }

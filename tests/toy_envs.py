@@ -1,4 +1,4 @@
-"""Toy environments with values in closed form, and functions to sample from them."""
+"""Toy environments whose values have a closed form, and functions that sample from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.seeds import worker_seeds
 
-# As in workers: more threads than cores slow each other down.
+# One thread, as in workers, because more threads than cores slow each other down.
 limit_threads(1)
 
 POLICIES: dict[str, type[Policy]] = {
@@ -36,12 +36,12 @@ AUTORESET = ("next_step", "same_step", "disabled")
 
 
 class Clock(gymnasium.Env[int, int]):
-    """Reward 1 at every step. The observation is the time since the reset.
+    """An environment with the reward 1 at every step. The observation is the time since the reset.
 
     Args:
-        length: steps after which an episode ends.
-        ends: how it does: `terminated`, `truncated` or `both`.
-        longest: largest time that the observation space holds. `length` if not given.
+        length: the number of steps in an episode.
+        ends: how an episode ends: `terminated`, `truncated` or `both`.
+        longest: the largest time in the observation space. The default is `length`.
     """
 
     def __init__(self, length: int, ends: str = "truncated", longest: int | None = None) -> None:
@@ -65,10 +65,11 @@ class Clock(gymnasium.Env[int, int]):
 
 
 class Drift(gymnasium.Env[np.ndarray, int]):
-    """A random walk that actions shift. Ends at random. Its state can be saved and restored.
+    """A random walk that actions shift. Episodes end at random. The state of the environment can be
+    saved and restored.
 
     Args:
-        config: stored as `context`. Not read.
+        config: the config, which is stored as `context` and not used.
     """
 
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -99,8 +100,9 @@ class Drift(gymnasium.Env[np.ndarray, int]):
 
 
 class GlobalRandom(gymnasium.Env[np.ndarray, int]):
-    """Draws from the global generators of `random`, NumPy and torch and from its spaces, and not
-    from its own generator. An observation `[5]` is one number of each and one of the constructor.
+    """An environment that draws numbers from the global generators of `random`, NumPy and torch and
+    from its spaces, but not from its own generator. An observation `[5]` has one number from each
+    of these sources, and one number that the constructor has drawn.
     """
 
     def __init__(self) -> None:
@@ -126,7 +128,7 @@ class GlobalRandom(gymnasium.Env[np.ndarray, int]):
 
 
 class TwoNumbers(gymnasium.Env[np.ndarray, Any]):
-    """Spaces without dynamics, for policies and `random_batch`."""
+    """An environment that only has spaces, for policies and `random_batch`."""
 
     def __init__(self, action_space: gymnasium.Space[Any] | None = None) -> None:
         self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -134,13 +136,14 @@ class TwoNumbers(gymnasium.Env[np.ndarray, Any]):
 
 
 def sync_clocks(lengths: list[int], ends: str, autoreset: str) -> SyncVectorEnv:
-    """A vector of clocks of different lengths, whose episodes end at different steps."""
+    """Makes a vector of clocks with different lengths. Their episodes end at different steps."""
     makers = [lambda n=n: Clock(n, ends, longest=max(lengths)) for n in lengths]
     return SyncVectorEnv(makers, autoreset_mode=AutoresetMode[autoreset.upper()])
 
 
 def make_policy(name: str, env: Any, seed: int = 0, **options: Any) -> Policy:
-    """A policy for an environment, vector or not. `options` have the keys of the user's config."""
+    """Makes a policy for an environment or a vector environment. `options` has the keys of a user's
+    config."""
     cls = POLICIES[name]
     observations = getattr(env, "single_observation_space", env.observation_space)
     actions = getattr(env, "single_action_space", env.action_space)
@@ -148,13 +151,14 @@ def make_policy(name: str, env: Any, seed: int = 0, **options: Any) -> Policy:
 
 
 def make_sampler(env: Any, policy: Policy, length: int, seed: int = 0) -> VectorSampler:
-    """A sampler of fragments of `length` steps."""
+    """Makes a sampler of fragments with `length` steps."""
     return VectorSampler(env, policy, length, worker_seeds(seed, 0, 0, env.num_envs))
 
 
 def set_value_function(policy: Policy, values: Any) -> None:
-    """Makes the value function the same everywhere (`values` a number), or, over one-hot
-    observations and without hidden layers, a table `[D]`. All other parameters become 0."""
+    """Sets the value function. If `values` is a number, the value function is constant. If `values`
+    is a table `[D]`, the policy must have one-hot observations and no hidden layers. All other
+    parameters become 0."""
     with torch.no_grad():
         policy.flat.params.zero_()
         if np.ndim(values) == 0:
@@ -166,7 +170,8 @@ def set_value_function(policy: Policy, values: Any) -> None:
 def random_batch(
     policy: Policy, steps: int, envs: int, rng: np.random.Generator, valid_share: float = 1.0
 ) -> SampleBatch:
-    """A postprocessed batch with random ends, with actions of `policy` on random observations."""
+    """Makes a postprocessed batch with random observations, random episode ends, and actions of
+    `policy`."""
     all_obs = rng.normal(size=(steps + 1, envs, *policy.encoder.shape)).astype(np.float32)
     flat_obs = all_obs[:-1].reshape(steps * envs, *policy.encoder.shape)
     params = policy.action_params(flat_obs)

@@ -1,1 +1,1 @@
-"""Collecting batches from several workers."""
+"""Collects batches from several workers."""

@@ -1,4 +1,4 @@
-"""`Collector`: an iterable of SampleBatches over a WorkerSet (TorchRL: RayCollector)."""
+"""`Collector`: iterates over the SampleBatches of a WorkerSet, like TorchRL's `RayCollector`."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ from polopt.rollouts.workers.supervisor import Pending
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-#: End of TorchRL's range of seeds.
+#: TorchRL reduces its seeds modulo this number.
 _LARGEST_SEED = 2**32 - 1
 
 
 class Collector:
-    """Collects experience with several workers, each a Ray actor with environments of its own.
+    """Collects experience with several workers. Each worker is a Ray actor with its own
+    environments.
 
         with Collector(
             lambda: gymnasium.make("CartPole-v1"),
@@ -47,25 +48,28 @@ class Collector:
                 collector.policy.learn_on_batch(batch)
                 collector.update_policy_weights_()
 
-    A collector that fails is replaced, and its fragment is collected again. Each has at most one
-    fragment pending or waiting, so a slow consumer slows them down.
+    As in TorchRL, the workers of a Collector are also called collectors. If a worker fails, it is
+    replaced, and the new worker collects the lost fragment again. Each worker has at most one
+    fragment that is pending or not yet consumed. The workers therefore wait for a slow consumer.
 
     Args:
-        create_env_fn: makes an environment (or is a Gymnasium id, see `resolve_env`). A list has
-            one for each collector.
-        policy: one of these. Where polopt makes the policy, it is `collector.policy`.
+        create_env_fn: a callable that makes an environment, or a Gymnasium id (see `resolve_env`).
+            A list has one item for each worker.
+        policy: the policy that chooses actions, in one of these forms. If polopt makes the policy,
+            `collector.policy` holds it.
 
             - a polopt Policy, which is used directly
-            - the name or class of one, or `(name or class, options)`
-            - a `torch.nn.Module` from observations `[N, ...]` to action parameters `[N, P]`, or
-              `(module, {"outputs": "actions"})` from observations to actions
+            - the name or class of a polopt Policy, or `(name or class, options)`
+            - a `torch.nn.Module` that maps observations `[N, ...]` to action parameters `[N, P]`
+            - `(module, {"outputs": "actions"})`, where the `torch.nn.Module` maps observations to
+              actions
             - a `TensorDictModule` that writes the key `action`
-            - a callable from observations to actions `[N, ...]`
+            - a callable that maps observations to actions `[N, ...]`
             - None, for random actions
         options: see `CollectorConfig`.
 
     Raises:
-        ConfigError: before any actor starts.
+        ConfigError: if an argument is invalid. This is raised before any actor starts.
     """
 
     def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any) -> None:
@@ -81,11 +85,12 @@ class Collector:
     def over(
         cls, workers: WorkerSet, count: Callable[[Reply], None] | None = None, **options: Any
     ) -> Collector:
-        """A collector over existing workers, which it does not stop.
+        """Makes a Collector that uses existing workers. The Collector does not stop these workers.
 
         Args:
-            workers: the workers. Without remote ones the local one samples, in this process.
-            count: gets each reply that becomes part of a batch. See `Calls`.
+            workers: the workers. Without remote workers, the local worker samples in this process.
+            count: a function that is called with each reply that becomes part of a batch. See
+                `Calls`.
             options: see `CollectingConfig`.
         """
         self = cls.__new__(cls)
@@ -104,7 +109,7 @@ class Collector:
         workers.weights = self.weight_sync = WeightSync(workers, config)
         self._budget = FrameBudget(config, workers)
         self._keep_steps: int | None = None
-        self._waits = False  # for the fragments of a batch
+        self._waits = False  # whether `_next` waits for the fragments of a batch
         count = count or self._count
         self.calls = Calls(workers, "Collector", count=count)
         stragglers = Stragglers(config.fraction_workers, config.fraction_samples)
@@ -112,20 +117,21 @@ class Collector:
         self._turn = threading.Lock()
 
     def __repr__(self) -> str:
-        """Its workers, and the frames of the batches so far."""
+        """Shows the workers and the number of frames in the batches so far."""
         total = f" of {self.config.total_frames:,}" if self.config.total_frames >= 0 else ""
         return f"Collector({self.workers!r}, {self.num_frames:,}{total} frames)"
 
     @property
     def _log(self) -> ArrivalLog | Rerun | None:
-        """The record of this collector's own workers."""
+        """The recorded order of arrival. None if nothing is recorded, or if another object made
+        the workers."""
         transport = self.workers.transport
         if self._arguments is None or not isinstance(transport, RecordedTransport):
             return None
         return transport.log
 
     def _count(self, reply: Reply) -> None:
-        if reply.counts.moments is not None:  # only policies that learn normalise
+        if reply.counts.moments is not None:  # only policies that learn normalise observations
             self.policy.add_moments(reply.counts.moments)
 
     # ---- iteration ------------------------------------------------------------------------------
@@ -134,15 +140,15 @@ class Collector:
         return self
 
     def __next__(self) -> Any:
-        """The next batch: a SampleBatch, or a list of them if `split_trajs` is `list`.
+        """Returns the next batch. The batch is a SampleBatch, or a list of SampleBatches if
+        `split_trajs` is `list`.
 
         Raises:
-            StopIteration: `total_frames` have been returned.
-            WorkersFailedError: workers keep failing.
-            EnvironmentFailedError: the environments of a collector without workers cannot be made.
-            RuntimeError: another thread is collecting, or all collectors were removed.
-            RerunDifference: with `rerun_of`, at the first difference. At the end of the record, the
-                iteration stops.
+            StopIteration: after `total_frames` frames, or with `rerun_of` at the end of the record.
+            WorkersFailedError: if workers keep failing.
+            EnvironmentFailedError: if this process collects and an environment cannot be made.
+            RuntimeError: if another thread is collecting, or if all workers were removed.
+            RerunDifference: with `rerun_of`, at the first difference from the record.
         """
         if not self._turn.acquire(blocking=False):
             raise RuntimeError("another thread is collecting with this Collector")
@@ -183,15 +189,16 @@ class Collector:
     # ---- fragments ------------------------------------------------------------------------------
 
     def _request(self, ahead: bool) -> None:
-        """Requests a fragment of every idle worker, as far as frames are wanted.
+        """Requests a fragment from every idle worker, until enough frames for `total_frames` are
+        requested.
 
         Args:
-            ahead: the current batch has not been returned yet.
+            ahead: whether the current batch has not been returned yet.
         """
         self.weight_sync.ahead = ahead
         if self.config.sync:
             if not self.calls.idle or self._budget.spent():
-                return  # a batch is pending, or none is needed
+                return  # a batch is pending, or no more batches are needed
             self._budget.begin_fragments(0)
             workers = self.workers.remote or self._here(ahead)
             self.fragments.request_in_turn(workers, len(workers), self._budget.request)
@@ -205,7 +212,8 @@ class Collector:
                 self.fragments.request(worker, self._budget.request(worker))
 
     def _here(self, ahead: bool) -> list[WorkerHandle]:
-        """The local worker, if it is the only one. It does not sample ahead."""
+        """Returns a list with the local worker, for a Collector without remote workers. The local
+        worker does not sample ahead, so the list is empty if `ahead` is True."""
         if ahead:
             return []
         if not self.workers.local.has_environments:
@@ -213,9 +221,12 @@ class Collector:
         return [self.workers.here]
 
     def _may_return(self, reply: Reply) -> bool:
-        """Whether no fragment is pending or kept that was requested before an
-        `update_policy_weights_` which came before this one's request. Stops such fragments
-        early."""
+        """Returns whether the fragment in `reply` may be returned now.
+
+        A fragment must wait while an earlier fragment is pending or kept. A fragment is earlier if
+        the user called `update_policy_weights_` between the requests of the two fragments. This
+        function also stops earlier fragments early.
+        """
 
         def earlier(one: Reply | Pending) -> bool:
             return update_of(one.worker) < update_of(reply.worker)
@@ -226,8 +237,8 @@ class Collector:
         return not overtaken and not any(map(earlier, self.calls.kept))
 
     def _renew_old(self) -> None:
-        """Stops fragments early that would continue on weights that are too old
-        (`max_weight_update_interval`), and waits for them."""
+        """Stops the pending fragments whose weights are becoming too old, and waits for these
+        fragments. `max_weight_update_interval` sets the limit."""
         calls = self.calls
         old = self.weight_sync.too_old(call.worker for call in calls.pending())
         calls.stop_early([call for call in calls.pending() if call.worker in old], 1)
@@ -235,19 +246,21 @@ class Collector:
             calls.receive()
 
     def stop_batch_early(self, keep_steps: int | None) -> None:
-        """Ends the fragments of the batch that is being collected early, or of the next one. Those
-        that are pending for later batches are not ended. Any thread may call this.
+        """Ends the fragments of one batch early. This is the batch for which the Collector waits
+        now, or else the next batch. Fragments that are pending for later batches continue. Any
+        thread may call this method.
 
         Args:
-            keep_steps: least number of steps of each fragment. None: ends no more.
+            keep_steps: the minimum number of steps in each fragment. `None` cancels an earlier
+                request.
         """
         self._keep_steps = keep_steps
         if self._waits:
             self._stop_early()
 
     def _stop_early(self) -> None:
-        """Ends the fragments that are missing for the current batch. In asynchronous collection,
-        this is the oldest fragment."""
+        """Ends the fragments that are missing from the current batch. In asynchronous collection,
+        the batch is the oldest fragment."""
         if self._keep_steps is None or (self.calls.kept and not self.config.sync):
             return
         pending = self.calls.pending()
@@ -255,36 +268,39 @@ class Collector:
 
     @property
     def num_frames(self) -> int:
-        """Environment steps in the batches returned so far. Reset rows and padding do not count."""
+        """The number of environment steps in the batches returned so far. Reset rows and padding do
+        not count."""
         return self._budget.num_frames
 
     @property
     def num_batches(self) -> int:
-        """Number of batches returned so far."""
+        """The number of batches returned so far."""
         return self.weight_sync.num_batches
 
     # ---- weights and collectors -----------------------------------------------------------------
 
     @property
     def policy(self) -> Policy:
-        """The policy whose weights the collectors receive, or its adapter."""
+        """The policy whose weights the workers receive. If the user passed a module or a callable,
+        this is the polopt Policy that wraps it."""
         return self.workers.local.policy
 
     def update_policy_weights_(
         self, weights: Weights | np.ndarray | Mapping[str, Any] | None = None
     ) -> int:
-        """Sends weights to every collector, before its next fragment. Fragments made with older
-        weights are not returned after newer ones.
+        """Sends weights to every worker with the request for the worker's next fragment. After a
+        fragment with newer weights, the Collector does not return fragments with older weights.
 
         Args:
-            weights: of the policy, as Weights, flat vector `[P]`, or `state_dict` of its network.
-                None: the current weights of `policy`.
+            weights: the new weights of the policy: Weights, a flat vector `[P]`, or a `state_dict`
+                of its network. `None` means the current weights of `policy`.
 
         Returns:
-            their version, which batches made with them carry.
+            the version of the weights. Batches that are sampled with these weights carry this
+            version.
 
         Raises:
-            ValueError: weights of another network.
+            ValueError: if the weights belong to a different network.
         """
         if weights is not None:
             take_weights(self.policy, weights)
@@ -299,19 +315,23 @@ class Collector:
         num_envs: int | None = None,
         remote_configs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
-        """Starts more collectors. They take part in the next batch.
+        """Starts more workers. The new workers contribute to the next batch.
 
         Args:
-            create_env_fn: as for the constructor. None: the environment of the first collector.
-            num_collectors: number of collectors. None: one for each given environment.
-            num_envs: number of environments of each. None: as the others.
-            remote_configs: as for the constructor. None: as given there.
+            create_env_fn: as for the constructor. `None` means the environment of the first worker.
+            num_collectors: the number of new workers. `None` means one for each item of
+                `create_env_fn`.
+            num_envs: the number of environments of each new worker. `None` means the same number as
+                in the other workers.
+            remote_configs: as for the constructor. `None` means the actor options of the first
+                worker.
 
         Returns:
-            their indices, which batches carry and `remove_collectors` takes.
+            the indices of the new workers. Batches carry these indices, and `remove_collectors`
+            accepts them.
 
         Raises:
-            ConfigError: if their spaces differ from the policy's spaces.
+            ConfigError: if the spaces of the environments differ from the policy's spaces.
             RuntimeError: if this Collector did not make its workers.
         """
         if self._arguments is None:
@@ -320,21 +340,21 @@ class Collector:
         return [worker.index for worker in self.workers.add_workers(specs)]
 
     def remove_collectors(self, indices: Iterable[int]) -> None:
-        """Stops collectors. Their pending fragments are lost, and not counted.
+        """Stops the workers with these indices. Their pending fragments are lost and not counted.
 
         Raises:
-            KeyError: for an index that does not exist.
+            KeyError: if an index does not exist.
         """
         self.workers.remove_workers(indices)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seeds environments and action noise of all collectors, which begin new episodes. Pending
-        fragments are dropped.
+        """Seeds the environments and the action noise of all workers. All environments begin new
+        episodes, and pending fragments are dropped.
 
         Args:
-            seed: seed of the first environment. The others have the seeds that follow in TorchRL's
-                sequence (`torchrl._utils.seed_generator`).
-            static_seed: all environments have the same seed.
+            seed: the seed of the first environment. The other environments receive the next seeds
+                of TorchRL's sequence (`torchrl._utils.seed_generator`).
+            static_seed: whether all environments receive the same seed.
 
         Returns:
             the next seed of the sequence.
@@ -343,19 +363,22 @@ class Collector:
         return seed_workers(self.workers, seed, static_seed)
 
     def drain(self) -> None:
-        """Waits for pending fragments, and keeps them for the next batches."""
+        """Waits for all pending fragments, and keeps the fragments for the next batches."""
         self.calls.drain()
 
     # ---- state and end --------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Counts, the policy, and for each collector its random numbers, running statistics of its
-        environments' wrappers, and states of its environments, if they can give it (see
-        `polopt.rollouts.envs.env_state`).
+        """Returns the state of the Collector, as tensors, arrays, numbers, strings, and lists and
+        dicts of these values.
 
-        Holds tensors, arrays, numbers, strings, and lists and dicts of those. Waits for collectors
-        that have never started, and for pending fragments. These are kept for the next batches, and
-        are not in the state.
+        The state contains the numbers of frames and batches, and the state of the policy. For each
+        worker, it contains the state of the random generators and the running statistics of the
+        environments' wrappers. It also contains the states of the environments, if they support
+        this (see `polopt.rollouts.envs.env_state`).
+
+        This method waits for workers that have not started yet, and for pending fragments. The
+        Collector keeps these fragments for the next batches. The state does not include them.
         """
         self.drain()
         indices = [worker.index for worker in self.workers.up()] if self.workers.remote else []
@@ -369,7 +392,7 @@ class Collector:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned. Pending fragments are dropped."""
+        """Restores a state that `state_dict` returned. Pending fragments are dropped."""
         self.calls.discard()
         self._budget.num_frames = int(state["num_frames"])
         self.weight_sync.num_batches = int(state["num_batches"])
@@ -377,8 +400,9 @@ class Collector:
         self.weight_sync.take(force=True)
 
     def shutdown(self) -> None:
-        """Stops the collectors, and Ray if this Collector started it. Workers that this Collector
-        did not make finish their fragment and continue to run."""
+        """Stops the workers that this Collector made, and stops Ray if this Collector started Ray.
+        Workers that this Collector did not make end their pending fragment after the current step,
+        and keep running."""
         if isinstance(self._log, Rerun):
             self._log.finish()
         self.calls.interrupt()
@@ -399,10 +423,10 @@ class Collector:
 
 @contextlib.contextmanager
 def _differences_raised() -> Iterator[None]:
-    """Turns the first difference of a rerun into an error that users handle.
+    """A context manager that turns the internal `Departure` into an error that users can handle.
 
     Raises:
-        RerunDifference: the rerun differs from the record.
+        RerunDifference: if the rerun differs from the record.
     """
     try:
         yield
@@ -410,17 +434,18 @@ def _differences_raised() -> Iterator[None]:
         raise RerunDifference(
             departure.event,
             f"at event {departure.event}, the rerun differs: {departure}; likely because the "
-            "program, a library, the processor or an environment is not the same",
+            "program, a library, the processor or an environment has changed",
         ) from None
 
 
 def next_seed(seed: int) -> int:
-    """The seed after `seed` in TorchRL's sequence (`torchrl._utils.seed_generator`)."""
+    """Returns the seed after `seed` in TorchRL's sequence (`torchrl._utils.seed_generator`)."""
     return int.from_bytes(np.random.default_rng(seed).bytes(8), "big") % _LARGEST_SEED
 
 
 def seed_workers(workers: WorkerSet, seed: int, static: bool) -> int:
-    """Seeds every environment of every worker. Returns the next seed of the sequence."""
+    """Seeds every environment of every worker, and returns the next seed of the sequence. With
+    `static`, all environments receive the same seed."""
     seeds: dict[int, list[int]] = {}
     for index in [worker.index for worker in workers.remote] or [0]:
         seeds[index] = []
@@ -434,12 +459,14 @@ def seed_workers(workers: WorkerSet, seed: int, static: bool) -> int:
 
 
 def take_weights(policy: Any, weights: Weights | np.ndarray | Mapping[str, Any]) -> None:
-    """Sets weights of a policy: Weights with their version. A flat vector `[P]` or a `state_dict`
-    of the network as the next version. The policy keeps its moments, which hold what its workers
-    have sampled.
+    """Sets the weights of a policy.
+
+    Weights keep their version. A flat vector `[P]` and a `state_dict` of the network become the
+    next version. The policy keeps its own moments, because the moments describe the observations
+    that its workers have sampled.
 
     Raises:
-        ValueError: they are of another network.
+        ValueError: if the weights belong to a different network.
     """
     if isinstance(weights, Weights):
         policy.set_weights(weights._replace(moments=None))
@@ -450,7 +477,7 @@ def take_weights(policy: Any, weights: Weights | np.ndarray | Mapping[str, Any])
         try:
             network.load_state_dict(weights)
         except RuntimeError as error:
-            raise ValueError(f"weights are of another network: {error}") from None
+            raise ValueError(f"the weights belong to another network: {error}") from None
     else:
         if torch.is_tensor(weights):
             weights = weights.detach().cpu().numpy()
@@ -460,8 +487,8 @@ def take_weights(policy: Any, weights: Weights | np.ndarray | Mapping[str, Any])
 
 
 def load_collector_state(workers: WorkerSet, state: Mapping[str, Any]) -> None:
-    """Restores policy and workers from what `Collector.state_dict` returned. Workers that are not
-    in `state` keep theirs."""
+    """Restores the policy and the workers from a state that `Collector.state_dict` returned.
+    Workers that are not in `state` keep their own state."""
     saved = {int(index): parts for index, parts in state["collectors"].items()}
     workers.local.policy.set_state(state["policy"])
     workers.local.set_state(saved[0])

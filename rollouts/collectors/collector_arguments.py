@@ -1,4 +1,4 @@
-"""`CollectorArguments`: the arguments of a `Collector`, checked, and the workers made from them."""
+"""`CollectorArguments`: checks the arguments of a `Collector`, and makes its workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from polopt.rollouts.workers.worker_config import make_worker_config
 from polopt.rollouts.workers.worker_handle import WorkerSpec
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-#: Options of `ActorClass.options` that a user may set. `WorkerSet` sets the others.
+#: The options of `ActorClass.options` that a user may set. `WorkerSet` sets all other options.
 REMOTE_OPTIONS = (
     "num_cpus",
     "num_gpus",
@@ -37,20 +37,20 @@ REMOTE_OPTIONS = (
     "runtime_env",
     "scheduling_strategy",
 )
-#: As `polopt.rollouts.envs.vector_env.ENV_KEYS`, for a Collector.
+#: The arguments of a Collector for the environment, its options and N. Error messages name them.
 ENV_KEYS = ("create_env_fn", "create_env_kwargs", "num_envs")
 
 
 class CollectorArguments:
-    """The checked arguments of a Collector. Its workers are made with them.
+    """Checks the arguments of a Collector, and makes its workers.
 
     Args:
         create_env_fn: see `Collector`.
         policy: see `Collector`.
-        config: see `Collector`.
+        config: the options of the Collector.
 
     Raises:
-        ConfigError: an argument is invalid.
+        ConfigError: if an argument is invalid.
     """
 
     def __init__(self, create_env_fn: Any, policy: Any, config: CollectorConfig) -> None:
@@ -91,17 +91,17 @@ class CollectorArguments:
             _check_mean(self.policy_class(*self._spaces, self.policy_config))
 
     def connect(self) -> bool:
-        """Connects to Ray if there are remote collectors. Returns whether this call connected."""
+        """Connects to Ray if there are remote workers. Returns whether this call connected."""
         if self.num_collectors == 0:
             return False
         cpus = sum(options.get("num_cpus", 1.0) for options in self.options)
         return attach_or_start(cpus, self.num_collectors, self.config.ray_init_config)
 
     def make_workers(self) -> WorkerSet:
-        """Starts the workers, and opens the file of their record.
+        """Starts the workers, and opens the file `record_to` if the user asked for a record.
 
         Raises:
-            ConfigError: the file cannot be written.
+            ConfigError: if the file cannot be written.
         """
         specs = [
             WorkerSpec(env=env, options=options)
@@ -117,7 +117,7 @@ class CollectorArguments:
     def more(
         self, create_env_fn: Any, num_collectors: int | None, num_envs: int | None, options: Any
     ) -> list[WorkerSpec]:
-        """Specs of additional collectors. See `Collector.add_collectors`."""
+        """Makes the specs of additional workers. See `Collector.add_collectors`."""
         envs = [self.sources[0]] if create_env_fn is None else _as_list(create_env_fn)
         count = num_collectors or len(envs)
         sources = [resolve_env(env) for env in _one_each(envs, count, "create_env_fn")]
@@ -146,8 +146,9 @@ class CollectorArguments:
             spaces = probe_spaces(source, self.rollout, ENV_KEYS)
             if spaces != self._spaces:
                 raise ConfigError(
-                    f"create_env_fn: got environments with spaces {self._spaces} and {spaces}. All "
-                    "collectors use one policy, so their environments must have the same spaces"
+                    f"create_env_fn: got environments with spaces {self._spaces} and {spaces}. "
+                    "Allowed: environments with the same spaces, because all collectors use one "
+                    "policy"
                 )
 
 
@@ -183,8 +184,8 @@ def _refuse_record(config: CollectorConfig) -> None:
     for key in ("record_to", "rerun_of"):
         if (path := getattr(config, key)) is not None:
             raise ConfigError(
-                f"key {key!r}: got {str(path)!r} with num_collectors=0. Allowed: collectors that "
-                "are processes. What one process collects is repeated by its seed alone"
+                f"key {key!r}: got {str(path)!r} with num_collectors=0. Allowed: num_collectors of "
+                "at least 1. Without worker processes, the same seed already repeats the batches"
             )
 
 
@@ -207,7 +208,7 @@ def _as_list(given: Any, required: str = "") -> list[Any]:
 
 
 def _one_each(given: list[Any], count: int, name: str) -> list[Any]:
-    """One item for each collector. A single item is repeated."""
+    """Returns a list with one item for each worker. A single item is repeated."""
     if len(given) == count:
         return given
     if len(given) == 1:

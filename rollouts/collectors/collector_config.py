@@ -1,4 +1,4 @@
-"""Options of a `Collector`."""
+"""The options of a `Collector`."""
 
 from __future__ import annotations
 
@@ -22,42 +22,47 @@ def _known_device(name: str) -> str:
 
 
 C = TypeVar("C", bound="CollectorConfig")
-#: TorchRL's classes that collect in one process, as a worker does.
+#: The classes of TorchRL that collect in one process, like one of polopt's workers.
 _SINGLE_COLLECTORS = ("Collector", "SyncDataCollector")
 
-#: A name that `torch.device` accepts. This machine need not have such a device.
+#: A name that `torch.device` accepts. The device may exist only on another machine.
 DeviceName = Annotated[str, pydantic.AfterValidator(_known_device)]
 
 
 class CollectingConfig(Config):
-    """Options of a collector that do not depend on how its workers were made.
+    """The options of a Collector that do not depend on how its workers were made.
 
     Attributes:
-        frames_per_batch: number of environment steps in one batch, rounded up so that all
-            environments make the same number of steps. With `sync`, these are the environments of
-            all collectors, otherwise of one collector. None: each fragment has
-            `rollout_fragment_length` steps.
-        total_frames: the iterator ends with the batch that brings the number of returned
-            environment steps to this number. -1: it never ends.
-        sync: True puts a fragment of every collector into each batch, in order of the collectors.
-            False makes each fragment a batch, in order of arrival.
-        init_random_frames: until this many environment steps have been requested, fragments are
-            sampled with actions that are uniform over the action space. -1: the policy always acts.
-        reset_at_each_iter: reset the environments before each batch.
-        split_trajs: cut batches into trajectories. `padded` (or True) gives a batch
-            `[longest, number of trajectories]` whose mask is `valid`. `list` gives a list of
-            batches `[length, 1]`.
+        frames_per_batch: the number of environment steps in one batch. This number is rounded up,
+            so that all environments make the same number of steps. With `sync`, a batch comes from
+            the environments of all workers. Otherwise, a batch comes from the environments of one
+            worker. `None` means that each fragment has `rollout_fragment_length` steps.
+        total_frames: the Collector stops after the batch with which the number of returned
+            environment steps reaches this number. -1 means that the Collector never stops.
+        sync: if True, each batch contains one fragment of every worker, in the order of the
+            workers. If False, each fragment is a batch, and batches are returned in the order in
+            which they arrive.
+        init_random_frames: fragments are sampled with actions that are uniform over the action
+            space, until this many environment steps are requested. -1 means that the policy always
+            chooses the actions.
+        reset_at_each_iter: whether to reset the environments before each batch.
+        split_trajs: whether and how to cut batches into trajectories. `padded` (or True) returns a
+            batch `[longest, number of trajectories]`, in which the column `valid` is False in the
+            padding. `list` returns a list of batches `[length, 1]`.
         exploration_type: how actions are chosen from the policy's distribution.
-        storing_device: device of the tensors that `SampleBatch.to_tensordict` makes.
-        update_after_each_batch: send weights before each fragment, and start no fragment before
-            that. In synchronous collection, every batch is then sampled with the current weights.
-        broadcast_interval: send weights again after this many batches. 0: only the other options
-            decide when weights are sent.
-        max_weight_update_interval: maximum lag, in batches, of the weights with which a worker
-            acts. Workers receive new weights in time. A fragment that would exceed the lag is
-            stopped early before the next batch is returned. -1: no limit.
-        fraction_workers: in synchronous collection, the last fragments of a batch stop early once
-            this share of the collectors has finished. 1: every fragment has its full length.
+        storing_device: the device of the tensors that `SampleBatch.to_tensordict` makes.
+        update_after_each_batch: whether to send the current weights with the request for each
+            fragment. Workers then do not sample ahead. In synchronous collection, every batch is
+            therefore sampled with the current weights.
+        broadcast_interval: the Collector sends new weights after this many batches. 0 means that
+            only the other options decide when weights are sent.
+        max_weight_update_interval: the maximum lag, in batches, of the weights with which a worker
+            acts. Workers receive new weights before they exceed this lag. If a fragment would
+            exceed the lag, it is stopped early before the next batch is returned. -1 means that the
+            lag has no limit.
+        fraction_workers: in synchronous collection, when this share of the workers has finished,
+            the fragments of the other workers stop early. 1 means that every fragment has its full
+            length.
         fraction_samples: a fragment that stops early keeps at least this share of its steps.
     """
 
@@ -84,40 +89,46 @@ class CollectingConfig(Config):
             )
         if self.fraction_workers < 1.0 and not self.sync:
             raise ValueError(
-                f"key 'fraction_workers': got {self.fraction_workers} with sync=False, where "
-                "no batch waits for all collectors. Allowed: 1.0, or sync=True"
+                f"key 'fraction_workers': got {self.fraction_workers} with sync=False, in which "
+                "each batch comes from one collector. Allowed: 1.0, or sync=True"
             )
         return self
 
 
 class CollectorConfig(CollectingConfig):
-    """Options of a collector that makes its own workers, besides environments and policy.
+    """The options of a Collector that makes its own workers, except for the environments and the
+    policy.
 
-    `parse` also takes three arguments of TorchRL's RayCollector:
+    `parse` also accepts three arguments of TorchRL's `RayCollector`:
 
-    - `collector_class`, if it is TorchRL's class for one process.
-    - `collector_kwargs`, whose options are taken as if they were given here.
-    - `device`, which sets both `policy_device` and `storing_device`.
+    - `collector_class`: only TorchRL's classes that collect in one process are accepted.
+    - `collector_kwargs`: a dict of options, which have the same effect as if they were passed
+      directly.
+    - `device`: sets both `policy_device` and `storing_device`.
 
     Attributes:
-        num_collectors: number of collectors, each a Ray actor. None: one for each given
-            environment. 0: this process collects, without Ray.
-        num_envs: environments of one collector.
-        num_workers_per_collector: multiplies the number of environments. If it is over 1, each
-            environment is in a process of its own (Gymnasium's `AsyncVectorEnv`).
-        create_env_kwargs: passed to the environment.
-        max_frames_per_traj: episodes are truncated after this many steps. -1: never.
-        policy_device: device of the collectors' copies of the policy.
-        postproc: a callable on each fragment, `SampleBatch -> SampleBatch`, run in the worker.
-        remote_configs: options of the collectors' actors, as `ray.remote` takes them (`num_cpus`,
-            `num_gpus`, `memory`, `resources`, `runtime_env`, ...). A list has one for each.
-        ray_init_config: arguments of `ray.init`, unless this process is connected to Ray already.
-            None: attach to a running cluster if there is one, else start Ray here.
-        seed: source of all random numbers. None: a random seed.
-        record_to: a new file in which the collector writes down everything that timing decides. It
-            needs a `seed`. See docs/rerun.md.
-        rerun_of: such a file. The same program, with this argument instead of `record_to`, collects
-            the same batches in the same order.
+        num_collectors: the number of workers, each a Ray actor. `None` means one worker for each
+            item of `create_env_fn`. 0 means that this process collects, without Ray.
+        num_envs: the number of environments of one worker.
+        num_workers_per_collector: the number of environments of one worker is multiplied by this
+            number. If this number is greater than 1, each environment runs in its own process
+            (Gymnasium's `AsyncVectorEnv`).
+        create_env_kwargs: the keyword arguments of each environment.
+        max_frames_per_traj: episodes are truncated after this many steps. -1 means that this option
+            truncates no episodes.
+        policy_device: the device of the workers' copies of the policy.
+        postproc: a callable `SampleBatch -> SampleBatch` that the worker applies to each fragment.
+        remote_configs: the options of the workers' actors, with the names that `ray.remote` uses
+            (`num_cpus`, `num_gpus`, `memory`, `resources`, `runtime_env`, ...). A list has one dict
+            for each worker.
+        ray_init_config: the arguments of `ray.init`. They are ignored if this process is already
+            connected to Ray. `None` attaches to a running cluster if there is one. Otherwise,
+            `None` starts Ray on this machine.
+        seed: the seed of all random numbers. `None` means a random seed.
+        record_to: the path of a new file in which the Collector records all events whose order
+            depends on timing. Requires `seed`. See docs/rerun.md.
+        rerun_of: the path of a file that `record_to` has written. The same program, with `rerun_of`
+            instead of `record_to`, collects the same batches in the same order.
         vectorization_mode, autoreset_mode, worker_timeout_s, worker_startup_timeout_s,
             max_consecutive_failures, max_consecutive_env_faults, max_consecutive_non_finite: as in
             `RolloutConfig`.
@@ -148,45 +159,47 @@ class CollectorConfig(CollectingConfig):
     def _check_record(self) -> CollectorConfig:
         if self.record_to is not None and self.rerun_of is not None:
             raise ValueError(
-                f"key 'rerun_of': got {str(self.rerun_of)!r}, and record_to. Allowed: one of them"
+                f"key 'rerun_of': got {str(self.rerun_of)!r} together with record_to. Allowed: "
+                "only one of the two keys"
             )
         if (self.record_to or self.rerun_of) and self.seed is None:
             raise ValueError(
                 "key 'seed': got None. Allowed with record_to and rerun_of: an integer, because a "
-                "rerun begins with the same random numbers"
+                "rerun must use the same random numbers"
             )
         return self
 
     @classmethod
     def parse(cls: type[C], options: Mapping[str, Any], where: str = "config") -> C:
-        """As `Config.parse`, after TorchRL's arguments have become options. See the class."""
+        """Parses options like `Config.parse`. Arguments of TorchRL are first converted to options,
+        as the docstring of the class describes."""
         return super().parse(_without_torchrls_keys(options, where), where)
 
     @property
     def envs_per_collector(self) -> int:
-        """N of one collector."""
+        """The number N of environments of one worker."""
         return self.num_envs * self.num_workers_per_collector
 
 
 def _without_torchrls_keys(options: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Replaces TorchRL's options by polopt's. See `CollectorConfig`.
+    """Replaces arguments of TorchRL by options of polopt. See `CollectorConfig`.
 
     Raises:
-        ConfigError: they have no counterpart, or contradict other options.
+        ConfigError: if an argument has no counterpart, or contradicts another option.
     """
     options = dict(options)
     kind = options.pop("collector_class", None)
     if kind is not None and getattr(kind, "__name__", kind) not in _SINGLE_COLLECTORS:
         raise ConfigError(
             f"{where}: key 'collector_class': got {shown(kind)}. Allowed: "
-            f"{', '.join(_SINGLE_COLLECTORS)}; num_workers_per_collector puts each environment "
-            "into a process of its own"
+            f"{', '.join(_SINGLE_COLLECTORS)}. To run each environment in its own process, set "
+            "num_workers_per_collector"
         )
     inner = options.pop("collector_kwargs", None) or {}
     if not isinstance(inner, Mapping):
         raise ConfigError(
-            f"{where}: key 'collector_kwargs': got {shown(inner)}. Allowed: a dict for all "
-            "collectors; environments and remote_configs can be lists"
+            f"{where}: key 'collector_kwargs': got {shown(inner)}. Allowed: one dict for all "
+            "collectors. Only create_env_fn and remote_configs can be lists"
         )
     inner = dict(inner)
     for given in (inner, options):
@@ -195,8 +208,8 @@ def _without_torchrls_keys(options: Mapping[str, Any], where: str) -> dict[str, 
     for key, value in inner.items():
         if key in options and differ(options[key], value):
             raise ConfigError(
-                f"{where}: key {key!r} is {shown(options[key])}, and {shown(value)} in "
-                "collector_kwargs. Give only one of them"
+                f"{where}: key {key!r} is {shown(options[key])}, but {shown(value)} in "
+                "collector_kwargs. Give only one of the two values"
             )
         options[key] = value
     if "device" in options:

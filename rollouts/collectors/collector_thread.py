@@ -1,4 +1,5 @@
-"""`CollectorThread`: a Collector in the background, behind a bounded queue (PyTorchRL's name)."""
+"""`CollectorThread`: runs a Collector in a background thread with a bounded queue. The name comes
+from PyTorchRL."""
 
 from __future__ import annotations
 
@@ -10,39 +11,42 @@ from typing import Any
 from polopt.rollouts.collectors.collector import Collector
 from polopt.rollouts.workers.calls import CallsInterrupted
 
-#: Time for workers to end their current step after `stop`.
+#: After `stop`, workers have this many seconds to end their current step.
 STOP_GRACE_S = 1.0
 
 
 class CollectorEnded(RuntimeError):
-    """All batches have been returned: `total_frames` are reached, or the thread was stopped."""
+    """Raised when no more batches will follow, because the Collector has reached `total_frames` or
+    the thread was stopped."""
 
 
 class CollectorThread:
-    """Iterates a Collector in a daemon thread, which fills a queue of `maxsize` batches.
+    """Iterates over a Collector in a daemon thread, and puts the batches into a bounded queue.
 
         with CollectorThread(collector, maxsize=2) as batches:
             for batch in batches:
                 collector.policy.learn_on_batch(batch)
 
-    When the queue is full, the thread blocks, and workers stop after the one fragment that each has
-    pending. Snapshots of the weights are taken in `get`, by the thread that consumes batches,
-    because the policy is not in the middle of an update then. If an option of the collector says
-    when weights are sent, each `get` takes a snapshot. Otherwise only `update_policy_weights_`
-    does.
+    When the queue is full, the thread blocks. Each worker then finishes its pending fragment and
+    waits.
+
+    The thread that consumes batches takes the snapshots of the weights, inside `get`. At that time,
+    the policy is never in the middle of an update. If an option of the Collector decides when
+    weights are sent, each `get` takes a snapshot. Otherwise, only `update_policy_weights_` takes a
+    snapshot.
 
     Args:
-        collector: used by this thread alone until `stop`, except for its policy and
-            `update_policy_weights_`. It is not shut down.
-        maxsize: maximum number of batches in the queue.
+        collector: the Collector to iterate over. Until `stop`, other threads may use only its
+            policy and `update_policy_weights_`. `stop` does not shut down the Collector.
+        maxsize: the maximum number of batches in the queue.
 
     Raises:
-        ValueError: `maxsize` is less than 1.
+        ValueError: if `maxsize` is less than 1.
     """
 
     def __init__(self, collector: Collector, maxsize: int = 1) -> None:
         if maxsize < 1:
-            raise ValueError(f"maxsize: got {maxsize}. Allowed: 1 or more; the queue is bounded")
+            raise ValueError(f"maxsize: got {maxsize}. Allowed: 1 or more, as the queue is bounded")
         self.collector = collector
         self.queue: queue.Queue[Any] = queue.Queue(maxsize)
         self._error: BaseException | None = None
@@ -61,23 +65,23 @@ class CollectorThread:
                     return
         except CallsInterrupted:
             return
-        except BaseException as error:  # raised again in the consumer's thread
+        except BaseException as error:  # `get` raises the error in the consumer's thread
             self._error = error
         finally:
             self._ended.set()
-            # Wakes a consumer that waits. With a full queue no consumer waits, and the next one
-            # finds `_ended` set once the queue is empty.
+            # Wakes a consumer that waits for a batch. If the queue is full, no consumer waits, and
+            # `get` sees that `_ended` is set once the queue is empty.
             self._wake()
 
     def get(self, timeout: float | None = None) -> Any:
-        """The next batch.
+        """Waits for the next batch and returns it.
 
         Args:
-            timeout: seconds. None: no limit.
+            timeout: the maximum time to wait, in seconds. `None` means no limit.
 
         Raises:
-            queue.Empty: no batch within `timeout`.
-            CollectorEnded: all batches have been returned.
+            queue.Empty: if no batch arrives within `timeout`.
+            CollectorEnded: if all batches have been returned, or after `stop`.
             Exception: the exception that ended the thread, even if batches remain in the queue.
         """
         if self._error is None and not (self._ended.is_set() and self.queue.empty()):
@@ -105,7 +109,7 @@ class CollectorThread:
             raise StopIteration from None
 
     def update_policy_weights_(self, weights: Any = None) -> int:
-        """See `Collector.update_policy_weights_`. Copies the weights before it returns."""
+        """Calls `Collector.update_policy_weights_`, which copies the weights before it returns."""
         return self.collector.update_policy_weights_(weights)
 
     @property
@@ -114,10 +118,12 @@ class CollectorThread:
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Ends the thread within about two seconds, in any state. May be called twice.
+        """Ends the thread within about two seconds, whatever the thread and the workers are doing.
+        Calling `stop` again is safe.
 
-        Pending fragments are stopped early. Workers that do not answer within a second, because
-        they hang or are still starting, are killed. Other threads may use the collector afterwards.
+        Pending fragments are stopped early. A worker that does not answer within one second,
+        because it hangs or is still starting, is killed. Afterwards, other threads may use the
+        Collector.
         """
         self._stopping.set()
         calls = self.collector.calls
@@ -138,7 +144,7 @@ class CollectorThread:
             self.collector.weight_sync.by_consumer = False
 
     def _empty(self) -> None:
-        """Drops the batches in the queue, which unblocks a thread that waits to add one."""
+        """Drops the batches in the queue. This unblocks the thread if it waits to add a batch."""
         while True:
             try:
                 self.queue.get_nowait()

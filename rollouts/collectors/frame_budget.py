@@ -1,4 +1,4 @@
-"""`FrameBudget`: how many frames a collector still collects, and its requests for them."""
+"""`FrameBudget`: decides how many frames a Collector still requests, and makes the requests."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from polopt.rollouts.workers.worker_set import WorkerSet
 
 
 class FrameBudget:
-    """Counts frames and makes the requests of a `Collector`.
+    """Counts the frames of a `Collector`, and makes its requests for fragments.
 
     Args:
-        config: `frames_per_batch`, `total_frames`, `init_random_frames` and how to sample.
+        config: the options of the Collector.
         workers: the workers that collect.
 
     Attributes:
-        num_frames: environment steps in the batches returned so far.
+        num_frames: the number of environment steps in the batches returned so far.
     """
 
     def __init__(self, config: CollectingConfig, workers: WorkerSet) -> None:
@@ -26,20 +26,22 @@ class FrameBudget:
         self.num_frames = 0
 
     def spent(self, expected: int = 0) -> bool:
-        """Whether `total_frames` are reached, once `expected` more frames have been returned."""
+        """Returns whether the number of frames will reach `total_frames` after `expected` more
+        frames."""
         return 0 <= self._config.total_frames <= self.num_frames + expected
 
     def begin_fragments(self, expected: int) -> None:
-        """Decides how the next fragments are sampled: uniform actions, or the policy's. All
-        fragments of a synchronous batch are sampled alike, also by workers that replace others.
+        """Decides whether the next fragments are sampled with uniform actions or with the policy.
+        All fragments of a synchronous batch are sampled in the same way. This includes fragments
+        from replacements of failed workers.
 
         Args:
-            expected: frames in fragments that are pending or kept.
+            expected: the number of frames in fragments that are pending or kept.
         """
         self._uniform = self.num_frames + expected < self._config.init_random_frames
 
     def request(self, worker: WorkerHandle) -> SampleRequest:
-        """The request for one fragment of a worker."""
+        """Makes the request for one fragment of a worker."""
         config = self._config
         frames, steps = None, None
         if config.frames_per_batch:

@@ -1,4 +1,5 @@
-"""`GradientWorker`: an actor with a policy and a Collector of its own. PyTorchRL's GWorker."""
+"""`GradientWorker`: a worker with its own policy and its own Collector, like PyTorchRL's
+`GWorker`."""
 
 from __future__ import annotations
 
@@ -32,9 +33,9 @@ from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig, make_worker_config
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-#: Interval at which a gradient worker looks for requests to stop early.
+#: The interval at which a gradient worker checks for requests to stop early, in seconds.
 STOP_CHECK_S = 0.1
-#: How a worker's Collector collects, by the key `collection`.
+#: Maps each value of the option `collection` to options of the worker's Collector.
 COLLECTING: dict[str, dict[str, Any]] = {
     "sync": {"sync": True, "update_after_each_batch": True},
     "overlapped": {"sync": True, "broadcast_interval": 1},
@@ -43,23 +44,28 @@ COLLECTING: dict[str, dict[str, Any]] = {
 
 
 class GradientWorker(RolloutWorker):
-    """A worker whose `next_batch` is what its Collector collects: with environments in its own
-    process, or with `num_workers_below` remote rollout workers, which receive the same weights. It
-    adds what their replies count to its own.
+    """A worker whose `next_batch` returns a batch from its own Collector.
 
-    Strategies use it as any `RolloutWorker`. The methods from `get_data` on are PyTorchRL's, for
-    programs that call gradient workers directly.
+    The Collector samples with environments in this worker's process, or with `num_workers_below`
+    remote rollout workers. These workers are called the workers below, and they receive the same
+    weights. The gradient worker adds the counts in the replies of the workers below to its own
+    record.
+
+    Strategies use a gradient worker like any `RolloutWorker`. The method `get_data` and the methods
+    after it come from PyTorchRL. They are for programs that call gradient workers directly.
 
     Args:
-        config: `config.rollout` has the number of workers below, and how they collect.
+        config: the config of the worker. `config.rollout` says how many workers are below, and how
+            they collect.
         index: as for a rollout worker.
         control: see `CallRunner`.
         clock: see `CallRunner`.
-        below: workers that the gradient worker before in this process had below it.
+        below: the workers below the previous gradient worker in this process. The new gradient
+            worker reuses them if possible.
 
     Attributes:
-        workers: this worker as the local one, and the remote workers below it.
-        collector: collects with `workers`.
+        workers: a set with this worker as the local worker, and with the remote workers below.
+        collector: the Collector that samples with `workers`.
     """
 
     def __init__(
@@ -92,28 +98,29 @@ class GradientWorker(RolloutWorker):
         self._restarts = 0
 
     def _count(self, reply: Reply) -> None:
-        """Counts a reply of a worker below as this worker's own."""
+        """Adds the counts in a reply of a worker below to this worker's record."""
         self.record.add_below(reply.counts)
-        if reply.worker.index > 0:  # this worker's own are there already
+        if reply.worker.index > 0:  # `new_moments` already includes this worker's own moments
             self.new_moments = merged(self.new_moments, reply.counts.moments)
 
     def _config_below(self) -> WorkerConfig:
         config = self.config
         rollout = config.rollout
-        # Half the time limits, so that the driver receives the failure of a worker below before it
-        # takes this worker for hanging.
+        # With half of the time limits, this worker reports the failure of a worker below before the
+        # driver decides that this worker hangs.
         below = rollout.model_copy(
             update={
                 "num_workers": rollout.num_workers_below,
                 "num_workers_below": 0,
                 "transport": "ray",
-                "min_workers": None,  # concerns the gradient workers
+                "min_workers": None,  # the option applies to gradient workers
                 "worker_timeout_s": rollout.worker_timeout_s / 2.0,
                 "worker_startup_timeout_s": rollout.worker_startup_timeout_s / 2.0,
-                "num_gpus_per_worker": 0.0,  # this worker learns, those below only act
+                "num_gpus_per_worker": 0.0,  # the workers below do not learn
             }
         )
-        # Other random numbers than workers below another gradient worker, or below a predecessor.
+        # The workers below draw other random numbers than the workers below other gradient workers
+        # and below predecessors of this worker.
         stream = np.random.SeedSequence(config.seed, spawn_key=(self.index, config.restart_count))
         seed = int(stream.generate_state(1)[0]) >> 1
         offset = max(self.index - 1, 0) * rollout.num_workers_below
@@ -122,9 +129,10 @@ class GradientWorker(RolloutWorker):
         )
 
     def next_batch(self) -> SampleBatch:
-        """The next batch of its collector. With synchronous collection, this worker's weights
-        sample it."""
-        self.collector.stop_batch_early(self.stop_after())  # not a request for an earlier call
+        """Returns the next batch of the Collector. With synchronous collection, the batch is
+        sampled with this worker's current weights."""
+        # Replaces a request to stop early that an earlier call left in the Collector.
+        self.collector.stop_batch_early(self.stop_after())
         with self.phase("sample"):
             batch: SampleBatch = next(self.collector)
         before, self._restarts = self._restarts, self.workers.faults.num_restarts
@@ -132,13 +140,15 @@ class GradientWorker(RolloutWorker):
         return batch
 
     def _pass_on_stops(self) -> None:
-        """Passes the driver's requests to stop early on to the workers below. Nothing wakes a
-        process when memory that it shares changes, so this thread looks ten times a second."""
+        """Forwards the driver's requests to stop early to the workers below. The driver writes
+        these requests to shared memory. A write does not wake this process, so this thread reads
+        the memory ten times per second."""
         while not self._stopped.wait(STOP_CHECK_S):
             self.collector.stop_batch_early(self.stop_after())
 
     def complete(self, record: Record) -> None:
-        """Adds also the record of the calls below, if the run is recorded."""
+        """Completes the record like `RolloutWorker.complete`. If the run is recorded, also adds the
+        recorded events of the workers below."""
         super().complete(record)
         if isinstance(self.workers.transport, RecordedTransport):
             below = self.workers.transport.log.take()
@@ -146,7 +156,8 @@ class GradientWorker(RolloutWorker):
                 record.timing["below"] = below
 
     def set_weights(self, weights: Weights | None) -> None:
-        """Sets weights here, and in the workers below before their next fragments."""
+        """Sets the weights of this worker. The workers below receive the weights with the requests
+        for their next fragments."""
         super().set_weights(weights)
         if weights is not None:
             self._pass_on()
@@ -156,25 +167,27 @@ class GradientWorker(RolloutWorker):
         self._pass_on()
 
     def _pass_on(self) -> None:
-        # Other weights may have had this version, before a restore.
+        # `force`, because after a restore different weights may have the same version.
         if self.workers.remote:
             self.collector.weight_sync.take(force=True)
 
     def begin_restored_run(self, restore_count: int) -> None:
-        """As in `RolloutWorker`, also for the workers below. Drops their pending fragments."""
+        """Begins a restored run in this worker and in the workers below. Drops the pending
+        fragments of the workers below."""
         self.collector.calls.discard()
         super().begin_restored_run(restore_count)
         begin_restored_run(self.workers, restore_count)
 
     def update_algorithm_parameter(self, name: str, value: Any) -> None:
-        """Changes an option of the policy here, in its torch optimizer, and in all workers below.
-        Returns once all have applied it."""
+        """Changes an option of the policy in this worker, in its torch optimizer, and in all
+        workers below. Returns when all workers have applied the change."""
         super().update_algorithm_parameter(name, value)
         self.collector.drain()
         update_algorithm_parameter(self.workers, name, value)
 
     def remade(self, *args: Any, control: ControlPage) -> GradientWorker:
-        """Another gradient worker in the same process, with the same processes below it."""
+        """Stops this worker, and makes another gradient worker in the same process. The new worker
+        reuses the processes of the workers below."""
         self._end_collecting()
         super().stop()
         kind: Any = type(self)
@@ -190,26 +203,27 @@ class GradientWorker(RolloutWorker):
         self.workers.stop()
         super().stop()
 
-    # ---- PyTorchRL's ----------------------------------------------------------------------------
+    # ---- the interface of PyTorchRL -------------------------------------------------------------
 
     def get_data(self) -> SampleBatch:
-        """The next batch of its collector. `get_grads` computes gradients from it."""
+        """Returns the next batch of the Collector. `get_grads` then computes gradients from this
+        batch."""
         self.record = Record(self.clock)
         batch = self.next_batch()
         self.state["rollout"] = MinibatchGradients(self.policy, batch)
         return batch
 
     def get_grads(self, distribute_gradients: bool = False) -> Gradients:
-        """The gradient of the next minibatch of the last batch of `get_data`.
+        """Returns the gradient of the next minibatch of the batch from `get_data`.
 
         Args:
-            distribute_gradients: all-reduce over the group that `polopt.optimizers.rank_group`
-                forms. Every rank has to make the same call: the gradient of the mean loss over the
-                rows of all ranks.
+            distribute_gradients: whether to all-reduce the gradient over the group that
+                `polopt.optimizers.rank_group` forms. Every rank must make the same call. The result
+                is the gradient of the mean loss over the rows of all ranks.
 
         Raises:
-            RuntimeError: no minibatch is left, or the worker is in no group.
-            GroupBroken: a peer died or hangs.
+            RuntimeError: if no minibatch is left, or if the worker has not joined a group.
+            GroupBroken: if another rank of the group died or hangs.
         """
         rollout: MinibatchGradients | None = self.state.get("rollout")
         if rollout is None or rollout.done:
@@ -218,20 +232,24 @@ class GradientWorker(RolloutWorker):
         if not distribute_gradients:
             return gradients
         if "group" not in self.state:
-            raise RuntimeError(f"worker {self.index} has no peers: it has joined no group")
+            raise RuntimeError(
+                f"worker {self.index} cannot distribute gradients: it has not joined a group"
+            )
         reducer = TimedReducer(self.state["group"], lambda: self.phase("allreduce"))
         self.share_moments(reducer)
         stats = reduce_gradient(self.policy, gradients.rows, gradients.stats, reducer)
         return gradients._replace(flat=self.policy.flat.get_grads(), stats=stats)
 
     def step(self, distribute_gradients: bool = False) -> tuple[Gradients | None, Record]:
-        """Gets data if none is left, and computes the gradient of the next minibatch.
+        """Computes the gradient of the next minibatch. If no minibatch is left, first collects a
+        new batch.
 
         Args:
-            distribute_gradients: all-reduce the gradient and apply it here. Otherwise return it.
+            distribute_gradients: if True, all-reduces the gradient and applies it in this worker.
+                If False, returns the gradient.
 
         Returns:
-            the gradient or None, and what the call has counted.
+            the gradient (None with `distribute_gradients`), and the counts of this call.
         """
         self.record = Record(self.clock)
         current_rollout(self)
@@ -243,7 +261,8 @@ class GradientWorker(RolloutWorker):
         return gradients, self.record
 
     def apply_gradients(self, gradients: Gradients | PackedGradients | None = None) -> int:
-        """Makes one update with `gradients`, None: the last of `get_grads`. Returns the version."""
+        """Applies `gradients` in one update, and returns the new version of the weights. `None`
+        applies the last result of `get_grads`."""
         if gradients is None:
             self.policy.apply_flat()
         else:
@@ -251,15 +270,17 @@ class GradientWorker(RolloutWorker):
         return self.policy.version
 
     def save_model(self, fname: str) -> str:
-        """Writes weights, torch optimizer, counters and schedules' clock. Returns the path.
-        `Policy.set_state` accepts the result of `torch.load(path, weights_only=True)`."""
+        """Saves the state of the policy to a file, and returns the absolute path of the file. The
+        state contains the weights, the torch optimizer, the counters and the progress of schedules.
+        To restore the state, pass the result of `torch.load(path, weights_only=True)` to
+        `Policy.set_state`."""
         path = Path(fname).absolute()
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(self.policy.get_state(), path)
         return str(path)
 
     def actor_version(self) -> int:
-        """Number of updates that made the weights."""
+        """Returns the version of the weights, which is the number of updates that produced them."""
         return self.policy.version
 
 
@@ -272,15 +293,17 @@ class GradientWorkerSet(WorkerSet):
     def create_factory(
         cls, create_env_fn: Any, policy: Any, **options: Any
     ) -> Callable[[], GradientWorkerSet]:
-        """A function that makes such sets, for programs that call gradient workers directly.
+        """Returns a function that makes sets of gradient workers. This is for programs that call
+        gradient workers directly.
 
         Args:
-            create_env_fn: makes an environment, or names one. See `resolve_env`.
-            policy: name, class, or `(name or class, options)` of a policy that learns.
+            create_env_fn: a callable that makes an environment, or a Gymnasium id. See
+                `resolve_env`.
+            policy: a policy that learns: its name, its class, or `(name or class, options)`.
             options: see `RolloutConfig`.
 
         Raises:
-            ConfigError: an argument is invalid. Before any actor starts.
+            ConfigError: if an argument is invalid. This is raised before any actor starts.
         """
         rollout = RolloutConfig.parse({"env": create_env_fn, **options}, "GradientWorkerSet")
         policy_class, policy_config = resolve_policy(policy)

@@ -1,4 +1,4 @@
-"""Cutting batches into trajectories."""
+"""Cuts batches into trajectories."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from polopt.common.sample_batch import SampleBatch
 
 
 def split_trajectories(batch: SampleBatch) -> list[SampleBatch]:
-    """The trajectories in a batch, environment by environment and in order of time.
+    """Cuts a batch into trajectories. The trajectories are ordered by environment, and by time
+    within an environment.
 
-    A trajectory ends with its episode or with the batch. Rows that are not `valid` are in none.
+    A trajectory ends at the end of its episode, at an invalid row, or at the end of the batch.
+    Trajectories do not contain rows that are not `valid`.
 
     Returns:
-        batches `[length, 1]`, views where possible, each with the true observation after its last
-        row.
+        one batch `[length, 1]` for each trajectory, as views where possible. Each batch includes
+        the true observation after its last row.
     """
     steps, envs = batch.shape
     ends = batch["terminated"] | batch["truncated"]
@@ -38,7 +40,8 @@ def split_trajectories(batch: SampleBatch) -> list[SampleBatch]:
 
 
 def pad_trajectories(parts: list[SampleBatch]) -> SampleBatch:
-    """`[longest, number of trajectories]`. The mask is `valid`."""
+    """Pads trajectories to the length of the longest one, and returns a batch
+    `[longest, number of trajectories]`. The column `valid` is False in the padding."""
     padded = SampleBatch.concat(parts)
     padded.worker_index = parts[0].worker_index
     return padded
@@ -47,11 +50,11 @@ def pad_trajectories(parts: list[SampleBatch]) -> SampleBatch:
 def _part(batch: SampleBatch, start: int, stop: int, env: int) -> SampleBatch:
     all_obs = batch.all_obs[start : stop + 1, env : env + 1]
     columns = {name: column[start:stop, env : env + 1] for name, column in batch.columns.items()}
-    # Within a trajectory only the last row can have a separate successor observation.
+    # Within a trajectory, only the last row can have a separate successor observation.
     last = (stop - 1) * batch.shape[1] + env
     found = np.flatnonzero(batch.successor_index == last)
     per_env = {name: array[env : env + 1] for name, array in batch.per_env.items()}
-    if start > 0 and "state" in per_env:  # the episode began here
+    if start > 0 and "state" in per_env:  # the trajectory starts a new episode
         per_env["state"] = np.zeros_like(per_env["state"])
     return SampleBatch(
         all_obs=all_obs,

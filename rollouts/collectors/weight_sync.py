@@ -1,4 +1,4 @@
-"""`WeightSync`: when workers of a collector receive weights, and the lag of those they have."""
+"""`WeightSync`: decides when the workers of a Collector receive weights, and tracks their lag."""
 
 from __future__ import annotations
 
@@ -14,49 +14,57 @@ from polopt.rollouts.workers.worker_set import WorkerSet
 
 
 class WeightSync(WeightSnapshots):
-    """Takes snapshots of the local policy's weights, and tracks how old the weights of each worker
-    are.
+    """Takes snapshots of the local policy's weights, and tracks the lag of each worker's weights.
 
-    The age is called lag, and is counted in batches. Weights have a lag of `n` if `n` batches have
-    been returned since the local policy had these weights, because the policy can have learned from
-    them. Workers get the last snapshot, and so never weights in the middle of an update. A thread
-    that collects may leave snapshots to the thread that learns (`by_consumer`).
+    The lag is counted in batches. Weights have a lag of `n` if the Collector has returned `n`
+    batches since the local policy had these weights. The local policy may have learned from these
+    `n` batches.
+
+    Workers always receive the last snapshot, and never weights in the middle of an update. If a
+    background thread collects, the thread that learns can take the snapshots (`by_consumer`).
 
     Args:
-        workers: the workers that get weights.
-        config: the rules: `update_after_each_batch`, `broadcast_interval` and
-            `max_weight_update_interval`.
+        workers: the workers that receive weights.
+        config: the options of the Collector. `update_after_each_batch`, `broadcast_interval` and
+            `max_weight_update_interval` decide when workers receive weights.
 
     Attributes:
-        num_batches: batches returned.
-        by_consumer: only explicit calls of `take` take snapshots.
-        num_updates: explicit updates of the user (`update_policy_weights_`).
-        ahead: fragments are requested before the current batch has been returned.
+        num_batches: the number of batches that the Collector has returned.
+        by_consumer: if True, only explicit calls of `take` take snapshots.
+        num_updates: the number of calls of `update_policy_weights_` by the user.
+        ahead: whether fragments are now requested before the current batch is returned.
     """
 
     def __init__(self, workers: WorkerSet, config: CollectingConfig) -> None:
         super().__init__(lambda: workers.local.policy, workers.transport.put)
-        self.last = workers.weights.last  # which workers may have already
+        self.last = workers.weights.last  # some workers may already have this snapshot
         self._config = config
         self.num_batches = 0
         self.by_consumer = False
         self.num_updates = 0
         self.ahead = False
-        self._stamp = 0  # `num_batches` when the snapshot was last the local policy's weights
-        self._stamps: dict[int, int] = {}  # `_stamp` of each worker's weights, by index
-        self._updates: dict[int, int] = {}  # `num_updates` when its last fragment was launched
+        # The value of `num_batches` at the last call of `take`. At that time, the last snapshot was
+        # equal to the weights of the local policy.
+        self._stamp = 0
+        # Worker index -> value of `_stamp` at the request of the worker's last fragment.
+        self._stamps: dict[int, int] = {}
+        # Worker index -> value of `num_updates` at the request of the worker's last fragment.
+        self._updates: dict[int, int] = {}
         self.take()
 
     @property
     def automatic(self) -> bool:
-        """Whether a rule of the config takes snapshots."""
+        """Whether an option of the Collector decides when snapshots are taken."""
         config = self._config
         rules = (config.broadcast_interval, config.max_weight_update_interval)
         return config.update_after_each_batch or any(rule > 0 for rule in rules)
 
     def take(self, force: bool = False) -> WeightSnapshot:
-        """As `WeightSnapshots.take`. Weights that changed without a new version, because another
-        optimizer than the policy's trains them, get one, unless `force`."""
+        """Takes a snapshot, like `WeightSnapshots.take`.
+
+        The weights may have changed without a new version, because an optimizer of the user trains
+        the network. Unless `force` is True, such weights receive a new version here.
+        """
         policy, last = self._policy(), self.last
         if (
             not force
@@ -69,8 +77,8 @@ class WeightSync(WeightSnapshots):
         return super().take(force)
 
     def for_call(self, worker: WorkerHandle) -> Any:
-        """As `WeightSnapshots.for_call`, for the request of a fragment: with a new snapshot if a
-        rule says so, else with the last one."""
+        """Returns the weights for the request of a fragment, like `WeightSnapshots.for_call`. This
+        method takes a new snapshot only if an option of the Collector requires one."""
         if worker.shares_weights:
             return None
         if not self.by_consumer and self._due(self.ahead):
@@ -80,7 +88,7 @@ class WeightSync(WeightSnapshots):
         return self.last_for(worker)
 
     def update_of(self, worker: WorkerHandle) -> int:
-        """`num_updates` when the last fragment of a worker was launched."""
+        """Returns the value of `num_updates` at the request of the worker's last fragment."""
         return self._updates.get(worker.index, self.num_updates)
 
     def _due(self, ahead: bool) -> bool:
@@ -93,8 +101,12 @@ class WeightSync(WeightSnapshots):
         )
 
     def too_old(self, workers: Iterable[WorkerHandle]) -> list[WorkerHandle]:
-        """Of workers that are sampling, those whose weights would have a lag above
-        `max_weight_update_interval` once the current batch is returned."""
+        """Returns the workers whose weights will exceed the lag `max_weight_update_interval` when
+        the current batch is returned.
+
+        Args:
+            workers: the workers that are sampling now.
+        """
         limit = self._config.max_weight_update_interval
         if limit <= 0:
             return []
@@ -104,6 +116,6 @@ class WeightSync(WeightSnapshots):
         if not self.by_consumer:
             self.take()
         current = [w for w in old if self.last and w.sent_snapshot == self.last.number]
-        for worker in current:  # the weights have not changed since
+        for worker in current:  # these workers already have the newest weights
             self._stamps[worker.index] = self._stamp
         return [w for w in old if self.num_batches + 1 - self._stamps[w.index] > limit]

@@ -1,1 +1,1 @@
-"""Making, checking, guarding and saving environments."""
+"""Makes environments, checks their results, replaces failed environments, and saves their state."""

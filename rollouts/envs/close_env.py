@@ -11,14 +11,17 @@ logger = logging.getLogger("polopt")
 
 
 def close_env(env: Any, name: str, terminate: bool = False) -> None:
-    """Closes an environment or a vector environment. Logs an exception of `close()` and continues:
-    the results of the environment are complete, and a new one does not depend on it.
+    """Closes an environment or a vector environment.
+
+    If `close()` raises, this function logs the exception and returns. Training can continue,
+    because the results of this environment are complete.
 
     Args:
-        env: in any state, also after an exception.
-        name: of the environment, for the log.
-        terminate: end the processes of an `AsyncVectorEnv` without closing the environments there.
-            For one that has raised, and may not answer.
+        env: an environment in any state, including one that has raised.
+        name: the name of the environment in the log.
+        terminate: whether to end the processes of an `AsyncVectorEnv` without closing the
+            environments in them. Use this after the vector has raised. The processes of such a
+            vector may no longer answer.
     """
     try:
         if terminate and isinstance(env.unwrapped, AsyncVectorEnv):
@@ -28,7 +31,7 @@ def close_env(env: Any, name: str, terminate: bool = False) -> None:
     except Exception as error:
         logger.warning("%s: close() raised %s: %s", name, type(error).__name__, error)
         if isinstance(env, VectorEnv):
-            env.unwrapped.closed = True  # or its finalizer calls close() again
+            env.unwrapped.closed = True  # keeps the finalizer from calling close() again
             if isinstance(env.unwrapped, AsyncVectorEnv):
                 for process in env.unwrapped.processes:
                     process.terminate()

@@ -1,4 +1,4 @@
-"""Calls a user's callable that makes an environment."""
+"""`make_env`: makes an environment with a user's callable."""
 
 from __future__ import annotations
 
@@ -11,27 +11,33 @@ from gymnasium.vector import VectorEnv
 
 from polopt.rollouts.envs.own_copy import own_copy
 
-#: Names of a first parameter that receives the whole config, as in RLlib's environments.
+#: A first parameter with one of these names receives the whole config, as in RLlib's environments.
 _CONFIG_NAMES = {"config", "env_config", "env_context", "context", "ctx", "cfg"}
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class EnvContext(dict[str, Any]):
-    """A copy of `env_config` for one environment, with the position of the environment. The
-    environment may change it (see `own_copy` for what cannot be copied).
+    """A copy of `env_config` for one environment, with the indices of the environment.
 
-    No two environments of a run that exist at the same time have the same pair of `worker_index`
-    and `vector_index`, so that ports, licences and parts of a data set can depend on the pair.
+    The environment may change the copy. `own_copy` describes which values cannot be copied and are
+    shared instead.
+
+    Two environments of a run that exist at the same time never have the same pair of `worker_index`
+    and `vector_index`. An environment can therefore derive a port, a licence or its part of a data
+    set from the pair.
 
     Attributes:
-        worker_index: of the worker. Workers of training count from 1. 0: training in the driver's
-            process, and the environment that is made and closed before, to check the config. Those
-            of evaluation count on after the last worker of training, also in the driver's process
-            and in `polopt evaluate`.
-        vector_index: of the environment within the worker.
-        num_workers: number of remote workers, of evaluation in an environment of evaluation.
-        in_evaluation: the environment is played for evaluation, and nothing is learned from it.
+        worker_index: the index of the worker. Training workers have the indices 1, 2, and so on.
+            Index 0 means training in the driver's process. Before training, polopt makes and closes
+            one environment to check the config, and this environment also has index 0. Evaluation
+            workers have the indices after the last training worker. This is also true for
+            evaluation in the driver's process and in `polopt evaluate`.
+        vector_index: the index of the environment within its worker.
+        num_workers: the number of remote training workers. In an evaluation environment, the number
+            of remote evaluation workers.
+        in_evaluation: whether the environment is used for evaluation. The policy does not learn
+            from such an environment.
     """
 
     def __init__(
@@ -53,12 +59,12 @@ def make_env(make: Callable[..., Any], context: EnvContext) -> Any:
     """Makes an environment or a vector environment with a user's callable.
 
     Args:
-        make: see `call_creator`.
-        context: its argument.
+        make: the user's callable. `call_creator` describes the signatures that are supported.
+        context: the config and the indices of the environment.
 
     Raises:
-        TypeError: the callable returns something else.
-        Exception: from the callable.
+        TypeError: if the callable returns neither an environment nor a vector environment.
+        Exception: any exception that the callable raises.
     """
     env = call_creator(make, context)
     if not isinstance(env, gymnasium.Env | VectorEnv):
@@ -70,24 +76,38 @@ def make_env(make: Callable[..., Any], context: EnvContext) -> Any:
 
 
 def call_creator(make: Callable[..., Any], context: EnvContext) -> Any:
-    """Calls a creator according to its signature: with the context as its only argument (RLlib's
-    convention), with the config as keyword arguments (Gymnasium's), or without arguments. See
-    `_takes_context`."""
+    """Calls a creator with the arguments that fit its signature.
+
+    There are two conventions, and `_takes_context` decides between them. As in RLlib, the context
+    is the only argument of the creator. As in Gymnasium, the options in the config are keyword
+    arguments of the creator. A creator without parameters is called without arguments if the config
+    is empty.
+    """
     try:
         parameters = list(inspect.signature(make).parameters.values())
-    except (TypeError, ValueError):  # some C callables have no signature
+    except (TypeError, ValueError):  # some callables written in C have no signature
         return make(context)
     return make(context) if _takes_context(parameters, context) else make(**context)
 
 
 def _takes_context(parameters: Sequence[inspect.Parameter], context: EnvContext) -> bool:
-    """Whether the first parameter is for the whole config.
+    """Returns whether the first parameter of a creator receives the whole config.
 
-    It is if it is annotated with `EnvContext`, has a usual name (`config`, `env_config` and so on),
-    or is the only one that is required. It is not if `env_config` has a key of its name, and there
-    are other parameters, or no other keys: then the value of that key is meant. With a usual name,
-    that needs other parameters that all other keys fit, since the config of RLlib's environments
-    may have a key `config`.
+    The first parameter receives the whole config in three cases:
+
+    - The parameter is annotated with `EnvContext`.
+    - The parameter has one of the names in `_CONFIG_NAMES`.
+    - The parameter is the only required parameter.
+
+    A parameter with the annotation always receives the whole config. For other parameters, there is
+    an exception if `env_config` has a key with the name of the first parameter. Then the parameter
+    may instead receive only the value of this key:
+
+    - A parameter with a name in `_CONFIG_NAMES` receives the value if the creator has other
+      parameters and accepts all other keys. This condition is strict because the config of an RLlib
+      environment may contain a key `config`.
+    - A parameter with another name receives the value if the creator has other parameters, or if
+      the config has no other keys.
     """
     if not parameters or parameters[0].kind not in _POSITIONAL:
         return False

@@ -1,4 +1,4 @@
-"""Checks results of `reset` and `step` against Gymnasium's API."""
+"""Checks that the results of `reset` and `step` conform to Gymnasium's API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gymnasium import Space, spaces
 
 from polopt.rollouts.envs.env_errors import APIViolation
 
-#: Concrete types first: a check against an abstract class is slow.
+#: The concrete types come first, because `isinstance` with an abstract class is slow.
 _NUMBERS = (float, int, np.floating, numbers.Real)
 _BOOLEANS = (bool, np.bool_, int, np.integer)
 
@@ -20,7 +20,8 @@ def check_reset(result: Any, space: Space[Any]) -> None:
     """Checks the result of `reset`.
 
     Raises:
-        APIViolation: no pair `(observation, info)`, or an observation outside of `space`.
+        APIViolation: if the result is not a pair `(observation, info)`, the observation does not
+            match `space` (see `check_observation`), or `info` is not a dict.
     """
     if not isinstance(result, tuple) or len(result) != 2:
         raise APIViolation(
@@ -35,8 +36,9 @@ def check_step(result: Any, space: Space[Any]) -> None:
     """Checks the result of `step`.
 
     Raises:
-        APIViolation: no five values, an observation outside of `space`, a reward that is not one
-            number, or `terminated` or `truncated` that is not a boolean.
+        APIViolation: if the result is not a tuple of five values, the observation does not match
+            `space` (see `check_observation`), the reward is not one number, `terminated` or
+            `truncated` is not a boolean, or `info` is not a dict.
     """
     if not isinstance(result, tuple) or len(result) != 5:
         raise APIViolation(
@@ -54,11 +56,11 @@ def check_step(result: Any, space: Space[Any]) -> None:
 
 
 def reward_of(reward: Any) -> float:
-    """The reward of a step as a float. Arrays of one number are accepted: many environments
-    compute rewards with NumPy.
+    """Returns the reward of a step as a float. The reward may be a NumPy array of one number,
+    because many environments compute rewards with NumPy.
 
     Raises:
-        APIViolation: not one number.
+        APIViolation: if the reward is not one number.
     """
     if isinstance(reward, _NUMBERS):
         return float(reward)
@@ -68,18 +70,20 @@ def reward_of(reward: Any) -> float:
 
 
 def check_observation(observation: Any, space: Space[Any], where: str) -> None:
-    """Checks shape and dtype of an observation, and the range of integers that are encoded as
-    categories. The bounds of a Box are not checked: many environments exceed them slightly.
+    """Checks the shape and dtype of an observation, and the range of integers that encode
+    categories. The bounds of a Box are not checked, because many environments exceed these bounds
+    slightly.
 
     Args:
-        observation: of one environment, or a batch with its batched space.
-        space: its space.
-        where: start of the error message.
+        observation: the observation of one environment, or a batch of observations.
+        space: the space of the observation. For a batch, the batched space.
+        where: the start of the error message.
 
     Raises:
-        APIViolation: the message names the part of the observation that is wrong.
+        APIViolation: if the observation does not match the space. The message names the part of the
+            observation that is wrong.
     """
-    if isinstance(space, spaces.Box):  # first: of the other types some are slow to tell
+    if isinstance(space, spaces.Box):  # checked first: `isinstance` is slow for some other types
         _check_array(observation, space, where)
     elif isinstance(space, spaces.Dict):
         if not isinstance(observation, dict) or observation.keys() != space.spaces.keys():
@@ -90,7 +94,7 @@ def check_observation(observation: Any, space: Space[Any], where: str) -> None:
         for key, part in space.spaces.items():
             check_observation(observation[key], part, f"{where}, at {key!r},")
     elif isinstance(space, spaces.Tuple):
-        # Gymnasium accepts a list or an array for a tuple, too.
+        # Gymnasium also accepts a list or an array in place of a tuple.
         sequence = isinstance(observation, tuple | list | np.ndarray)
         if not sequence or len(observation) != len(space.spaces):
             raise APIViolation(
@@ -104,11 +108,12 @@ def check_observation(observation: Any, space: Space[Any], where: str) -> None:
 
 
 def range_check(space: Space[Any]) -> Callable[[Any], bool] | None:
-    """A fast check whether integers in an observation are within their space.
+    """Makes a fast function that checks whether the integers in an observation are in their space.
 
     Returns:
-        a function of an observation of the right type, or None for a space without such integers.
-        For a space of several parts it returns False: use `check_observation`.
+        a function that takes an observation of the right type and returns a boolean. `None` if the
+        space has no integers with a range. For a Dict or Tuple space, the function always returns
+        False, and the caller must use `check_observation` instead.
     """
     if isinstance(space, spaces.Box):
         return None
@@ -127,7 +132,8 @@ def range_check(space: Space[Any]) -> Callable[[Any], bool] | None:
 
 
 def same_encoding(space: Space[Any], other: Space[Any]) -> bool:
-    """Whether a policy made for `other` works with `space`. Bounds of a Box may differ."""
+    """Returns whether a policy that was made for `other` works with `space`. The bounds of a Box
+    may differ."""
     if isinstance(space, spaces.Box) and isinstance(other, spaces.Box):
         return (space.shape, space.dtype) == (other.shape, other.dtype)
     if isinstance(space, spaces.Dict) and isinstance(other, spaces.Dict):
@@ -164,7 +170,7 @@ def _check_kind(observation: Any, space: Space[Any], where: str) -> None:
         raise APIViolation(
             f"{where} must return an observation of shape {space.shape}; got shape {array.shape}"
         )
-    # Float64 for float32 is common and harmless. A float for an integer is an error.
+    # Float64 instead of float32 is common and harmless. A float instead of an integer is an error.
     if space.dtype is not None and not np.can_cast(array.dtype, space.dtype, "same_kind"):
         raise APIViolation(
             f"{where} must return an observation of dtype {space.dtype}; got dtype {array.dtype}"

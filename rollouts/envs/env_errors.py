@@ -1,4 +1,4 @@
-"""Errors and warnings of environments, and tracebacks without polopt's own frames."""
+"""Errors and warnings about environments, and tracebacks without polopt's own frames."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ from gymnasium.vector import AutoresetMode, VectorWrapper
 
 logger = logging.getLogger("polopt")
 _ROLLOUTS = os.path.dirname(os.path.dirname(__file__))
-_formatted: dict[Any, str] = {}  # formatted tracebacks by exception and code positions
+_formatted: dict[Any, str] = {}  # maps exceptions and their code positions to tracebacks
 _MAX_FORMATTED = 20
 _warned: set[tuple[type, str]] = set()
 _MOST_QUOTED = 300
 
 
 class EnvironmentFailedError(RuntimeError):
-    """An environment fails repeatedly. The message names it, its worker and its step, and ends with
-    the environment's own traceback."""
+    """Raised when an environment fails repeatedly. The message names the environment, its worker
+    and the step in the episode. The message ends with the environment's own traceback."""
 
 
 class EnvironmentAPIError(EnvironmentFailedError):
-    """An environment breaks Gymnasium's API. The message says how. Every worker would fail alike,
-    so the run ends without restarts."""
+    """Raised when an environment breaks Gymnasium's API. The message says how. The run ends without
+    restarts, because the environment would break the API in every worker."""
 
 
 class APIViolation(TypeError):
-    """A result of an environment that Gymnasium's API does not allow."""
+    """Raised when an environment returns a result that Gymnasium's API does not allow."""
 
 
 def warn_without(owner: Any, name: str, problem: Exception | str, without: str) -> None:
-    """Logs that the run goes on without something that it takes from an environment: once in each
-    process for a class and a name.
+    """Warns that polopt cannot use a method or attribute of an environment, and that the run goes
+    on without it. Each process logs the warning once for each pair of class and name.
 
     Args:
-        owner: environment, wrapper or part of one. The warning names its class.
-        name: method or attribute.
-        problem: what is wrong with it.
-        without: what is different now.
+        owner: an environment, a wrapper, or an object that belongs to one of them. The warning
+            names the class of this object.
+        name: the name of the method or attribute.
+        problem: the reason why polopt cannot use the method or attribute.
+        without: how the run differs without the method or attribute.
     """
     if (type(owner), name) in _warned:
         return
@@ -61,9 +62,13 @@ def warn_without(owner: Any, name: str, problem: Exception | str, without: str) 
 
 
 def described(error: BaseException) -> str:
-    """Type and text of an exception, or the line that raised it, if it has no text. Says what to do
-    about a wrapper of Gymnasium that refuses the mode of the vector which it wraps: up to Gymnasium
-    1.3 by an assertion without a text, later by a ValueError."""
+    """Returns the type and text of an exception. If the exception has no text, returns its type and
+    the line that raised it.
+
+    Some wrappers of Gymnasium refuse the autoreset mode of the vector environment that they wrap.
+    For such an exception, the result also says what the user can do. Up to Gymnasium 1.3, the
+    exception is an AssertionError without a text. Later versions raise a ValueError.
+    """
     text, frames = str(error), list(traceback.walk_tb(error.__traceback__))
     if not frames or (text and "autoreset_mode" not in text):
         return f"{type(error).__name__}: {text}"
@@ -83,13 +88,15 @@ def described(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException, env: Any = None, method: str = "step") -> str:
-    """The traceback of an exception, beginning in the environment's own code. An `APIViolation` is
-    not raised there, so its text names the place where `method` is defined.
+    """Returns the traceback of an exception, starting at the first frame in the environment's code.
+
+    The environment's code does not raise `APIViolation` itself. For an `APIViolation`, the result
+    instead names the file and line where `method` is defined.
 
     Args:
-        error: the exception. Its leading frames in `polopt.rollouts` are left out.
+        error: the exception. The result omits its leading frames in `polopt.rollouts`.
         env: the environment that returned a wrong result.
-        method: name of the method that returned it.
+        method: the name of the method that returned the wrong result.
     """
     if isinstance(error, APIViolation):
         return f"{_definition(env, method)}{type(error).__name__}: {error}"
@@ -98,7 +105,8 @@ def traceback_of(error: BaseException, env: Any = None, method: str = "step") ->
         frames = frames.tb_next
     if error.__cause__ is not None or error.__context__ is not None:
         return "".join(traceback.format_exception(type(error), error, frames)).strip()
-    # Formatting takes milliseconds, and an environment that fails often fails in few ways.
+    # Formatting takes milliseconds. An environment that fails often usually raises the same few
+    # exceptions, so their formatted tracebacks are cached.
     lines = [(frame.f_code, line) for frame, line in traceback.walk_tb(frames)]
     key = (type(error), str(error), *lines)
     if key not in _formatted:

@@ -16,34 +16,42 @@ from polopt.common.config import ConfigError, nearest, shown
 from polopt.common.tune_registry import shared
 from polopt.rollouts.envs.missing_packages import missing_package
 
-#: Gymnasium's ids that make the environment of another package that an option names.
+#: Gymnasium's ids that make an environment from another package. An option of the environment names
+#: this package.
 _ADAPTERS = ("GymV21Environment-v0", "GymV26Environment-v0")
-#: Modules that register ids of a namespace.
+#: Maps a namespace of ids to the module that registers these ids.
 _MODULES = {"ALE": "ale_py"}
-#: Endings of ids without a namespace that `ale_py` registers.
+#: `ale_py` also registers ids without a namespace. They have these endings.
 _ATARI_ENDINGS = ("NoFrameskip-v0", "NoFrameskip-v4", "Deterministic-v0", "Deterministic-v4")
-#: Source of an environment. `resolve_env` returns it, and workers make environments with it.
+#: The source of an environment: what `resolve_env` returns. Workers make environments from it.
 EnvSource = str | EnvSpec | Callable[..., Any]
 
 
 def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
-    """The source of an environment, usable in processes without the driver's registrations.
+    """Returns the source of an environment. The source works in every process, including processes
+    without the driver's registrations.
 
-    A callable is returned as it is. For a name registered with Tune, the result is its creator. For
-    a Gymnasium id, it is the spec. If a spec names something in the driver's `__main__`, the class
-    or function itself takes its place, because the `__main__` of a worker is another module. For
-    `module:name`, the module is imported first. If it has a callable `name`, that is returned. Any
-    other `name` is an id that the import registers.
+    The result depends on `env`:
+
+    - For a callable, the result is the callable.
+    - For a name that is registered with Tune, the result is the registered creator.
+    - For a Gymnasium id, the result is the spec. The spec may name a class or function in the
+      driver's `__main__`. The result then contains the class or function instead of the name,
+      because the `__main__` of a worker is a different module.
+    - For `module:name`, the module is imported first. If the module has a callable `name`, the
+      result is this callable. Otherwise, `name` must be an id that the import registers.
 
     Args:
-        env: value of the config key `env`.
-        allow_import: import the module of `module:name`. False for a name that the user did not
-            give, such as a name in a checkpoint. Such a name has to be a registered id already, and
-            its environment must not import what `env_config` names.
+        env: the value of the config key `env`.
+        allow_import: whether the module of `module:name` may be imported. Pass False for a name
+            that the user did not choose, such as a name in a checkpoint. Then the name must already
+            be a registered id, and its environment must not import a module that `env_config`
+            names.
 
     Raises:
-        ConfigError: unknown id, with the nearest known one. A module that cannot be imported, or
-            must not be. An environment instead of what makes one.
+        ConfigError: if the id is unknown, the module cannot or must not be imported, or `env` is an
+            environment and not a source. For an unknown id, the message suggests the nearest known
+            id.
     """
     refuse_made_env(env)
     if isinstance(env, EnvSpec):
@@ -66,13 +74,13 @@ def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
             return creator
     elif module_name and name not in gymnasium.registry:
         raise ConfigError(
-            f"key 'env': got {env!r}; its module is imported only if the user names it, and "
-            f"without the import the id {name!r} is unknown"
+            f"key 'env': got {env!r}; polopt imports a module only if the user names the module, "
+            f"and the id {name!r} is unknown without this import"
         )
     elif name in _ADAPTERS and not allow_import:
         raise ConfigError(
-            f"key 'env': got {env!r}, which imports a module that env_config names; it is made "
-            "only if the user names it"
+            f"key 'env': got {env!r}; this environment imports a module that env_config names, so "
+            "polopt makes the environment only if the user names the environment"
         )
     try:
         return _without_main(gymnasium.spec(name))
@@ -94,10 +102,12 @@ def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
 
 
 def refuse_made_env(env: Any) -> None:
-    """Refuses an environment: each process makes its own.
+    """Refuses an environment that is passed instead of a source. Each process must make its own
+    environments from a source.
 
     Raises:
-        ConfigError: says what to pass instead.
+        ConfigError: if `env` is an environment or a vector environment. The message says what the
+            user can pass instead.
     """
     if not isinstance(env, gymnasium.Env | VectorEnv):
         return
@@ -110,8 +120,8 @@ def refuse_made_env(env: Any) -> None:
         instead, call = "its class, or a function", f"{type(env.unwrapped).__name__}(...)"
     number = f" with 'num_envs_per_worker': {env.num_envs}" if isinstance(env, VectorEnv) else ""
     raise ConfigError(
-        f"key 'env': got an environment that is made already, {shown(env)}. Each process makes its "
-        f"own. Allowed: what makes one: {instead}, as in 'env': lambda config: {call}{number}"
+        f"key 'env': got an environment that is made already, {shown(env)}; each process must make "
+        f"its own environments. Pass {instead}, as in 'env': lambda config: {call}{number}"
     )
 
 
@@ -126,7 +136,7 @@ def _without_main(spec: EnvSpec) -> EnvSource:
     wrappers = [(_of_main(one.entry_point), one) for one in spec.additional_wrappers]
     if not any(found for found, _ in wrappers):
         return spec
-    # In a spec, a wrapper can only be a name.
+    # A spec can hold a wrapper only as a name, so `make` below applies the wrappers itself.
     inner = dataclasses.replace(spec, additional_wrappers=(), order_enforce=False)
     outer = [(made or load_env_creator(one.entry_point), one.kwargs) for made, one in wrappers]
 
@@ -141,7 +151,8 @@ def _without_main(spec: EnvSpec) -> EnvSource:
 
 
 def _of_main(entry_point: Any) -> Any:
-    """What `__main__:name` names in this process. None: it names nothing of `__main__`."""
+    """Returns the object that `__main__:name` names in this process. Returns None for any other
+    entry point, and if `__main__` has no attribute `name`."""
     if not isinstance(entry_point, str):
         return None
     module, _, name = entry_point.partition(":")
@@ -149,14 +160,14 @@ def _of_main(entry_point: Any) -> Any:
 
 
 def env_name(source: EnvSource) -> str:
-    """The name of an environment in error messages and logs."""
+    """Returns the name of an environment for error messages and logs."""
     if isinstance(source, EnvSpec):
         return source.id
     return source if isinstance(source, str) else getattr(source, "__name__", repr(source))
 
 
 def _import(module_name: str, env: str) -> Any:
-    importlib.invalidate_caches()  # the file may be newer than the last look at its folder
+    importlib.invalidate_caches()  # finds a file that was written after Python read its folder
     try:
         return importlib.import_module(module_name)
     except (ImportError, SyntaxError) as error:

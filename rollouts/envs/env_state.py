@@ -1,21 +1,25 @@
-"""Saves and restores the state of environments that support it.
+"""Saves and restores the state of environments that support checkpoints.
 
-Gymnasium has no interface for this, and unpickling environments from a checkpoint is not safe. An
-environment supports it with two methods, on the vector environment or on each sub-environment of a
-`SyncVectorEnv`: `get_checkpoint_state()` returns arrays, numbers, strings, and lists and dicts of
-those, the state of its random generator included. `set_checkpoint_state(state)` restores it.
-Tuples come back as lists. (Up to 0.3 the methods were `get_state` and `set_state`, names that
-environments use for other things. Checkpoints of 0.3 can still be read.)
+Gymnasium has no interface for the state of an environment, and unpickling environments from a
+checkpoint is not safe. An environment therefore supports checkpoints with two optional methods:
 
-Running statistics of wrappers (`NormalizeObservation`, `NormalizeReward`, and others that keep a
-mean, a variance and a count as `obs_rms` or `return_rms`) are saved separately, and also restored
-where the environments start new episodes.
+- `get_checkpoint_state()` returns the state of the environment, including the state of its random
+  generator. The state consists of arrays, numbers, strings, and lists and dicts of these values.
+- `set_checkpoint_state(state)` restores this state. Tuples in the state are restored as lists.
 
-All of this is optional: where an environment raises, or returns something else, the run goes on
-without it, and one warning names the class of the environment and the method.
+Either the vector environment or each sub-environment of a `SyncVectorEnv` defines the two methods.
+Up to version 0.3, the methods were named `get_state` and `set_state`. They were renamed because
+environments use the old names for other purposes. Checkpoints of version 0.3 can still be read.
 
-Two private names of Gymnasium have no public equivalent and are used in this file alone: the step
-count of `TimeLimit`, and the flags of a vector's next-step resets.
+Running statistics of wrappers are saved separately. `NormalizeObservation`, `NormalizeReward` and
+similar wrappers keep a mean, a variance and a count as `obs_rms` or `return_rms`. These statistics
+are also restored if the environments begin new episodes.
+
+If a method raises, or returns a value that a checkpoint cannot hold, the run goes on without the
+state. One warning names the class of the environment and the method.
+
+Two private names of Gymnasium have no public equivalent, and only this file uses them: the step
+count of `TimeLimit`, and a vector's flags for resets at the next step.
 """
 
 from __future__ import annotations
@@ -32,15 +36,16 @@ from gymnasium.wrappers import TimeLimit
 
 from polopt.rollouts.envs.env_errors import warn_without
 
-#: Running statistics of Gymnasium's wrappers, of the single and of the vector kind.
+#: Attributes with running statistics. Gymnasium's wrappers of environments and of vector
+#: environments both use these names.
 _STATISTICS = ("obs_rms", "return_rms")
 _GET, _SET = "get_checkpoint_state", "set_checkpoint_state"
-_NEW_EPISODES = "environments begin new episodes where a run is restored"
+_NEW_EPISODES = "environments begin new episodes when a run is restored"
 
 
 def get_env_state(env: VectorEnv[Any, Any, Any]) -> dict[str, Any] | None:
-    """A copy of the state of all environments. None if one of them does not support it, raises, or
-    returns what a checkpoint cannot hold."""
+    """Returns a copy of the state of all environments. Returns None if an environment does not
+    support checkpoints, raises, or returns a value that a checkpoint cannot hold."""
     vector: Any = env.unwrapped
     of_vector = _method(vector, _GET) is not None
     owners = [vector] if of_vector else _sub_envs(env)
@@ -68,11 +73,11 @@ def get_env_state(env: VectorEnv[Any, Any, Any]) -> dict[str, Any] | None:
 
 
 def set_env_state(env: VectorEnv[Any, Any, Any], state: dict[str, Any]) -> bool:
-    """Restores what `get_env_state` returned for environments of the same kind and number.
+    """Restores a state that `get_env_state` returned for environments of the same kind and number.
 
     Returns:
-        False if the environments cannot restore it: some of them may have, so all of them have to
-        begin new episodes.
+        whether all environments restored their state. If False, some environments may have restored
+        their state and others not, so the caller must begin new episodes in all environments.
     """
     vector: Any = env.unwrapped
     if "vector" in state:
@@ -99,7 +104,8 @@ def _restore(env: Any, state: Any) -> bool:
 
 
 def _method(env: Any, name: str) -> Any:
-    """An attribute of an environment or of one of its wrappers. None if it is not found."""
+    """Returns an attribute of an environment or of one of its wrappers. Returns None if the
+    attribute does not exist."""
     try:
         return env.get_wrapper_attr(name) if isinstance(env, gymnasium.Env) else getattr(env, name)
     except AttributeError:
@@ -110,10 +116,11 @@ def _method(env: Any, name: str) -> Any:
 
 
 def _plain(value: Any, path: str) -> Any:
-    """A copy of what a checkpoint can hold. Tuples become lists.
+    """Returns a copy of a value that a checkpoint can hold. Tuples become lists.
 
     Raises:
-        TypeError: it cannot hold the value. The message says where that is in the state.
+        TypeError: if a checkpoint cannot hold the value. The message gives the path of the value in
+            the state.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -125,7 +132,7 @@ def _plain(value: Any, path: str) -> Any:
         return {key: _plain(one, f"{path}/{key}") for key, one in value.items()}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         copied = np.array(value)
-        torch.from_numpy(copied)  # raises for what tensors do not have, such as float128
+        torch.from_numpy(copied)  # raises for dtypes that torch does not support, like float128
         return copied
     if isinstance(value, torch.Tensor) and value.layout == torch.strided:
         return value.detach().cpu().clone()
@@ -138,10 +145,14 @@ def _plain(value: Any, path: str) -> Any:
 
 
 def get_env_statistics(env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
-    """Running statistics of all wrappers, the outermost first: `vector` for the wrappers of the
-    vector, and `envs` for the wrappers of each environment. Each has name, mean, variance and
-    count. Empty without such wrappers. An `AsyncVectorEnv` has its environments in other processes.
-    Their statistics are not included.
+    """Returns the running statistics of all wrappers, starting with the outermost wrapper.
+
+    The key `vector` holds the statistics of the wrappers of the vector. The key `envs` holds one
+    list for each environment, with the statistics of its wrappers. Each entry has a name, a mean, a
+    variance and a count. The result is empty if no wrapper keeps statistics.
+
+    The environments of an `AsyncVectorEnv` run in other processes. The result does not include the
+    statistics of these environments.
     """
     vector = [_numbers(*one) for one in _statistics(env)]
     envs = [[_numbers(*one) for one in _statistics(sub)] for sub in _sub_envs(env)]
@@ -149,11 +160,12 @@ def get_env_statistics(env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
 
 
 def set_env_statistics(env: VectorEnv[Any, Any, Any], saved: dict[str, Any]) -> None:
-    """Restores what `get_env_statistics` returned for environments with the same wrappers. Where
-    their number differs, each gets the statistics of all saved ones together.
+    """Restores statistics that `get_env_statistics` returned for environments with the same
+    wrappers. If the number of environments differs, each environment receives the combined
+    statistics of all saved environments.
 
     Raises:
-        ValueError: the wrappers differ.
+        ValueError: if the wrappers differ.
     """
     _set(env, list(_statistics(env)), saved["vector"])
     envs, chains = list(_sub_envs(env)), saved["envs"]
@@ -164,7 +176,7 @@ def set_env_statistics(env: VectorEnv[Any, Any, Any], saved: dict[str, Any]) -> 
 
 
 def merge_env_statistics(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The statistics of several workers' environments together (Chan et al., 1983)."""
+    """Combines the statistics of several workers' environments (Chan et al., 1983)."""
     chains = [chain for part in parts for chain in part["envs"]]
     return {
         "vector": _merged([part["vector"] for part in parts]),
@@ -173,16 +185,16 @@ def merge_env_statistics(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def set_evaluation_statistics(env: Any, parts: list[dict[str, Any]]) -> None:
-    """Gives environments the statistics of several workers' environments together, and freezes
-    them, so that a policy acts on observations as in training.
+    """Sets the statistics of evaluation environments to the combined statistics of several workers,
+    and freezes them. The policy then receives observations that are normalised as in training.
 
     Args:
-        env: a vector of environments, as in the workers. Or one environment with their wrappers,
-            without `NormalizeReward` if it is to keep its own rewards.
+        env: a vector of environments like the vectors of the workers, or one environment with the
+            same wrappers. One environment may omit `NormalizeReward` to keep its own rewards.
         parts: results of `get_env_statistics`.
 
     Raises:
-        ValueError: the wrappers of observations differ.
+        ValueError: if the wrappers of observations differ.
     """
     together = merge_env_statistics(parts)
     if isinstance(env, VectorEnv):
@@ -206,18 +218,20 @@ def _freeze(env: Any) -> None:
 
 
 def _set_frozen(wrapper: Any, frozen: bool) -> None:
-    """Stops or starts the updates of a wrapper's statistics, as Gymnasium's wrappers allow."""
+    """Stops or starts the updates of a wrapper's statistics through the attribute
+    `update_running_mean` of Gymnasium's wrappers. If the wrapper does not have this attribute and
+    cannot be frozen, a warning is logged."""
     name = "update_running_mean"
     if isinstance(getattr(wrapper, name, None), bool):
         setattr(wrapper, name, not frozen)
     elif frozen:
-        without = "its running statistics change in evaluation, too"
-        warn_without(wrapper, name, "it is no flag, as in Gymnasium's wrappers", without)
+        without = "evaluation also changes the running statistics of this wrapper"
+        warn_without(wrapper, name, "it is not a boolean as in Gymnasium's wrappers", without)
 
 
 def _merged(chains: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Statistics of the same wrappers of several environments together."""
-    # An environment may make its statistics later than another one.
+    """Combines the statistics of several environments with the same wrappers."""
+    # Some environments may not have created all of their statistics yet. Their chains are skipped.
     longest = max(map(len, chains), default=0)
     whole = [chain for chain in chains if len(chain) == longest]
     if any(_kinds(chain) != _kinds(whole[0]) for chain in whole):
@@ -242,10 +256,10 @@ def _sum(parts: tuple[dict[str, Any], ...]) -> dict[str, Any]:
 
 
 def _numbers(name: str, statistics: Any) -> dict[str, Any]:
-    """A copy of running statistics.
+    """Returns a copy of running statistics.
 
     Raises:
-        Exception: they are something else.
+        Exception: if `statistics` does not have a mean, a variance and a count that can be used.
     """
     mean, var = _array(statistics.mean), _array(statistics.var)
     count = float(statistics.count)
@@ -257,7 +271,6 @@ def _numbers(name: str, statistics: Any) -> dict[str, Any]:
 
 
 def _array(value: Any) -> np.ndarray:
-    """A copy."""
     return np.array(value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value)
 
 
@@ -267,7 +280,7 @@ def _set(env: Any, targets: list[tuple[str, Any]], saved: list[dict[str, Any]]) 
     if kept != got:
         named = sum(name in vars(one) for one in _wrappers(env) for name in _STATISTICS)
         if named > len(list(_statistics(env))):
-            return  # of some that cannot be used, as a warning has said
+            return  # `_statistics_of` has warned about statistics that cannot be used
         raise ValueError(
             f"environments keep {len(kept)} running statistics ({_shown(kept)}); "
             f"got {len(got)} ({_shown(got)})"
@@ -277,11 +290,12 @@ def _set(env: Any, targets: list[tuple[str, Any]], saved: list[dict[str, Any]]) 
             for part in ("mean", "var", "count"):
                 setattr(target, part, _like(getattr(target, part), source[part]))
         except Exception as error:  # a user's class may raise anything
-            warn_without(target, name, error, "they start anew")
+            warn_without(target, name, error, "these running statistics start anew")
 
 
 def _like(present: Any, value: Any) -> Any:
-    """`value` as a tensor where the present value is one."""
+    """Returns `value` as a tensor if the present value is a tensor. Otherwise returns `value`, or a
+    copy if `value` is an array."""
     if isinstance(present, torch.Tensor):
         return torch.as_tensor(value).to(present)
     return np.array(value) if isinstance(value, np.ndarray) else value
@@ -292,8 +306,9 @@ def _shown(kinds: list[tuple[str, tuple[int, ...]]]) -> str:
 
 
 def copy_statistics(old: Any, new: Any) -> None:
-    """Copies finite running statistics from the wrappers of one environment to another with the
-    same wrappers, and whether they are frozen."""
+    """Copies running statistics from the wrappers of one environment to the same wrappers of
+    another environment. Statistics with non-finite values are not copied. Statistics that are
+    frozen in the old environment are also frozen in the new environment."""
     for target, source in zip(_wrappers(new), _wrappers(old), strict=False):
         if type(target) is not type(source):
             continue
@@ -305,15 +320,15 @@ def copy_statistics(old: Any, new: Any) -> None:
 
 
 def _statistics(env: Any) -> Iterator[tuple[str, Any]]:
-    """Names and statistics of the wrappers of one environment, or of a vector without its
-    environments."""
+    """Yields the name and the statistics for each wrapper of an environment or of a vector. For a
+    vector, the wrappers of its sub-environments are not included."""
     for wrapper in _wrappers(env):
         yield from _statistics_of(wrapper)
 
 
 def _statistics_of(wrapper: Any) -> Iterator[tuple[str, Any]]:
-    """Names and statistics of one wrapper. What has their name and is something else is left out:
-    a warning says so."""
+    """Yields the names and the statistics of one wrapper. If an attribute has one of the names but
+    does not hold statistics, this function logs a warning and skips the attribute."""
     for name in _STATISTICS:
         if name not in vars(wrapper):
             continue
@@ -332,7 +347,7 @@ def _sub_envs(env: VectorEnv[Any, Any, Any]) -> list[Any]:
 
 
 def _time_limits(env: Any) -> list[Any]:
-    """The wrappers that count steps. The counts belong to the environment's state."""
+    """Returns the wrappers that count steps. Their counts are part of the environment's state."""
     return [wrapper for wrapper in _wrappers(env) if isinstance(wrapper, TimeLimit)]
 
 

@@ -9,25 +9,29 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import create_empty_array
 
-#: Spaces whose batches are arrays with one row for each environment.
+#: For these spaces, a batch is an array with one row for each environment.
 _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 class FastSyncVectorEnv(SyncVectorEnv):
-    """`SyncVectorEnv` of `FaultTolerantEnv`s. In same-step mode, where observations and actions are
-    arrays, `step` writes each observation to its row of the batch, and handles ends and infos only
-    where there are any. In other cases it uses `SyncVectorEnv.step`. Results are the same.
+    """A `SyncVectorEnv` of `FaultTolerantEnv`s with a faster `step`. It returns the same results.
 
-    `FaultTolerantEnv` checks shape and dtype of observations, which this class does not.
+    The faster `step` is used in same-step mode if observations and actions are arrays. It writes
+    each observation directly to its row of the batch. It processes final observations and infos
+    only for environments whose episode ended or whose info is not empty. In all other cases,
+    `SyncVectorEnv.step` is used.
+
+    This class does not check the shape and dtype of observations, because each `FaultTolerantEnv`
+    already checks its own observations.
 
     Args:
-        args: as of `SyncVectorEnv`.
-        kwargs: as of `SyncVectorEnv`.
+        args: positional arguments of `SyncVectorEnv`.
+        kwargs: keyword arguments of `SyncVectorEnv`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._batch: Any = None  # [N, ...]. None: `SyncVectorEnv.step` is used
+        self._batch: Any = None  # [N, ...]. `None` means that `SyncVectorEnv.step` is used.
         if (
             self.autoreset_mode == AutoresetMode.SAME_STEP
             and isinstance(self.single_observation_space, _ARRAYS)
@@ -38,29 +42,32 @@ class FastSyncVectorEnv(SyncVectorEnv):
     def reset(
         self, *, seed: Any = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Resets all environments, or only `options["reset_mask"]`. See `SyncVectorEnv`."""
+        """Resets all environments, or only the environments in `options["reset_mask"]`. See
+        `SyncVectorEnv`."""
         mask = (options or {}).get("reset_mask", slice(None))
         observations: Any
         observations, infos = super().reset(seed=seed, options=options)
         if self._batch is None:
             return observations, infos
-        # The base class does not know the observations of the steps in between.
+        # `super().reset` returns rows for all environments, but only the rows in `mask` are
+        # current: `step` wrote the newer observations of the other environments to `_batch`.
         self._batch[mask] = observations[mask]
         return self._observed(), infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Steps each environment. Resets those whose episode ends.
+        """Steps each environment. Resets each environment whose episode ends.
 
         Args:
-            actions: `[N, ...]`.
+            actions: the actions `[N, ...]`.
 
         Returns:
-            observations `[N, ...]`, which the next step overwrites unless `copy` is set. Rewards
-            `[N]` float64. `terminated` and `truncated` `[N]` bool. Infos.
+            a tuple of observations `[N, ...]`, rewards `[N]` float64, `terminated` `[N]` bool,
+            `truncated` `[N]` bool, and infos. The next step overwrites the observations unless
+            `copy` is set.
 
         Raises:
-            ValueError: the number of actions is not N.
-            Exception: from an environment.
+            ValueError: if the number of actions is not N.
+            Exception: any exception that an environment raises.
         """
         if self._batch is None:
             return super().step(actions)

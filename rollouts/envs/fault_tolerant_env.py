@@ -28,11 +28,12 @@ from polopt.rollouts.envs.missing_packages import missing_package
 from polopt.rollouts.envs.own_copy import own_copy
 from polopt.rollouts.envs.random_state import ProcessSeed, seed_global_generators, seed_spaces
 
-#: Key of `infos` with an `EnvFault` for each environment that had one.
+#: The key in `infos` under which an environment that failed has its `EnvFault`.
 FAULT_KEY = "polopt_fault"
-#: Infos of steps that are kept for callbacks.
+#: Which infos an environment keeps for callbacks: none, the infos of the last steps of episodes, or
+#: the infos of all steps.
 KeptInfos = Literal["none", "last", "all"]
-#: Key of `infos` with an `EpisodeInfo` for each environment whose infos are kept.
+#: The key in `infos` under which an environment has its `EpisodeInfo`, if infos are kept.
 INFO_KEY = "polopt_info"
 #: Types of rewards that need no conversion.
 _PLAIN_NUMBERS = frozenset({float, int, bool, np.float32, np.float64, np.int64})
@@ -40,13 +41,14 @@ _PLAIN_NUMBERS = frozenset({float, int, bool, np.float32, np.float64, np.int64})
 
 @dataclass(frozen=True)
 class EnvFault:
-    """One environment raised and was replaced.
+    """Describes a failure of one environment, which was then replaced.
 
     Attributes:
-        lost_step: `step` raised: its row holds no transition, and the episode is discarded. False:
-            `reset` raised, between two episodes.
-        count: exceptions until an environment worked again.
-        traceback: of the last exception, after a line that names environment and step.
+        lost_step: whether `step` raised. If True, the row of this step holds no transition, and the
+            episode is discarded. If False, `__init__` or `reset` raised between two episodes.
+        count: the number of exceptions until an environment worked again.
+        traceback: the traceback of the last exception. Its first line names the environment and the
+            step.
     """
 
     lost_step: bool
@@ -56,10 +58,11 @@ class EnvFault:
 
 @dataclass(frozen=True)
 class EpisodeInfo:
-    """Keeps Gymnasium's vectors from merging the infos of several environments.
+    """Holds the info of one step. Gymnasium's vectors merge the infos of their environments key by
+    key, but do not merge the contents of this object.
 
     Attributes:
-        info: of the last step of an episode.
+        info: the info that the environment returned.
     """
 
     info: dict[str, Any]
@@ -69,9 +72,9 @@ class EnvPlace(NamedTuple):
     """Identifies an environment in error messages.
 
     Attributes:
-        name: the user's name of it.
-        worker_index: of its worker.
-        env_index: within the worker.
+        name: the name that the user gave to the environment.
+        worker_index: the index of the worker.
+        env_index: the index of the environment within the worker.
     """
 
     name: str
@@ -83,34 +86,39 @@ class EnvPlace(NamedTuple):
 
 
 class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Catches exceptions of `step` and `reset`. Closes the environment, makes and resets a new one.
+    """Replaces an environment that raises in `step` or `reset`. This wrapper catches the exception,
+    closes the environment, and then makes and resets a new environment.
 
-    A `step` that raised returns the first observation of the next episode, reward 0 and no end.
-    `info[FAULT_KEY]` says that the row holds no transition. Running statistics of wrappers (see
-    `copy_statistics`) are copied to the new environment. A result that violates Gymnasium's API is
-    not repaired: it is an error in the environment's code, which a new one has, too.
+    If `step` of the environment raises, `step` of this wrapper returns the first observation of the
+    next episode, with reward 0 and with `terminated` and `truncated` False. The `EnvFault` in
+    `info[FAULT_KEY]` says that this row holds no transition. The wrapper copies the running
+    statistics of other wrappers to the new environment (see `copy_statistics`). If a result breaks
+    Gymnasium's API, the wrapper raises an error, because a new environment would run the same code.
 
-    Also seeds what `reset(seed=...)` does not: the spaces, and the global generators of a process
-    that belongs to this environment. Converts rewards to plain numbers and arrays to the dtype of
-    their space, and copies last observations (environments may reuse their arrays). Drops the
-    environment's infos: to batch the infos of HalfCheetah-v5 takes a vector a tenth of its step.
-    Callbacks read the infos of last steps.
+    The wrapper also does the following:
+
+    - It seeds the generators that `reset(seed=...)` does not seed. These are the generators of the
+      spaces, and the global generators of a process that runs only this environment.
+    - It converts rewards to plain numbers, and arrays to the dtype of their space.
+    - It copies the last observation of each episode, because an environment may reuse its arrays.
+    - It drops all infos that `keep_infos` does not select, because merging infos is slow. For
+      HalfCheetah-v5, a vector spends a tenth of the time of its step on merging infos.
 
     Args:
-        make: makes the environment.
-        place: see `EnvPlace`.
-        max_failures: consecutive exceptions, without a successful step in between, that end in an
-            error.
-        env: the first environment, if it has been made.
-        process: seed of the process, for the environments of an `AsyncVectorEnv`.
-        keep_infos: return the infos of the last steps of episodes, or of all steps, as
-            `EpisodeInfo`.
+        make: a function that makes the environment.
+        place: the name and the indices of the environment, for error messages.
+        max_failures: the number of consecutive exceptions, without a successful step between them,
+            at which the wrapper raises an error.
+        env: the first environment, if it is already made.
+        process: the seed of the process, for the environments of an `AsyncVectorEnv`.
+        keep_infos: which infos the wrapper returns as `EpisodeInfo`: none, the infos of the last
+            steps of episodes, or the infos of all steps.
 
     Raises:
-        EnvironmentFailedError: after `max_failures` exceptions, or at the first one that says that
-            a package is missing. From `__init__`, `step`, `reset`.
+        EnvironmentFailedError: from `__init__`, `step` and `reset`, after `max_failures`
+            exceptions, or at the first exception that says that a package is missing.
         ImportError, DependencyNotInstalled: from `__init__`, if `make` raises them.
-        EnvironmentAPIError: at the first violation of Gymnasium's API. From `step` and `reset`.
+        EnvironmentAPIError: from `step` and `reset`, at the first violation of Gymnasium's API.
     """
 
     def __init__(
@@ -133,7 +141,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._total = 0
         self._steps = 0  # since the last reset
         self._seed: int | None = None
-        self._unreported: EnvFault | None = None  # of the constructor
+        self._unreported: EnvFault | None = None  # a failure in `__init__` that `reset` reports
         super().__init__(self._first() if env is None else env)
         space = self.env.observation_space
         self._of_arrays = isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary)
@@ -141,17 +149,19 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._in_range = range_check(space)
         self._mask = find_action_mask(space, self.env.action_space)
         self._space_dtype = space.dtype if self._of_arrays else None
-        # Of the last observation that passed all checks. No type, if each has to pass them.
+        # These describe the last observation that passed all checks. `_type` is None if every
+        # observation must pass all checks.
         self._type: Any = None
         self._is_array = False
         self._dtype: Any = None
-        self._other_dtype = False  # than the space's
+        self._other_dtype = False  # whether `_dtype` differs from the dtype of the space
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """One step of the environment. See the class for exceptions."""
+        """Steps the environment. The docstring of the class lists the exceptions."""
         try:
             result = self.env.step(action)
-            # Cheap tests in each step. All checks once per episode and where a test fails.
+            # Every step runs cheap tests. All checks run at the first step of an episode, and when
+            # a cheap test fails.
             if not self._steps or type(result) is not tuple or len(result) != 5:
                 result = self._checked(result)
             observation, reward, terminated, truncated, info = result
@@ -171,13 +181,15 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             if self._other_dtype:
                 observation = _cast(observation, self._space_dtype)
         except Exception as error:
-            raised = error  # handled below, where it is not the context of other exceptions
+            # Handled below. Outside of this block, the exception does not become the context of
+            # later exceptions.
+            raised = error
         else:
             self._steps += 1
             if PROGRESS.by_environment:
                 PROGRESS.note()
             if terminated or truncated:
-                # The environment may change it when it is reset.
+                # The environment may overwrite the observation in `reset`.
                 observation = observation.copy() if self._is_array else own_copy(observation)
                 if self._keep_infos != "none":
                     last = {INFO_KEY: EpisodeInfo(self._kept(info))}
@@ -192,7 +204,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Resets the environment. See the class for exceptions."""
+        """Resets the environment. The docstring of the class lists the exceptions."""
         if seed is not None:
             self._seed = seed
             seed_spaces(self.env, seed)
@@ -217,12 +229,12 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, {} if fault is None else {FAULT_KEY: fault}
 
     def close(self) -> None:
-        """Closes the environment. Logs what it raises."""
+        """Closes the environment. If this raises, the exception is logged."""
         close_env(self.env, str(self._place))
 
     def _kept(self, info: dict[str, Any]) -> dict[str, Any]:
-        """A copy of the info of a last step. In a process of its own, without the values that
-        cannot be sent from there."""
+        """Returns a copy of an info. If the environment runs in its own process, the copy omits the
+        values that cannot be pickled and sent to the parent process."""
         if not self._owns_process:
             return dict(own_copy(dict(info)))
         kept = {}
@@ -230,7 +242,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             try:
                 kept[key] = pickle.loads(pickle.dumps(value))
             except Exception as error:  # pickling a user's object may raise anything
-                without = "callbacks do not get it with vectorization_mode 'async'"
+                without = "with vectorization_mode 'async', callbacks do not receive this value"
                 warn_without(self.env.unwrapped, f"step() info {key!r}", error, without)
         return kept
 
@@ -244,14 +256,15 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, reward_of(reward), terminated, truncated, info
 
     def _first_observation(self, result: Any) -> Any:
-        """The observation of a result of `reset`, which is checked."""
+        """Checks a result of `reset` and returns its observation."""
         check_reset(result, self.env.observation_space)
         observation = result[0]
         self._check_mask(observation)
         return _cast(observation, self._space_dtype) if self._of_arrays else observation
 
     def _check_mask(self, observation: Any, needed: bool = True) -> None:
-        """Raises `ValueError` for a wrong action mask, a fault like an exception of `step`."""
+        """Raises `ValueError` if the action mask is wrong. The caller handles this error like an
+        exception of the environment."""
         if self._mask is not None:
             self._mask.check(np.asarray(observation[MASK_KEY])[None], needed)
 
@@ -261,7 +274,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             try:
                 return self._make()
             except (ImportError, DependencyNotInstalled):
-                raise  # as it would be again
+                raise  # another attempt would raise the same error
             except Exception as error:
                 raised = error
             count += 1
@@ -269,7 +282,8 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             self._unreported = EnvFault(False, count, trace)
 
     def _replace(self, error: Exception, method: str = "step") -> tuple[EnvFault, Any]:
-        """Makes environments until one can be reset. Returns its first observation."""
+        """Makes environments until one of them can be reset. Returns the fault and the first
+        observation of the new environment."""
         lost_step = method == "step"
         count = 0
         while True:
@@ -294,8 +308,8 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Counts an exception and returns its traceback.
 
         Raises:
-            EnvironmentFailedError: too many, or a package is missing.
-            EnvironmentAPIError: the exception is an `APIViolation`.
+            EnvironmentFailedError: if there were too many exceptions, or if a package is missing.
+            EnvironmentAPIError: if the exception is an `APIViolation`.
         """
         self._in_a_row = 1 if self._steps else self._in_a_row + 1
         self._total += 1
@@ -318,7 +332,8 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         return f"{self._place} {where}:\n{trace}"
 
     def _new_seed(self) -> int | None:
-        """Differs from the first seed, so that episodes are not repeated, and follows from it, so
+        """Derives a seed for the next environment. The new seed differs from the first seed, so
+        that episodes are not repeated. The first seed and the number of faults determine it, so
         that runs are reproducible."""
         if self._seed is None:
             return None
@@ -327,9 +342,9 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def _cast(observation: Any, dtype: Any) -> np.ndarray:
-    """An observation in the dtype of its space. Vectors would cast it where the user's settings for
-    numbers that do not fit apply."""
+    """Returns an observation in the dtype of its space. Vectors would cast the observation as well,
+    but under the user's `np.seterr` settings, which may raise for numbers that do not fit."""
     if isinstance(observation, np.ndarray) and observation.dtype == dtype:
         return observation
-    with np.errstate(all="ignore"):  # `np.seterr` of a user's program is for the environment alone
+    with np.errstate(all="ignore"):  # the user's `np.seterr` applies only to the environment
         return np.asarray(observation, dtype)

@@ -1,4 +1,4 @@
-"""`missing_package`: one line about a package that an environment needs and that is not there."""
+"""`missing_package`: one line about a package that an environment needs and that is missing."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 
 from gymnasium.error import DependencyNotInstalled
 
-#: Modules that Gymnasium's environments and wrappers import, and the extra of Gymnasium that
-#: installs each. Some environments import them without a message of their own.
+#: Maps modules that Gymnasium's environments and wrappers import to the extra of Gymnasium that
+#: installs the module. Some environments do not say how to install the module that they import.
 _EXTRAS = {
     "ale_py": "atari",
     "array_api_compat": "array-api",
@@ -22,21 +22,22 @@ _EXTRAS = {
     "pygame": "classic-control",
     "seaborn": "other",
 }
-#: "MuJoCo is not installed, run `pip install ...`", in the forms that Gymnasium has of it.
+#: Matches the variants of Gymnasium's message "MuJoCo is not installed, run `pip install ...`".
 _NOT_INSTALLED = re.compile(r"(?P<what>.+?)(?: packages?)? (?:is |are )?not installed")
-#: From the first command between backquotes to the last.
+#: Matches all text from the first command in backquotes to the last.
 _COMMANDS = re.compile(r"`(pip install .*)`")
 
 
 def missing_package(error: BaseException | None, env: str) -> str | None:
-    """Returns what an environment needs and the command that installs it, on one line. None for an
-    error that has another reason.
+    """Returns one line that names the missing package and the command that installs it. Returns
+    None if the error has another cause. An example:
 
         HalfCheetah-v5 needs MuJoCo: pip install "gymnasium[mujoco]"
 
     Args:
-        error: of `gymnasium.make`, of a callable, or of an environment's method.
-        env: name of the environment.
+        error: the error that `gymnasium.make`, a user's callable or a method of an environment
+            raised.
+        env: the name of the environment.
     """
     if not isinstance(error, ImportError | DependencyNotInstalled):
         return None

@@ -7,26 +7,32 @@ from typing import Any
 
 
 def own_copy(value: Any) -> Any:
-    """A deep copy of what a user's program or environment holds. What cannot be copied, such as a
-    lock, an open file, a generator, a module or a tensor with a graph, is shared with the original.
-    The dicts, lists, tuples and sets around it are new."""
+    """Returns a deep copy of a value from a user's program or environment.
+
+    Some objects cannot be copied: for example a lock, an open file, a generator, a module, or a
+    tensor with a graph. The copy shares these objects with the original. The dicts, lists, tuples
+    and sets around these objects are new.
+    """
     return _copied(value, {})
 
 
 class OwnCopies(dict[str, Any]):
-    """A dict whose `copy.deepcopy` is `own_copy`: Ray copies the config of a trainer so."""
+    """A dict that `copy.deepcopy` copies with `own_copy`. The config of a trainer is such a dict,
+    because Ray copies it with `copy.deepcopy`."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
         return dict(own_copy(dict(self)))
 
 
 def _copied(value: Any, made: dict[int, Any]) -> Any:
-    if id(value) in made:  # it contains itself
+    if id(value) in made:  # the value contains itself
         return made[id(value)]
     try:
         return deepcopy(value)
     except Exception:  # a user's `__deepcopy__` may raise anything
-        pass  # copied by parts below, where it is not the context of other exceptions
+        # Copied part by part below. Outside of this block, the exception does not become the
+        # context of later exceptions.
+        pass
     kind = type(value)
     if kind is dict:
         result = made[id(value)] = {}
@@ -37,7 +43,7 @@ def _copied(value: Any, made: dict[int, Any]) -> Any:
         parts.extend(_copied(one, made) for one in value)
         return parts
     if kind in (tuple, set, frozenset):
-        made[id(value)] = value  # stays so where it contains itself
+        made[id(value)] = value  # a tuple that contains itself keeps a reference to the original
         copied = made[id(value)] = kind(_copied(one, made) for one in value)
         return copied
     return value

@@ -1,5 +1,5 @@
-"""Seeds what environments draw from besides the generator that `reset(seed=...)` seeds: the global
-generators of a process, and the spaces of an environment."""
+"""Seeds the random generators that `reset(seed=...)` does not seed: the global generators of a
+process, and the spaces of an environment."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from gymnasium import Space
 
 
 class ProcessSeed(NamedTuple):
-    """Seed of the process of one environment of an `AsyncVectorEnv`.
+    """The seed for a process of an `AsyncVectorEnv`. Each such process runs one environment.
 
     Attributes:
-        seed: of its global generators.
-        parent_pid: process that makes the vector. Its own generators are not this seed's.
+        seed: the seed of the global generators of the process.
+        parent_pid: the id of the process that makes the vector. The seed does not apply to the
+            generators of this process.
     """
 
     seed: int
@@ -27,14 +28,14 @@ class ProcessSeed(NamedTuple):
 
     @property
     def applies_here(self) -> bool:
-        """Whether this is the process of the environment. `AsyncVectorEnv` also makes one
-        environment in the parent, to read its spaces."""
+        """Whether the current process runs the environment. The current process may also be the
+        parent, because `AsyncVectorEnv` makes one environment there to read its spaces."""
         return os.getpid() != self.parent_pid
 
 
 def draw_process_seeds(count: int) -> list[ProcessSeed]:
-    """Seeds of `count` processes, drawn from NumPy's global generator, so that they follow from the
-    seed of this process and differ each time."""
+    """Draws seeds for `count` processes from NumPy's global generator. The seeds are therefore
+    determined by the seed of this process, and differ at each call."""
     drawn = np.random.randint(2**31, size=count)  # noqa: NPY002
     return [ProcessSeed(int(seed), os.getpid()) for seed in drawn]
 
@@ -43,7 +44,7 @@ def seed_global_generators(seed: int) -> None:
     """Seeds the global generators of `random`, NumPy and torch in this process.
 
     Args:
-        seed: from 0 to 2**32 - 1, NumPy's limit.
+        seed: an integer from 0 to 2**32 - 1, which is NumPy's limit.
     """
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
@@ -52,8 +53,9 @@ def seed_global_generators(seed: int) -> None:
 
 @contextmanager
 def kept_global_generators() -> Iterator[None]:
-    """Gives the global generators of `random`, NumPy and torch (of the CPU) in this process the
-    state back that they have at the beginning."""
+    """A context manager that saves the states of this process's global generators on entry and
+    restores the states on exit. The generators are those in `random`, in NumPy, and in torch for
+    the CPU."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     try:
         yield
@@ -64,7 +66,8 @@ def kept_global_generators() -> Iterator[None]:
 
 
 def seed_spaces(env: Any, seed: int) -> None:
-    """Seeds the spaces of an environment or a vector environment, whose `sample()` it may call."""
+    """Seeds the spaces of an environment or a vector environment, because the environment may call
+    `sample()` of its spaces."""
     names = ("action_space", "observation_space", "single_action_space", "single_observation_space")
     for name in names:
         space = getattr(env, name, None)

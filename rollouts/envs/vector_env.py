@@ -1,4 +1,4 @@
-"""`make_vector_env`: from the source of an environment to a vector of them."""
+"""`make_vector_env`: makes a vector of environments from the source of an environment."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from polopt.rollouts.envs.random_state import draw_process_seeds
 from polopt.rollouts.rollout_config import RolloutConfig
 
 _NO_LIMIT = (
-    "key 'max_frames_per_traj': got {} for {}, whose episodes cannot be truncated from outside; "
-    "allowed: None, or vectorization_mode 'sync' or 'async'"
+    "key 'max_frames_per_traj': got {} for {}, whose episodes polopt cannot truncate; allowed: "
+    "None, or vectorization_mode 'sync' or 'async'"
 )
 
 
-#: A user's keys for the environment, its options and N in a trainer's config, for errors.
+#: The keys of a trainer's config for the environment, its options and N. Error messages name them.
 ENV_KEYS = ("env", "env_config", "num_envs_per_worker")
 
 
@@ -45,23 +45,23 @@ def make_vector_env(
     index_offset: int = 0,
     in_evaluation: bool = False,
 ) -> VectorEnv[Any, Any, Any]:
-    """Makes a vector of environments. Each environment that is made singly is a
-    `FaultTolerantEnv`.
+    """Makes a vector of environments. Each environment is wrapped in a `FaultTolerantEnv`, unless
+    the environment has its own vector implementation.
 
     Args:
-        source: result of `resolve_env`.
-        config: options of sampling.
-        worker_index: of the worker, for `EnvContext` and errors.
-        num_envs: N. None: `num_envs_per_worker`.
-        fast: environments that are stepped one after another are a `FastSyncVectorEnv`. False:
-            Gymnasium's `SyncVectorEnv`. Both return the same.
+        source: a result of `resolve_env`.
+        config: the options of sampling.
+        worker_index: the index of the worker, for `EnvContext` and error messages.
+        num_envs: the number N of environments. `None` means `num_envs_per_worker`.
+        fast: whether to step environments in this process with `FastSyncVectorEnv` instead of
+            Gymnasium's `SyncVectorEnv`. Both return the same results.
         keep_infos: see `FaultTolerantEnv`.
-        index_offset: of `EnvContext.worker_index` from `worker_index`.
+        index_offset: a number that is added to `worker_index` for `EnvContext.worker_index`.
         in_evaluation: see `EnvContext`.
 
     Raises:
-        ConfigError: the environment does not support an option.
-        EnvironmentFailedError: an environment cannot be made in `max_consecutive_env_faults`
+        ConfigError: if the environment does not support an option.
+        EnvironmentFailedError: if an environment cannot be made in `max_consecutive_env_faults`
             attempts.
     """
     num_envs = num_envs or config.num_envs_per_worker
@@ -81,8 +81,9 @@ def make_vector_env(
         )
         _check_autoreset(env, config)
         return env
-    # `FaultTolerantEnv` has its own checks, and the sampler resets environments before it steps
-    # them: Gymnasium's checker and its check of that order would cost time in each step.
+    # Gymnasium's environment checker and its check of the order of `reset` and `step` would cost
+    # time in each step. They are not needed: `FaultTolerantEnv` checks the results, and the sampler
+    # always resets an environment before its first step.
     spec = dataclasses.replace(spec, order_enforce=False)
 
     def make() -> Any:
@@ -99,17 +100,17 @@ def probe_spaces(
     worker_index: int = 0,
     in_evaluation: bool = False,
 ) -> tuple[Space[Any], Space[Any]]:
-    """Observation and action space of one environment, which is made and closed.
+    """Makes one environment, closes it, and returns its observation space and action space.
 
     Args:
-        source: result of `resolve_env`.
-        config: options of sampling.
-        keys: see `ENV_KEYS`.
+        source: a result of `resolve_env`.
+        config: the options of sampling.
+        keys: the names of three config keys for error messages. See `ENV_KEYS`.
         worker_index: see `EnvContext`.
         in_evaluation: see `EnvContext`.
 
     Raises:
-        ConfigError: the environment cannot be made, or does not support an option.
+        ConfigError: if the environment cannot be made, or does not support an option.
     """
     try:
         return _spaces_of_one(source, config, keys, worker_index, in_evaluation)
@@ -137,13 +138,13 @@ def _spaces_of_one(
         _check_mode_of_callable(config)
         context = EnvContext(config.env_config, worker_index, 0, config.num_workers, in_evaluation)
         env = make_env(source, context)
-        _limited(config.max_frames_per_traj, env)  # raises here what a worker would raise
+        _limited(config.max_frames_per_traj, env)  # raises here instead of later in a worker
     else:
         mode = "sync" if config.vectorization_mode == "async" else config.vectorization_mode
         env = make_vector_env(source, config.model_copy(update={"vectorization_mode": mode}), 0, 1)
     try:
         if env.render_mode == "human":
-            env.reset()  # renders, which needs packages and a screen
+            env.reset()  # shows now whether the packages and the screen for rendering are available
         if isinstance(env, VectorEnv):
             if callable(source):
                 _check_vector_of_callable(env, config, config.num_envs_per_worker, keys)
@@ -154,12 +155,12 @@ def _spaces_of_one(
 
 
 def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    """The autoreset mode of a vector environment. Next-step where it declares none, the only mode
-    of Gymnasium 1.0."""
+    """Returns the autoreset mode of a vector environment. If the vector does not declare a mode,
+    the result is next-step, which is the only mode of Gymnasium 1.0."""
     base = env.unwrapped
     if isinstance(base, SyncVectorEnv | AsyncVectorEnv):
-        # Up to Gymnasium 1.3 they share their metadata with the class of the sub-environments: the
-        # vector made last sets the mode there.
+        # Up to Gymnasium 1.3, these vectors share their metadata with the class of their
+        # sub-environments. The metadata then holds the mode of the vector that was made last.
         return base.autoreset_mode
     return AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
 
@@ -202,7 +203,8 @@ def _vector_of(
     keep_infos: KeptInfos,
     first: Any = None,
 ) -> VectorEnv[Any, Any, Any]:
-    """A vector of fault-tolerant environments. `first` is the first of them, if it is made."""
+    """Makes a vector of fault-tolerant environments. If the first environment is already made,
+    `first` is this environment."""
     num_envs, in_processes = len(makers), config.vectorization_mode == "async"
     seeds = draw_process_seeds(num_envs) if in_processes else [None] * num_envs
     envs = [first, *([None] * (num_envs - 1))]
@@ -219,7 +221,7 @@ def _vector_of(
         for i in range(num_envs)
     ]
     mode = AutoresetMode[(config.autoreset_mode or "same_step").upper()]
-    # Without copies: the sampler copies what it keeps.
+    # `copy=False`, because the sampler copies the observations that it keeps.
     if in_processes:
         with _garbage_stays_here():
             return AsyncVectorEnv(guards, copy=False, autoreset_mode=mode)
@@ -229,11 +231,12 @@ def _vector_of(
 
 @contextmanager
 def _garbage_stays_here() -> Iterator[None]:
-    """Processes that are forked meanwhile never collect garbage of this one.
+    """Keeps processes that are forked in this context from collecting this process's garbage.
 
-    A driver's garbage may hold handles of Ray's actors. Where a forked process collects such a
-    handle, Ray reports that to its server over the connection that the two processes share. The
-    next call of this process is then never answered, and Ray waits for it without a limit.
+    The garbage of a driver may contain handles of Ray actors. When a forked process collects such a
+    handle, Ray reports this to its server over the connection that both processes share. Then the
+    server never answers the next call of this process, and Ray waits for the answer without a
+    limit.
     """
     gc.freeze()
     try:
@@ -243,8 +246,8 @@ def _garbage_stays_here() -> Iterator[None]:
 
 
 def _limited(limit: int | None, env: Any) -> Any:
-    """Truncates episodes with Gymnasium's wrapper, so that they end as all truncated episodes do in
-    each autoreset mode."""
+    """Truncates episodes after `limit` steps with Gymnasium's `TimeLimit`. The episodes then end
+    like all other truncated episodes, in each autoreset mode."""
     if limit is None:
         return env
     if isinstance(env, VectorEnv):
@@ -269,7 +272,7 @@ def _check_vector_of_callable(
     if env.num_envs != num_envs:
         raise ConfigError(
             f"key {keys[2]!r}: got {num_envs}, but the callable in {keys[0]!r} makes a "
-            f"vector environment of {env.num_envs}; they must agree"
+            f"vector environment of {env.num_envs}; the two numbers must agree"
         )
     _check_autoreset(env, config)
 

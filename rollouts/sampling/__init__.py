@@ -1,1 +1,1 @@
-"""Sampling fragments from a vector of environments."""
+"""Samples fragments from a vector of environments."""

@@ -1,4 +1,4 @@
-"""`DiscountedReturns`: of each step since its episode began, across fragments."""
+"""`DiscountedReturns`: computes the discounted return of each step across fragments."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 
 
 class DiscountedReturns:
-    """Sums the rewards of the current episode of each environment, the earlier ones discounted:
-    `R_t = gamma R_{t-1} + r_t`, as rewards are normalised by (see `Normalizer`).
+    """Sums the rewards of the current episode of each environment, and discounts earlier rewards:
+    `R_t = gamma R_{t-1} + r_t`. `Normalizer` uses these returns to normalise rewards.
 
     Args:
-        num_envs: N.
+        num_envs: the number N of environments.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -20,12 +20,12 @@ class DiscountedReturns:
 
     @np.errstate(all="ignore")  # the caller checks that numbers are finite
     def add(self, columns: Mapping[str, np.ndarray], gamma: float) -> np.ndarray:
-        """The returns `[T, N]` after the steps of a fragment.
+        """Returns the discounted return `[T, N]` after each step of a fragment.
 
         Args:
-            columns: `rewards`, `terminated` and `truncated` of the fragment, `[T, N]`. Rewards of
-                rows without a transition are 0.
-            gamma: discount factor.
+            columns: the columns `rewards`, `terminated` and `truncated` of the fragment, `[T, N]`.
+                In rows without a transition, the reward is 0.
+            gamma: the discount factor.
         """
         ends = columns["terminated"] | columns["truncated"]
         returns = np.empty(ends.shape)
@@ -38,14 +38,14 @@ class DiscountedReturns:
         """Discards the current episodes.
 
         Args:
-            envs: `[N]` bool, of which environments.
+            envs: `[N]` bool, True for each environment whose episode is discarded.
         """
         self._running[envs] = 0.0
 
     def get_state(self) -> np.ndarray:
-        """`[N]` returns of the current episodes."""
+        """Returns the discounted returns `[N]` of the current episodes."""
         return self._running.copy()
 
     def set_state(self, state: np.ndarray) -> None:
-        """Restores what `get_state` returned."""
+        """Restores a state that `get_state` returned."""
         self._running = np.array(state, dtype=np.float64)

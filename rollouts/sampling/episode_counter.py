@@ -1,4 +1,4 @@
-"""`EpisodeCounter`: returns and lengths of episodes across fragments."""
+"""`EpisodeCounter`: computes returns and lengths of episodes across fragments."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from polopt.common.episodes import EpisodeStats
 
 
 class EpisodeCounter:
-    """Sums rewards and counts steps of the current episode of each environment.
+    """Sums the rewards and counts the steps of the current episode of each environment.
 
     Args:
-        num_envs: N.
+        num_envs: the number N of environments.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -24,12 +24,16 @@ class EpisodeCounter:
 
     @np.errstate(all="ignore")  # the caller checks that numbers are finite
     def add(self, columns: Mapping[str, np.ndarray]) -> tuple[EpisodeStats, list[tuple[int, int]]]:
-        """The episodes that end in a fragment, by time and then by environment, and the step and
-        the environment of each end.
+        """Adds a fragment, and returns the episodes that end in it.
 
         Args:
-            columns: `rewards`, `terminated`, `truncated` and `valid` of the fragment, `[T, N]`. An
-                end in a row that is not valid discards the episode: its environment has failed.
+            columns: the columns `rewards`, `terminated`, `truncated` and `valid` of the fragment,
+                `[T, N]`. If an episode ends in a row that is not valid, its environment has failed,
+                and the episode is discarded.
+
+        Returns:
+            the statistics of the episodes, and for each episode the step and the environment
+            `(t, n)` of its end. Both are ordered by step and then by environment.
         """
         returns = self._returns + np.cumsum(columns["rewards"], axis=0, dtype=np.float64)
         lengths = self._lengths + np.cumsum(columns["valid"], axis=0)
@@ -53,15 +57,15 @@ class EpisodeCounter:
         """Discards the current episodes.
 
         Args:
-            envs: `[N]` bool, of which environments.
+            envs: `[N]` bool, True for each environment whose episode is discarded.
         """
         self._returns[envs], self._lengths[envs] = 0.0, 0
 
     def get_state(self) -> dict[str, np.ndarray]:
-        """Returns and lengths `[N]` of the current episodes."""
+        """Returns the returns and lengths `[N]` of the current episodes so far."""
         return {"returns": self._returns.copy(), "lengths": self._lengths.copy()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned."""
+        """Restores a state that `get_state` returned."""
         self._returns = np.asarray(state["returns"])
         self._lengths = np.asarray(state["lengths"])

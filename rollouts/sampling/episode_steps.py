@@ -1,4 +1,4 @@
-"""`EpisodeSteps`: tells a user's callbacks of each step, while a fragment is sampled."""
+"""`EpisodeSteps`: calls a user's callback for each step while a fragment is sampled."""
 
 from __future__ import annotations
 
@@ -11,42 +11,47 @@ from polopt.common.episodes import Episode
 
 
 class EpisodeSteps:
-    """Sums rewards and counts steps of the current episodes within a fragment, and calls a function
-    after each step of each environment.
+    """Calls a function after each step of each environment, with the episode so far. To do this, it
+    sums the rewards and counts the steps of the current episodes.
 
     Args:
-        tell: gets the episode so far.
-        num_envs: N.
+        tell: the function that is called with the episode so far.
+        num_envs: the number N of environments.
     """
 
     def __init__(self, tell: Callable[[Episode], None], num_envs: int) -> None:
         self._tell = tell
         self._data: list[dict[str, Any]] = [{} for _ in range(num_envs)]
         self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
-        #: Of the episodes that have ended in the fragment, by step and environment.
+        #: Maps `(t, n)`, the step and environment at which an episode ended in this fragment, to
+        #: the `data` of the episode.
         self.data_of: dict[tuple[int, int], dict[str, Any]] = {}
 
     def begin_fragment(self, state: Mapping[str, np.ndarray]) -> None:
-        """Goes on with the episodes that `EpisodeCounter.get_state` describes."""
+        """Begins a fragment.
+
+        Args:
+            state: the returns and lengths of the current episodes, from `EpisodeCounter.get_state`.
+        """
         self._returns, self._lengths = state["returns"].tolist(), state["lengths"].tolist()
         self.data_of = {}
 
     def discard(self, n: int) -> None:
-        """The episode of an environment is lost."""
+        """Discards the current episode of environment `n`."""
         self._returns[n], self._lengths[n] = 0.0, 0
 
     def add(
         self, t: int, n: int, reward: float, terminated: bool, done: bool, info: dict[str, Any]
     ) -> None:
-        """One step of an environment.
+        """Adds one step of an environment, and calls the function.
 
         Args:
-            t: number of the step in the fragment.
-            n: index of the environment.
-            reward: of the step.
-            terminated: whether the episode was terminated.
-            done: whether it has ended.
-            info: of the step.
+            t: the index of the step in the fragment.
+            n: the index of the environment.
+            reward: the reward of the step.
+            terminated: whether the episode ended by termination.
+            done: whether the episode ended.
+            info: the info of the step.
         """
         if self._lengths[n] == 0:
             self._data[n] = {}

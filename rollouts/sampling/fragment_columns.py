@@ -1,4 +1,4 @@
-"""`FragmentColumns`: the arrays that a sampler fills step by step."""
+"""`FragmentColumns`: holds the arrays that a sampler fills step by step."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from polopt.policies.distributions.action_distribution import ActionDistribution
 
 
 class FragmentColumns:
-    """Columns of one fragment of at most T steps of N environments, allocated once.
+    """The columns of one fragment with at most T steps of N environments. The arrays are allocated
+    once, when the fragment begins.
 
     Args:
-        steps: T.
-        obs: encoded observations `[N, ...]` at the start of the fragment.
-        dist: action distribution of the policy.
+        steps: the maximum number T of steps.
+        obs: the encoded observations `[N, ...]` at the start of the fragment.
+        dist: the action distribution of the policy.
 
     Attributes:
-        all_obs: `[T + 1, N, ...]`.
-        params: `[T, N, P]` float32, parameters of the action distribution.
-        actions: `[T, N, ...]`, as drawn, before they are converted for the environment.
+        all_obs: `[T + 1, N, ...]`, the observations of the steps and after the last step.
+        params: `[T, N, P]` float32, the parameters of the action distribution.
+        actions: `[T, N, ...]`, the actions before they are converted for the environment.
         rewards: `[T, N]` float32.
         terminated: `[T, N]` bool.
         truncated: `[T, N]` bool.
         valid: `[T, N]` bool. False for rows without a transition.
-        lost: by step, `[N]` bool: environments that raised. See `discard_lost`.
-        last_infos: by step and environment: infos of the last steps of episodes, where they are
-            kept.
+        lost: maps a step to an array `[N]` bool, which is True for the environments that raised in
+            this step. See `discard_lost`.
+        last_infos: maps `(t, n)`, the step and environment at which an episode ended, to the info
+            of its last step. Empty if infos are not kept.
     """
 
     __slots__ = (
@@ -63,26 +65,28 @@ class FragmentColumns:
     def add_last_observations(
         self, t: int, envs: np.ndarray, observations: Iterable[np.ndarray]
     ) -> None:
-        """Adds the last observations of episodes that ended at step `t`.
+        """Adds the last observations of the episodes that ended at step `t`.
 
         Args:
-            t: step of the fragment.
-            envs: `[K]`, indices of the environments.
-            observations: K encoded observations.
+            t: the index of the step in the fragment.
+            envs: `[K]`, the indices of the environments whose episodes ended.
+            observations: the K encoded last observations of these episodes.
         """
         self._final_rows += (t * self.valid.shape[1] + envs).tolist()
         self._final_obs += observations
 
     def mark_resets(self, steps: int, resets: np.ndarray) -> np.ndarray:
-        """Marks the rows that only reset, in next-step mode: those after an end. They are not
-        `valid`, and have no reward. Once per fragment, which costs less than in each step.
+        """Marks reset rows, in next-step mode. A reset row follows the end of an episode, and its
+        step only resets the environment. Its `valid` becomes False and its reward 0.
+
+        The sampler calls this once per fragment, because this is faster than once per step.
 
         Args:
-            steps: number of sampled steps.
-            resets: `[N]` bool, environments that the first step resets.
+            steps: the number of sampled steps.
+            resets: `[N]` bool, True for the environments that the first step resets.
 
         Returns:
-            `[N]` bool, environments that the first step of the next fragment resets.
+            `[N]` bool, True for the environments that the first step of the next fragment resets.
         """
         ended = self.terminated[:steps] | self.truncated[:steps]
         resetting = np.concatenate([resets[None], ended[:-1]])
@@ -91,13 +95,14 @@ class FragmentColumns:
         return ended[-1]
 
     def discard_lost(self) -> None:
-        """Marks the rows of environments that raised: no transition, and the end of an episode."""
+        """Marks the rows in which an environment raised. These rows hold no transition, and their
+        episode ends there: `valid` becomes False and `truncated` True."""
         for t, lost in self.lost.items():
             self.valid[t] &= ~lost
             self.truncated[t] |= lost
 
     def columns(self, steps: int) -> dict[str, np.ndarray]:
-        """The columns of a `SampleBatch`, of the first `steps` steps."""
+        """Returns the columns for a `SampleBatch` of the first `steps` steps."""
         return {
             "actions": self.actions[:steps],
             "rewards": self.rewards[:steps],
@@ -108,8 +113,8 @@ class FragmentColumns:
         }
 
     def successors(self) -> dict[str, Any]:
-        """The arguments of a `SampleBatch` that hold the last observations of episodes: rows
-        `[K]` (step times N plus environment) and observations `[K, ...]`."""
+        """Returns the last observations of episodes as the arguments `successor_index` `[K]` and
+        `successor_obs` `[K, ...]` of a `SampleBatch`. The index of a row is `t * N + n`."""
         empty = np.empty((0, *self.all_obs.shape[2:]), dtype=self.all_obs.dtype)
         return {
             "successor_index": np.array(self._final_rows, dtype=np.int64),

@@ -10,35 +10,38 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
 
 _no_warnings = np.errstate(all="ignore")
-#: The square of a larger number is infinite in float32.
+#: In float32, the squares of numbers that are much larger than this number are infinite.
 _LARGEST = 1e18
 
 
 @_no_warnings
 def all_finite(array: np.ndarray) -> bool:
-    """Whether every number of an array is finite. Integers and booleans are."""
+    """Returns whether all numbers of an array are finite, which is always true for integers."""
     return _all_finite(array)
 
 
 def _all_finite(array: np.ndarray) -> bool:
     if array.dtype.kind != "f":
         return True
-    # The sum needs one pass and no temporary array. If finite numbers overflow in it, check each.
+    # The sum needs one pass and no temporary array. If the sum is not finite, finite numbers may
+    # have overflowed, so each number is checked.
     return math.isfinite(array.sum()) or bool(np.isfinite(array).all())
 
 
 @_no_warnings
 def find_non_finite(batch: SampleBatch) -> tuple[str, np.ndarray]:
-    """Finds values in a postprocessed batch that are not finite, or whose square is not.
+    """Finds non-finite values in a postprocessed batch. Advantages and value targets whose square
+    is not finite also count as non-finite.
 
     Returns:
-        a description of the first such number, empty if all are finite. And `[N]` bool: the
-        environments whose columns are not finite.
+        a description of the first non-finite value, and an array `[N]` bool, which is True for each
+        environment with non-finite values. The description is empty if all values are finite.
     """
     envs = np.zeros(batch.shape[1], dtype=bool)
     problem = ""
     sources = {"reward": batch["rewards"], "observation": batch.all_obs}
-    # Not every policy adds these. Losses square them, so that finite rewards can be too large.
+    # Not every policy adds advantages and value targets. Losses square them, so they can be too
+    # large even if all rewards are finite.
     if "advantages" in batch:
         sources["advantage"] = _infinite_where_square_is(batch["advantages"])
         targets = batch["value_targets"] * batch["valid"]
@@ -60,7 +63,8 @@ def find_non_finite(batch: SampleBatch) -> tuple[str, np.ndarray]:
 
 
 def non_finite_gradient(gradients: Gradients) -> str:
-    """A description of a gradient that is not finite. Empty if it is finite."""
+    """Returns a description of the non-finite numbers in a gradient. Returns an empty string if all
+    numbers are finite."""
     if all_finite(gradients.flat):
         return ""
     count = np.count_nonzero(~np.isfinite(gradients.flat))

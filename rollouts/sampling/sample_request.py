@@ -1,4 +1,5 @@
-"""How a fragment is sampled: `SampleRequest`, and `action_chooser`, which chooses its actions."""
+"""`SampleRequest` says how a fragment is sampled. `action_chooser` makes the function that chooses
+the actions of the fragment."""
 
 from __future__ import annotations
 
@@ -9,22 +10,24 @@ import numpy as np
 
 from polopt.policies.acting_policy import ActingPolicy
 
-#: How actions are chosen from the policy's distribution. Names of TorchRL's ExplorationType.
-#: `random` samples, `mode` and `deterministic` use the most likely action, `mean` the mean.
+#: How actions are chosen from the policy's distribution, with the names of TorchRL's
+#: `ExplorationType`. `random` samples an action. `mode` and `deterministic` choose the most likely
+#: action. `mean` chooses the mean of the distribution.
 Exploration = Literal["random", "mode", "mean", "deterministic"]
 
 
 class SampleRequest(NamedTuple):
-    """Request for one fragment.
+    """A request for one fragment.
 
     Attributes:
-        steps: T. None: `rollout_fragment_length` of the worker's config.
-        frames: environment steps to sample at least: rows lost to next-step resets are made up
-            for with further steps. None: T steps, without a minimum.
+        steps: the number T of steps. `None` means `rollout_fragment_length` of the worker's config.
+        frames: the minimum number of environment steps in the fragment. Reset rows of next-step
+            mode are not environment steps, so the fragment may need more than T steps. `None` means
+            that the fragment has T steps, whatever the number of environment steps.
         exploration: see `Exploration`.
-        uniform: actions are uniform over the action space, or over what a mask allows. The policy
-            is not used.
-        reset_first: all environments begin new episodes.
+        uniform: whether to ignore the policy and draw actions uniformly from the action space, or
+            from the actions that a mask allows.
+        reset_first: whether all environments begin new episodes first.
     """
 
     steps: int | None = None
@@ -34,8 +37,8 @@ class SampleRequest(NamedTuple):
     reset_first: bool = False
 
 
-#: `(t, observations [N, ...], memory [N, S]) -> (distribution parameters [N, P], actions [N, ...],
-#: memory [N, S])`.
+#: A function `(t, observations [N, ...], memory [N, S]) -> (distribution parameters [N, P],
+#: actions [N, ...], memory [N, S])`.
 ActionChooser = Callable[[int, np.ndarray, np.ndarray], tuple[Any, np.ndarray, np.ndarray]]
 
 
@@ -46,16 +49,18 @@ def action_chooser(
     uniform: bool,
     shape: tuple[int, int],
 ) -> ActionChooser:
-    """A function that chooses the actions of one fragment. Draws all random numbers of the fragment
-    at once: one call per fragment is cheaper than one per step.
+    """Returns a function that chooses the actions of one fragment.
+
+    Where possible, all random numbers of the fragment are drawn at once, because one call per
+    fragment is faster than one call per step.
 
     Args:
-        policy: computes the parameters of the action distribution.
-        rng: generator of the action noise.
-        explore: see `Exploration`. True is `random`, False is `mode`.
-        uniform: ignore the policy. Actions are uniform over the action space, or over what a mask
-            allows.
-        shape: T and N.
+        policy: the policy that computes the parameters of the action distribution.
+        rng: the generator of the action noise.
+        explore: see `Exploration`. True means `random`, and False means `mode`.
+        uniform: whether to ignore the policy and draw actions uniformly from the action space, or
+            from the actions that a mask allows.
+        shape: `(T, N)`, the shape of the fragment.
     """
     dist = policy.dist
     mask = policy.mask

@@ -34,40 +34,44 @@ from polopt.rollouts.sampling.seeds import Seeds
 
 
 class VectorSampler:
-    """Samples fragments `[T, N]` and records episode ends exactly in every autoreset mode of
+    """Samples fragments `[T, N]`, and records episode ends exactly in every autoreset mode of
     Gymnasium:
 
-    - *next-step*: the row after an end only resets the environment, and is marked not `valid`. It
-      starts from the last observation of the episode, and in this way stores it as well.
-    - *same-step*: the last observation is taken from `infos["final_obs"]` and stored as the
-      successor of the row that ended.
-    - *disabled*: the sampler itself resets the environments whose episodes ended. The last
-      observation is stored as a successor here, too.
+    - *next-step*: the step after the end of an episode only resets the environment. The row of this
+      step is called a reset row, and is not `valid`. Its observation is the last observation of the
+      episode.
+    - *same-step*: the sampler reads the last observation from `infos["final_obs"]`, and stores it
+      as the successor of the row in which the episode ended.
+    - *disabled*: the sampler resets the environments whose episodes ended. It stores the last
+      observation as the successor of the row in which the episode ended.
 
     The policy's memory is 0 at the first observation of each episode. In next-step mode, the policy
-    also reads the last observation of the episode, in the row that only resets.
+    also reads the last observation of each episode, in the reset row.
 
     If an environment raises an exception (see `FaultTolerantEnv`), its current episode is
-    discarded, and at most one row is lost, which is not `valid`. The row before bootstraps from its
-    next observation. If the environment has a vector implementation of its own, an exception
-    discards the episodes of all N environments.
+    discarded. At most one row is lost, and this row is not `valid`. The row before the lost row
+    bootstraps from its next observation. If the environment has its own vector implementation, an
+    exception discards the episodes of all N environments.
 
     Args:
         env: a vector of N environments. The sampler closes it.
-        policy: chooses actions. Its encoder converts observations to arrays.
-        fragment_length: T.
-        seeds: seeds of the environments and of the action noise.
-        faults: handles exceptions of the vector environment. None: they propagate.
+        policy: the policy that chooses actions. Its encoder converts observations to arrays.
+        fragment_length: the number T of steps in one fragment.
+        seeds: the seeds of the environments and of the action noise.
+        faults: handles exceptions of the vector environment. `None` means that the exceptions
+            propagate.
 
     Attributes:
-        stop_after: called before each step. Returns the number of steps, at least 1, after which
-            the fragment ends early, or None if it does not end early.
-        ended: a list to which episodes are added when they end, by time and then by environment.
-            None: episodes are not kept.
-        steps: receives each step of each environment. None: the steps are not passed on.
+        stop_after: a function that is called before each step. It returns the number of steps, at
+            least 1, after which the fragment ends early. It returns None if the fragment does not
+            end early.
+        ended: a list to which the sampler adds the episodes that end, ordered by step and then by
+            environment. `None` means that the sampler does not keep episodes.
+        steps: an object that receives each step of each environment. `None` means that no object
+            receives the steps.
 
     Raises:
-        EnvironmentFailedError: the environment cannot be reset.
+        EnvironmentFailedError: if the environment cannot be reset.
     """
 
     def __init__(
@@ -86,13 +90,13 @@ class VectorSampler:
         self.stop_after: Callable[[], int | None] = lambda: None
         self.ended: list[Episode] | None = None
         self.steps: EpisodeSteps | None = None
-        self._strict = True  # the user's program may have told NumPy to raise exceptions
+        self._strict = True  # whether the user's `np.seterr` settings may raise exceptions
         self.faults = faults or SamplerFaults()
         self.faults.mask = policy.mask
         self.restart(seeds)
 
     def restart(self, seeds: Seeds) -> None:
-        """Starts new episodes and new random numbers. Discards the current episodes."""
+        """Starts new episodes with new seeds. Discards the current episodes."""
         self._rng = np.random.default_rng(seeds.actions)
         self._seeds = seeds
         self._place = (int(seeds.actions.generate_state(1, np.uint64)[0]), 0)
@@ -102,7 +106,8 @@ class VectorSampler:
         """Starts new episodes in all environments. Discards the current episodes.
 
         Args:
-            seeds: `[N]`, one seed for each environment. None: their generators continue.
+            seeds: `[N]`, one seed for each environment. `None` means that the random generators of
+                the environments continue without a new seed.
         """
         given: Any = None if seeds is None else seed_argument(self.env, seeds)
         if seeds is not None:
@@ -132,17 +137,19 @@ class VectorSampler:
         """Samples one fragment of `fragment_length` steps, or fewer if it is stopped early.
 
         Args:
-            explore: how actions are chosen. True is `random`, False is `mode`.
-            steps: T, instead of `fragment_length`.
-            uniform: ignore the policy, and draw actions uniformly from the action space, or from
-                the actions that a mask allows. `action_dist_inputs` are then 0. With a mask,
-                they are the parameters of the uniform distribution over allowed actions.
+            explore: how actions are chosen. True means `random`, and False means `mode`.
+            steps: the number T of steps. `None` means `fragment_length`.
+            uniform: whether to ignore the policy and draw actions uniformly from the action space,
+                or from the actions that a mask allows. Without a mask, `action_dist_inputs` are
+                then 0. With a mask, `action_dist_inputs` are the parameters of the uniform
+                distribution over the allowed actions.
 
         Returns:
-            `[T, N]`, with the columns that `SampleBatch` lists as made by sampling.
+            a batch `[T, N]` with the columns of `SampleBatch` that exist before
+            `Policy.postprocess`.
 
         Raises:
-            EnvironmentFailedError: an environment fails repeatedly or breaks Gymnasium's API.
+            EnvironmentFailedError: if an environment fails repeatedly or breaks Gymnasium's API.
         """
         length, envs = steps or self.fragment_length, self.env.num_envs
         self._strict = not {"ignore", "warn"}.issuperset(np.geterr().values())
@@ -193,15 +200,17 @@ class VectorSampler:
         return batch
 
     def _step(self, t: int, rows: FragmentColumns, choose: ActionChooser) -> Any:
-        """Steps all environments once. Records row `t` and the observations after it. Returns these
-        observations in the form in which the environment returned them."""
+        """Steps all environments once, and records row `t` and the next observations. Returns the
+        next observations before encoding."""
         rewards, terminated, truncated = rows.rewards, rows.terminated, rows.truncated
-        # `np.seterr` of a user's program is meant for the environments alone. It is undone only if
-        # it asks for exceptions, because undoing it takes as long as a step of a small environment.
+        # The user's `np.seterr` settings should affect only the environments. Replacing them takes
+        # as long as a step of a small environment, so this is done only if they may raise.
         choose_here = _quietly(self._choose) if self._strict else self._choose
         actions = choose_here(t, rows, choose)
         ended: Any = ()
-        try:  # only code of environments: an exception counts as theirs, and ends their episodes
+        # This block runs only code of environments. An exception in it is therefore a fault of the
+        # environments, and ends their episodes.
+        try:
             raw, given, terminated[t], truncated[t], infos = self.env.step(actions)
             if self._strict:
                 _copy_into(rewards[t], given)
@@ -227,7 +236,8 @@ class VectorSampler:
             rows.lost[t] = self.faults.note(infos)
         if self.steps is not None:
             self._tell(t, rows, infos, self.steps)
-        # Integers out of range break encoding. Other observations are checked once per fragment.
+        # Integers outside of their range would break the encoding, so these are checked in each
+        # step. Other observations are checked once per fragment.
         if self._checks_each_step:
             self.faults.check(self.env, raw)
         rows.all_obs[t + 1] = self.policy.encoder.encode(raw)
@@ -242,8 +252,8 @@ class VectorSampler:
         return self.policy.dist.to_env(actions)
 
     def _begins(self, t: int, rows: FragmentColumns) -> np.ndarray:
-        """`[N]` bool. True if row `t` begins an episode. `t` is 1 or larger. `gae.episode_starts`
-        computes the same for a batch."""
+        """Returns `[N]` bool, True for each environment in which row `t` begins an episode. `t` is
+        at least 1. `gae.episode_starts` computes the same array for a whole batch."""
         if not self._next_step:
             begins = rows.terminated[t - 1] | rows.truncated[t - 1]
         elif t == 1:
@@ -261,13 +271,14 @@ class VectorSampler:
         """Handles episodes that ended, in the modes same-step and disabled.
 
         Args:
-            ended: `[K]`, indices of the environments whose episodes ended.
-            raw: observations of the step, as the environment returned them.
-            infos: infos of the step.
+            ended: `[K]`, the indices of the environments whose episodes ended.
+            raw: the observations of the step, as the environment returned them.
+            infos: the infos of the step.
 
         Returns:
-            the K last observations of these episodes, and the observations of all environments. For
-            these K, they are the first ones of their next episodes.
+            the K last observations of the ended episodes, and the current observations of all
+            environments. In the K environments, the current observation is the first observation of
+            the next episode.
         """
         if self._mode == AutoresetMode.SAME_STEP:
             encode_one = self.policy.encoder.encode_one
@@ -282,8 +293,8 @@ class VectorSampler:
     def _tell(
         self, t: int, rows: FragmentColumns, infos: Mapping[str, Any], steps: EpisodeSteps
     ) -> None:
-        """Passes step `t` of each environment on to `steps`. Leaves out rows that only reset,
-        because they do not belong to an episode."""
+        """Adds step `t` of each environment to `steps`. Skips reset rows, because they do not
+        belong to an episode."""
         terminated, done = rows.terminated[t], rows.terminated[t] | rows.truncated[t]
         lost = np.broadcast_to(rows.lost.get(t, np.False_), done.shape)
         resets = np.zeros_like(done)
@@ -300,12 +311,12 @@ class VectorSampler:
                 steps.add(t, n, reward, bool(terminated[n]), bool(done[n]), info)
 
     def _info(self, infos: Mapping[str, Any], n: int, is_last: bool) -> dict[str, Any]:
-        """The infos of one step of an environment.
+        """Returns the info of one step of environment `n`.
 
         Args:
-            infos: infos of the step of all environments.
-            n: index of the environment.
-            is_last: True if the step ended the episode.
+            infos: the infos of all environments in this step.
+            n: the index of the environment.
+            is_last: whether the step ended the episode.
         """
         if is_last and self._mode == AutoresetMode.SAME_STEP:
             infos = infos.get("final_info", {})
@@ -314,8 +325,8 @@ class VectorSampler:
         if INFO_KEY in infos:
             found: dict[str, Any] = infos[INFO_KEY][n].info
             return found
-        # An environment's own vector implementation returns arrays [N, ...] by name. For an array
-        # "x", it may also return "_x", [N] bool: which environments have a value.
+        # An environment's own vector implementation returns a dict of arrays [N, ...]. For an array
+        # "x", it may also return "_x" [N] bool, which is True for the environments with a value.
         kept = {}
         for key, values in infos.items():
             if not isinstance(key, str) or key.startswith("_"):
@@ -332,8 +343,8 @@ class VectorSampler:
         """Starts new episodes in some environments. Their current episodes are discarded.
 
         Args:
-            envs: `[N]` bool, the environments to reset. If a vector implementation can only reset
-                all environments together, all are reset.
+            envs: `[N]` bool, True for the environments to reset. If the vector can only reset all
+                environments together, all environments are reset.
         """
         try:
             if has_sub_envs(self.env) or self._mode == AutoresetMode.DISABLED:
@@ -355,12 +366,14 @@ class VectorSampler:
         self._leave_gap()
 
     def _leave_gap(self) -> None:
-        """Notes that the next fragment does not continue the last one."""
+        """Changes the place of the next fragment, so that it does not count as the continuation of
+        the last fragment."""
         self._place = (self._place[0], self._place[1] + 1)
 
     def get_state(self) -> dict[str, Any] | None:
-        """The state of the environments (see `polopt.rollouts.envs.env_state`), of the current
-        episodes and of the random generator. None if the environments cannot return their state."""
+        """Returns the state of the environments (see `polopt.rollouts.envs.env_state`), of the
+        current episodes, and of the random generator. Returns None if the environments cannot
+        return their state."""
         env_state = get_env_state(self.env)
         if env_state is None:
             return None
@@ -376,8 +389,8 @@ class VectorSampler:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned. If the environments cannot restore their state, all
-        of them begin new episodes."""
+        """Restores a state that `get_state` returned. If the environments cannot restore their
+        state, all environments begin new episodes."""
         if not set_env_state(self.env, state["env"]):
             self.reset()
             return
@@ -392,11 +405,11 @@ class VectorSampler:
         self._place = (int(stream), int(step))
 
     def get_statistics(self) -> dict[str, Any]:
-        """Running statistics of the environments' wrappers. See `get_env_statistics`."""
+        """Returns the running statistics of the wrappers. See `get_env_statistics`."""
         return get_env_statistics(self.env)
 
     def set_statistics(self, saved: dict[str, Any]) -> None:
-        """Restores what `get_statistics` returned."""
+        """Restores statistics that `get_statistics` returned."""
         set_env_statistics(self.env, saved)
 
     def close(self) -> None:
@@ -407,6 +420,6 @@ class VectorSampler:
 _quietly = np.errstate(all="ignore")
 
 
-@_quietly  # float64 may not fit float32
+@_quietly  # a float64 reward may overflow in float32
 def _copy_into(row: np.ndarray, values: Any) -> None:
     row[:] = values

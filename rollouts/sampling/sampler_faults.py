@@ -26,17 +26,20 @@ _Vector = VectorEnv[Any, Any, Any]
 
 
 class SamplerFaults:
-    """Faults of one sampler's environments since the last fragment.
+    """Collects the faults of one sampler's environments, and replaces its vector environment when
+    the vector raises.
 
     Args:
-        remake: makes a new vector environment. None: exceptions of the vector propagate.
-        max_failures: consecutive exceptions of the vector environment as a whole, without a
-            successful step in between, that end in an error.
-        place: name of the vector environment in errors.
+        remake: a function that makes a new vector environment. `None` means that exceptions of the
+            vector propagate.
+        max_failures: the number of consecutive exceptions of the whole vector environment, without
+            a successful step between them, at which an error is raised.
+        place: the name of the vector environment in error messages.
 
     Attributes:
-        step: steps sampled before the current fragment.
-        mask: where observations say which actions are allowed. None: they do not.
+        step: the number of steps sampled before the current fragment.
+        mask: checks the action masks in the observations. `None` means that the observations
+            contain no action masks.
     """
 
     def __init__(
@@ -56,13 +59,14 @@ class SamplerFaults:
         self._faults = NO_FAULTS
 
     def note(self, infos: Mapping[str, Any]) -> np.ndarray:
-        """Adds the faults in the infos of a step or a reset.
+        """Adds the faults that are in the infos of a step or a reset.
 
         Returns:
-            `[N]` bool, or `[1]` if no step was lost: environments whose step was lost.
+            `[N]` bool, True for each environment whose step was lost. If the infos hold no faults,
+            the result is `[1]` and False.
         """
         reported = infos.get(FAULT_KEY)
-        # An environment's own vector implementation may use the key for something else.
+        # A vector implementation of an environment may use this key for another purpose.
         if not isinstance(reported, np.ndarray) or reported.dtype != object:
             return np.zeros(1, dtype=bool)
         lost = np.zeros(len(reported), dtype=bool)
@@ -74,7 +78,7 @@ class SamplerFaults:
         return lost
 
     def take(self) -> DataFaults:
-        """Returns the faults since the last call."""
+        """Returns the faults since the last call of `take`."""
         taken, self._faults = self._faults, NO_FAULTS
         return taken
 
@@ -84,18 +88,19 @@ class SamplerFaults:
         """Replaces a vector environment that has raised.
 
         Args:
-            env: that raised. It is closed.
-            error: that it raised.
-            seeds: of that vector. The new one gets others that follow from them.
-            step: of the current fragment.
+            env: the vector environment that raised. This method closes it.
+            error: the exception that the vector raised.
+            seeds: the seeds of the worker. The seeds of the new vector are derived from these
+                seeds, but differ from them.
+            step: the index of the step in the current fragment.
 
         Returns:
-            the new vector, its first observations, and infos that report a lost step of each
+            the new vector, its first observations, and infos that report a lost step for each
             environment.
 
         Raises:
-            EnvironmentFailedError: too many exceptions. Of the vector, or of one of its
-                environments.
+            EnvironmentFailedError: if the vector or one of its environments raised too many
+                exceptions.
         """
         if self._remake is None or isinstance(error, EnvironmentFailedError):
             raise error
@@ -113,18 +118,20 @@ class SamplerFaults:
             except Exception as another:
                 error = another
                 continue
-            # One exception, which cost every environment its step.
+            # The number of exceptions is reported only for the first environment, but every
+            # environment has lost its step.
             array = np.full(env.num_envs, None, dtype=object)
             for index in range(env.num_envs):
                 array[index] = EnvFault(True, failures if index == 0 else 0, trace)
             return env, obs, {**infos, FAULT_KEY: array}
 
     def check(self, env: _Vector, obs: Any) -> None:
-        """Checks a batch of observations of an environment's own vector implementation. For a
-        `SyncVectorEnv` or `AsyncVectorEnv`, `FaultTolerantEnv` checks observations one by one.
+        """Checks a batch of observations from an environment's own vector implementation. For a
+        `SyncVectorEnv` or `AsyncVectorEnv`, this method does nothing, because `FaultTolerantEnv`
+        checks each observation.
 
         Raises:
-            EnvironmentAPIError: the batch is not in the observation space.
+            EnvironmentAPIError: if the batch does not match the observation space.
         """
         if has_sub_envs(env):
             return
@@ -136,11 +143,17 @@ class SamplerFaults:
             ) from None
 
     def check_masks(self, env: _Vector, obs: Any, needed: np.ndarray | bool = True) -> None:
-        """Checks the action masks of a batch of observations of an environment's own vector
-        implementation. See `check` and `ActionMask.check`.
+        """Checks the action masks in a batch of observations from an environment's own vector
+        implementation.
+
+        Args:
+            env: the vector environment. See `check`.
+            obs: the batch of observations.
+            needed: see `ActionMask.check`.
 
         Raises:
-            ValueError: a mask is wrong, which is a fault of the environment.
+            ValueError: if a mask is wrong. The caller handles this error as a fault of the
+                environment.
         """
         if self.mask is not None and not has_sub_envs(env):
             self.mask.check(np.asarray(obs[MASK_KEY]), needed)
@@ -165,10 +178,12 @@ class SamplerFaults:
 
 
 def has_sub_envs(env: _Vector) -> bool:
-    """Whether the vector takes a seed for each of its environments, and can reset some alone."""
+    """Returns whether the vector accepts one seed for each environment, and can reset some of its
+    environments without the others."""
     return isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
 
 
 def seed_argument(env: _Vector, seeds: list[int]) -> Any:
-    """The `seed` of the vector's `reset`: one for each environment, or one for all."""
+    """Returns the argument `seed` for the vector's `reset`: a list with one seed for each
+    environment, or a single seed if the vector accepts only one."""
     return seeds if has_sub_envs(env) else seeds[0]

@@ -1,4 +1,4 @@
-"""`WholeEpisodes`: plays a number of whole episodes of each environment, for evaluation."""
+"""`WholeEpisodes`: plays whole episodes for evaluation."""
 
 from __future__ import annotations
 
@@ -7,31 +7,33 @@ from polopt.common.episodes import Episode
 from polopt.rollouts.sampling.non_finite import find_non_finite
 from polopt.rollouts.sampling.sampler import VectorSampler
 
-#: Steps of one fragment at most: the last one goes on after the last episode has ended.
+#: The maximum number of steps in one fragment. Short fragments save time, because the last fragment
+#: continues after the last episode has ended.
 _MOST_STEPS = 64
 
 
 def shares(total: int, parts: int) -> list[int]:
-    """Divides `total` into `parts` numbers that differ by 1 at most, the larger ones first."""
+    """Divides `total` into `parts` numbers that differ by at most 1, the larger numbers first."""
     return [total // parts + (part < total % parts) for part in range(parts)]
 
 
 class WholeEpisodes:
-    """Plays whole episodes with a sampler whose environments have just begun new ones.
+    """Plays K whole episodes with a sampler. The environments of the sampler must be at the start
+    of an episode.
 
-    How many episodes each environment plays is fixed in advance. The first K episodes to end would
-    give a biased mean: short episodes end first, and their returns may be lower or higher than the
-    returns of long episodes. Episodes that an environment plays beyond its number are not used.
-    Episodes with an exception of the environment, or with values that are not finite, are played
-    again.
+    The number of episodes for each environment is fixed in advance. The first K episodes that end
+    would give a biased mean: short episodes end first, and their returns may be lower or higher
+    than the returns of long episodes. If an environment plays more episodes than its number, the
+    additional episodes are not used. If an environment raises or a value is not finite, the episode
+    is discarded and another episode is played.
 
     Args:
-        sampler: its policy acts.
-        num_episodes: K, of all environments together.
-        explore: sample actions. False takes the mode of the policy's distribution.
+        sampler: the sampler, whose policy chooses the actions.
+        num_episodes: the number K of episodes of all environments together.
+        explore: whether to sample actions. If False, the most likely actions are used.
 
     Attributes:
-        episodes: those played so far.
+        episodes: the episodes that have been played so far.
     """
 
     def __init__(self, sampler: VectorSampler, num_episodes: int, explore: bool = False) -> None:
@@ -42,14 +44,14 @@ class WholeEpisodes:
 
     @property
     def done(self) -> bool:
-        """Whether all episodes are played."""
+        """Whether all episodes have been played."""
         return not any(self._left)
 
     def play(self) -> DataFaults:
-        """Plays one fragment of the sampler.
+        """Samples one fragment, and adds the episodes that end in it.
 
         Returns:
-            exceptions of environments in it, and what was not finite.
+            the exceptions of environments in the fragment, and a description of non-finite values.
 
         Raises:
             EnvironmentFailedError: see `VectorSampler.sample`.

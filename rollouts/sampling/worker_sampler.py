@@ -1,4 +1,4 @@
-"""A worker's sampler: how it is made, the fragments that a request asks for, and their check."""
+"""Makes a worker's sampler, samples the fragments that are requested, and checks their values."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ def make_sampler(
     index_offset: int = 0,
     in_evaluation: bool = False,
 ) -> tuple[VectorSampler | None, EnvironmentFailedError | None]:
-    """Makes the sampler of the worker with this index. Returns the error if that fails.
+    """Makes the sampler of a worker. Returns the sampler and None, or None and the error.
 
-    The caller raises the error when samples are requested. If it were raised here, in an actor's
-    constructor, Ray would report the death of the actor instead.
+    The worker raises the error when samples are requested. If this function raised the error in the
+    constructor of an actor, Ray would only report that the actor died.
 
     Args:
-        rollout: options of sampling.
-        env: result of `resolve_env`.
-        spaces: observation space and action space of the policy.
-        index: index of the worker.
-        policy: chooses the actions.
-        seeds: seeds of the environments and of the action noise.
+        rollout: the options of sampling.
+        env: a result of `resolve_env`.
+        spaces: the observation space and the action space of the policy.
+        index: the index of the worker.
+        policy: the policy that chooses the actions.
+        seeds: the seeds of the environments and of the action noise.
         fast: see `make_vector_env`.
         keep_infos: see `FaultTolerantEnv`.
         index_offset: see `make_vector_env`.
         in_evaluation: see `make_vector_env`.
 
     Raises:
-        ConfigError: the environment does not have the chosen mode.
+        ConfigError: if the environment does not support an option.
     """
     remake = functools.partial(
         make_vector_env,
@@ -92,8 +92,9 @@ def make_sampler(
 
 
 def _check_spaces(env: Any, spaces: tuple[Space[Any], Space[Any]], place: str) -> None:
-    """Raises `EnvironmentAPIError` if the policy is not made for the environment's spaces. They may
-    depend on the worker: an environment gets the worker's index."""
+    """Raises `EnvironmentAPIError` if the policy does not fit the spaces of the environment. The
+    policy was made for the spaces of one environment. The spaces of another environment may differ,
+    because they may depend on the index of the worker."""
     for name, space, expected in (
         ("observation", env.single_observation_space, spaces[0]),
         ("action", env.single_action_space, spaces[1]),
@@ -106,8 +107,9 @@ def _check_spaces(env: Any, spaces: tuple[Space[Any], Space[Any]], place: str) -
 
 
 def sample_frames(sampler: VectorSampler, request: SampleRequest) -> SampleBatch:
-    """Samples the steps that are requested, and further ones while rows that only reset leave fewer
-    frames than requested. A fragment that stops early may have fewer."""
+    """Samples the requested steps. Reset rows do not count as frames, so further steps are sampled
+    until the fragment has the requested number of frames. If the fragment is stopped early, it may
+    have fewer frames."""
     steps = request.steps or sampler.fragment_length
     batch = sampler.sample(request.exploration, steps, request.uniform)
     stopped = batch.shape[0] < steps
@@ -122,8 +124,16 @@ def sample_frames(sampler: VectorSampler, request: SampleRequest) -> SampleBatch
 
 
 def join_in_time(first: SampleBatch, second: SampleBatch) -> SampleBatch:
-    """`[T1 + T2, N]` from `first` `[T1, N]` and `second` `[T2, N]`, sampled right after it by the
-    same sampler and weights, neither postprocessed."""
+    """Joins two consecutive fragments of the same sampler along time. The same weights must have
+    sampled both fragments, and neither fragment may be postprocessed yet.
+
+    Args:
+        first: a fragment `[T1, N]`.
+        second: the fragment `[T2, N]` that was sampled directly after `first`.
+
+    Returns:
+        a fragment `[T1 + T2, N]`.
+    """
     offset = first.shape[0] * first.shape[1]
     return SampleBatch(
         all_obs=np.concatenate([first.all_obs, second.all_obs[1:]]),
@@ -143,17 +153,18 @@ def join_in_time(first: SampleBatch, second: SampleBatch) -> SampleBatch:
 
 
 def mark_non_finite(batch: SampleBatch, sampler: VectorSampler, env: str) -> SampleBatch:
-    """Marks a batch that holds non-finite values. Resets the environments in which they arose,
-    because a policy that gets NaN returns NaN.
+    """Checks a batch for non-finite values, and returns the batch. If there are non-finite values,
+    describes them in `batch.faults`, and resets the environments in which they occurred. Without a
+    reset, the policy would return NaN for an observation that contains NaN.
 
     Args:
-        batch: the postprocessed batch. It is changed in place.
-        sampler: the sampler that made it.
-        env: name of the environment, for errors.
+        batch: the postprocessed batch, which is changed in place.
+        sampler: the sampler that sampled the batch.
+        env: the name of the environment, for error messages.
     """
     problem, envs = find_non_finite(batch)
     if not (problem or batch.moments is None or batch.moments.is_finite):
-        problem = "squares of its observations are not finite"
+        problem = "the squares of its observations are not finite"
     if problem:
         source = f"environment {env!r} of worker {batch.worker_index}: {problem}"
         batch.faults = batch.faults._replace(non_finite=source)

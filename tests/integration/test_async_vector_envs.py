@@ -1,4 +1,4 @@
-"""Environments in processes of their own (`vectorization_mode: async`)."""
+"""Environments that each run in their own process (`vectorization_mode: async`)."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def test_episode_ends_of_env_processes_are_exact(mode: str) -> None:
         sampler.close()
 
 
-# An environment's process collects garbage. The garbage of the driver holds an actor's handle.
+# A script in which the driver's garbage contains the handle of an actor, and in which the process
+# of an environment collects garbage.
 COLLECTS_GARBAGE = """
 import gc
 import gymnasium, ray

@@ -1,4 +1,5 @@
-"""`Collector` with processes: kills, slow ones, joining and leaving, resources, clusters."""
+"""`Collector` with worker processes: killed workers, slow workers, added and removed workers,
+resources, and clusters."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("ray_session")
 
 @pytest.fixture
 def made() -> Iterator[Any]:
-    """Makes collectors that are shut down with the test."""
+    """Returns a function that makes Collectors. The Collectors are shut down after the test."""
     collectors: list[Collector] = []
 
     def make(env: Any = Drift, policy: Any = "a2c", **options: Any) -> Collector:
@@ -50,7 +51,8 @@ def made() -> Iterator[Any]:
 
 @pytest.fixture
 def over(worker_pool: Any) -> Iterator[Any]:
-    """Makes collectors over two workers of the pool, which need not be started for each test."""
+    """Returns a function that makes Collectors over two workers of the pool. The tests share these
+    workers, so that they do not start for each test."""
     collectors: list[Collector] = []
 
     def make(env: Any = Drift, seed: int = 0, rollout: Any = None, **options: Any) -> Collector:
@@ -98,8 +100,8 @@ def test_failing_envs_are_replaced_up_to_the_limit(over: Any, made: Any) -> None
 
 
 def ages(collector: Collector, batches: int) -> list[int]:
-    """For each step of each environment: how many batches old the weights were that acted, with
-    one update after each batch. The clock in the observations says when each step ended."""
+    """Makes one update after each batch, and returns the lag of the weights, in batches, for each
+    step of each environment. The clock in the observations says when each step ended."""
     start = collector.policy.version
     handed_s: list[float] = []
     found = []
@@ -138,9 +140,10 @@ def test_collectors_join_and_leave_while_iterating(made: Any) -> None:
     update(collector)
     added = collector.add_collectors(num_envs=3)
     assert added == [3]
-    next(collector)  # was under way
+    next(collector)  # this batch was requested before the new worker was added
     batch = next(collector)
-    assert batch.shape == (4, 7)  # 20 frames over three. The new one has three environments
+    # 20 frames over three workers are 7 per worker. The new worker has three environments.
+    assert batch.shape == (4, 7)
     pids = {pid_of(worker) for worker in collector.workers.remote}
     assert len(pids) == 3
     collector.remove_collectors([1])
@@ -151,7 +154,7 @@ def test_collectors_join_and_leave_while_iterating(made: Any) -> None:
         collector.remove_collectors([1])
     with pytest.raises(ConfigError, match="spaces"):
         collector.add_collectors(Reach)
-    collector.remove_collectors([2, 3])  # what was on its way is lost
+    collector.remove_collectors([2, 3])  # their pending fragments are lost
     with pytest.raises(RuntimeError, match="no collectors left"):
         next(collector)
     assert collector.add_collectors(num_collectors=1) == [4]
@@ -209,7 +212,7 @@ def test_seeds_and_state_with_processes(over: Any) -> None:
     seeded = next(one)
     state = one.state_dict()
     assert set(state["collectors"]) == {"0", "1", "2"}
-    next(one)  # was under way, and is part of the state
+    next(one)  # this batch was pending when the state was taken
     expected = next(one)
     one.shutdown()
     two = over(sync=True, seed=2, broadcast_interval=1)
@@ -264,8 +267,9 @@ def run_alone(program: str, **env: str) -> None:
 
 
 def test_without_a_cluster_one_is_started_and_ended(ray_session: None) -> None:
-    # Another program's cluster is running, but Ray's folder, where Ray looks for clusters to share,
-    # is empty. Its name is short because it holds Unix sockets.
+    # A cluster of another program is running. Ray looks for running clusters in its folder, and
+    # this test gives Ray an empty folder. The name of the folder is short, because the folder holds
+    # Unix sockets, whose paths must be short.
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:
         run_alone(START, RAY_TMPDIR=folder)
 

@@ -1,4 +1,4 @@
-"""`CollectorThread`: bounded queue, errors, stopping."""
+"""`CollectorThread`: its bounded queue, its errors, and `stop`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from polopt.rollouts.envs.env_errors import EnvironmentFailedError
 from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-STOPS_WITHIN_S = 30.0  # two without other load
+STOPS_WITHIN_S = 30.0  # `stop` takes two seconds on a machine without other load
 
 
 def stop_quickly(thread: CollectorThread) -> None:
@@ -54,9 +54,10 @@ def test_the_queue_is_bounded_and_so_are_the_workers() -> None:
     def num_calls() -> int:
         return sum(len(channel.calls) for channel in collector.workers.channels)
 
-    # Three batches in the queue, one that waits for room, and one fragment of each worker.
+    # Three batches are in the queue, one batch waits for a free place, and each worker has one
+    # fragment.
     wait_until(lambda: num_calls() >= 3 + 1 + 2)
-    time.sleep(0.2)  # time for calls beyond the bound, of which there must be none
+    time.sleep(0.2)  # enough time for further calls, which must not happen
     assert num_calls() == 3 + 1 + 2
     thread.get()
     wait_until(lambda: num_calls() >= 3 + 1 + 2 + 1)
@@ -73,7 +74,7 @@ def collector_that_raises(raises_after: int) -> Collector:
 
 def test_an_exception_is_raised_at_the_next_get() -> None:
     collector = collector_that_raises(raises_after=15)
-    thread = CollectorThread(collector, maxsize=8)  # 12 rows a batch, of two environments
+    thread = CollectorThread(collector, maxsize=8)  # a batch has 12 rows of two environments
     wait_until(lambda: not thread.is_alive)
     for _ in range(2):
         with pytest.raises(EnvironmentFailedError, match="step limit of the test"):
@@ -93,7 +94,7 @@ def test_exception_ends_a_pending_get() -> None:
     thread = CollectorThread(collector)
     started_s = time.monotonic()
     with pytest.raises(EnvironmentFailedError, match="step limit of the test"):
-        thread.get()  # waits from before the failure on
+        thread.get()  # this call begins to wait before the failure
     assert time.monotonic() - started_s < STOPS_WITHIN_S
 
 
@@ -108,7 +109,8 @@ def test_get_has_a_limit() -> None:
 def test_stop_while_the_queue_is_full() -> None:
     collector = local_collector(lambda: Clock(5))
     thread = CollectorThread(collector)
-    wait_until(lambda: thread.queue.full() and collector.num_batches == 2)  # one waits for room
+    # One batch is in the queue, and the second batch waits for a free place.
+    wait_until(lambda: thread.queue.full() and collector.num_batches == 2)
     stop_quickly(thread)
     with pytest.raises(CollectorEnded):
         thread.get()
@@ -173,7 +175,8 @@ def test_program_ends_while_its_thread_runs() -> None:
 
 @pytest.fixture
 def remote(ray_session: None) -> Iterator[Any]:
-    """Makes collectors of one process, which is shut down with the test."""
+    """Returns a function that makes Collectors with one worker process. After the test, the
+    Collectors are shut down."""
     collectors: list[Collector] = []
 
     def make(**options: Any) -> Collector:
@@ -193,7 +196,7 @@ def remote(ray_session: None) -> Iterator[Any]:
 
 @pytest.fixture
 def over(worker_pool: Any) -> Iterator[Any]:
-    """Makes collectors over two workers of the pool, which are up."""
+    """Returns a function that makes Collectors over two workers of the pool, which are up."""
     collectors: list[Collector] = []
 
     def make(
@@ -224,7 +227,8 @@ def test_stop_while_workers_sample(over: Any) -> None:
 
 
 def test_not_finite_fragment_that_a_stop_ends_is_sampled_again(over: Any) -> None:
-    """The first step of each environment is not finite, so the fragment that ends is not."""
+    """The first step of each environment is not finite, so the fragment that `stop` ends is not
+    finite either."""
     env_config = {"what": "nan reward", "times": 1}
     collector = over(0.0, Spoiled, env_config, sync=True, frames_per_batch=20_000)
     thread = CollectorThread(collector)
@@ -238,7 +242,7 @@ def test_not_finite_fragment_that_a_stop_ends_is_sampled_again(over: Any) -> Non
 
 
 def test_stop_while_workers_start_or_hang(remote: Any) -> None:
-    starting = remote()  # its process takes seconds to come up
+    starting = remote()  # the worker process takes seconds to start
     stop_quickly(CollectorThread(starting))
 
     hanging = remote(create_env_kwargs={"step_s": 1000.0})
@@ -260,8 +264,8 @@ def test_persistent_worker_failures_raise(remote: Any) -> None:
 
 def test_collecting_and_learning_overlap(over: Any) -> None:
     def overlap(batches: Any, learning_s: float) -> list[bool]:
-        """Returns for each batch whether its first step came before the end of the learning step on
-        the batch before it. Observations hold the time."""
+        """Returns for each batch whether its first step happened before learning from the previous
+        batch ended. The observations contain the time."""
         next(batches)
         answers = []
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""CartPole is learned with each codec."""
+"""Training with each codec learns CartPole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worker processes find the modules that the driver's process finds."""
+"""Worker processes can import the modules that the driver's process can import."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polopt.rollouts.workers.call_workers import foreach_worker
 from polopt.rollouts.workers.gathering import sample
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-#: A user's environment, which draws its numbers from the global generators.
+#: A user's environment, which draws random numbers from the global generators.
 GAME = """
 import random
 import gymnasium
@@ -42,8 +42,8 @@ gymnasium.register("Game-v0", "mygame:Game")
 
 @pytest.fixture
 def game_folder(ray_session: None, tmp_path: Path) -> Iterator[Path]:
-    """A folder with `mygame.py`, which Ray's workers do not have on their path: Ray started
-    before. The import path and the registry are restored afterwards."""
+    """Makes a folder with `mygame.py`. Ray has started before, so the folder is not on the import
+    path of Ray's workers. After the test, the import path and the registry are restored."""
     (tmp_path / "mygame.py").write_text(GAME)
     before = list(sys.path)
     yield tmp_path
@@ -53,7 +53,7 @@ def game_folder(ray_session: None, tmp_path: Path) -> Iterator[Path]:
 
 
 def first_fragments(env: str, seed: int = 0) -> list[SampleBatch]:
-    """One fragment of each of two remote workers."""
+    """Returns one fragment of each of two remote workers."""
     workers = WorkerSet(worker_config("a2c", env, seed=seed))
     try:
         return list(foreach_worker(workers, sample, workers.local.get_weights()).values())
@@ -66,7 +66,7 @@ def test_env_of_the_current_directory_runs_in_workers(
     game_folder: Path, monkeypatch: pytest.MonkeyPatch, env: str
 ) -> None:
     monkeypatch.chdir(game_folder)
-    sys.path.insert(0, "")  # the current directory, as Python has it for scripts
+    sys.path.insert(0, "")  # the current directory, as with `python -c`
     batches = first_fragments(env)
     assert [batch.env_steps for batch in batches] == [10, 10]
 

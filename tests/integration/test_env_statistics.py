@@ -1,4 +1,4 @@
-"""Running statistics of environments' wrappers outlive restores and replacements."""
+"""Running statistics of wrappers survive restores of a run and replacements of workers."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def make(pool: Pool, name: str, env: Any = normalized, **rollout: Any) -> Policy
 
 
 def statistics_of(optimizer: PolicyOptimizer) -> dict[int, list[tuple[float, np.ndarray]]]:
-    """Count and mean of the observations, by worker and environment."""
+    """Returns the count and mean of the observations, for each environment of each worker."""
     got = foreach_worker(optimizer.workers, call_method, "get_statistics")
     return {i: [(e[1]["count"], e[1]["mean"]) for e in one["envs"]] for i, one in got.items()}
 
 
 def trained(pool: Pool, name: str) -> tuple[dict[str, Any], dict[int, Any]]:
-    """State of a run, and the statistics that it held."""
+    """Returns the state of a run, and the statistics of its environments."""
     optimizer = make(pool, name)
     for _ in range(8):
         optimizer.step()
@@ -78,7 +78,7 @@ def test_statistics_survive_a_restore_under_another_optimizer(
             for (count, mean), (expected, its_mean) in zip(
                 restored[index], held[index], strict=True
             ):
-                # New episodes have begun, with one observation each.
+                # A new episode has begun in each environment, which adds one observation.
                 assert 0.0 <= count - expected <= 1.0
                 np.testing.assert_allclose(mean, its_mean, atol=3.0 / expected)
         assert optimizer.workers.faults.num_restarts == 0
@@ -120,7 +120,7 @@ def test_replacement_begins_with_the_statistics_sent_last(
 ) -> None:
     optimizer = make(worker_pool, "async_gradients", transport=transport)
     workers, until_s, sent = optimizer.workers, time.monotonic() + 120.0, 0.0
-    while sent <= 10.0:  # replies carry them once in a while
+    while sent <= 10.0:  # only some replies contain the statistics
         optimizer.step()
         assert time.monotonic() < until_s
         if 1 in workers.env_statistics:

@@ -1,4 +1,4 @@
-"""`GradientWorker`: methods of PyTorchRL, calls of optimizers, and the workers below it."""
+"""`GradientWorker`: the methods of PyTorchRL, calls from optimizers, and the workers below."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from polopt.rollouts.transport.control_page import EarlyStopRequest
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_set import call_method
 
-ROWS = 10  # of a fragment of 5 steps of 2 environments
-#: Four gradients for each rollout.
+ROWS = 10  # the rows of a fragment with 5 steps of 2 environments
+#: With these options, each rollout gives four gradients.
 PPO = {"num_sgd_iter": 2, "sgd_minibatch_size": 5}
 
 
@@ -100,7 +100,7 @@ def test_applied_minibatch_gradients_equal_learn_on_batch() -> None:
     batch, other = stepwise.get_data(), learner.get_data()
     assert batch["rewards"].tobytes() == other["rewards"].tobytes()
     minibatches = MinibatchGradients(stepwise.policy, batch)
-    # `get_data` makes MinibatchGradients of its own. Those draw their order at the first gradient.
+    # `get_data` makes another MinibatchGradients, which draws its order at the first gradient.
     while not minibatches.done:
         stepwise.apply_gradients(minibatches.next_gradients())
     learner.policy.learn_on_batch(other)
@@ -115,7 +115,7 @@ def test_gradients_without_data_or_peers_are_refused() -> None:
     with pytest.raises(RuntimeError, match="call get_data first"):
         gradient_worker.get_grads()
     gradient_worker.get_data()
-    with pytest.raises(RuntimeError, match="it has joined no group"):
+    with pytest.raises(RuntimeError, match="it has not joined a group"):
         gradient_worker.get_grads(distribute_gradients=True)
 
 
@@ -164,13 +164,14 @@ def test_worker_obeys_an_early_stop_of_its_call(kind: type[RolloutWorker]) -> No
 
 
 def test_calls_of_two_processes_have_different_numbers() -> None:
-    """A gradient worker runs calls of the driver, and numbers those to the workers below."""
+    """A gradient worker runs numbered calls from the driver, and sends numbered calls to the
+    workers below."""
     numbers = [[worker().workers.next_call_number() for _ in range(100)] for _ in range(2)]
     assert len({*numbers[0], *numbers[1]}) == 200
 
 
 class PPOWithoutDevice(PPOPolicy):
-    """PPO on the CPU of machines without the device that its config names."""
+    """PPO that runs on the CPU if the machine does not have the device in its config."""
 
     def __init__(self, *args: Any, device: str = "cpu", **options: Any) -> None:
         super().__init__(*args, **options)
@@ -197,7 +198,7 @@ def test_factory_refuses_bad_options_before_actors_start() -> None:
 
 @pytest.fixture(scope="module")
 def workers(ray_session: None) -> Iterator[GradientWorkerSet]:
-    """Two gradient workers with two rollout workers below each."""
+    """Makes two gradient workers, with two rollout workers below each."""
     made = GradientWorkerSet(config())
     yield made
     made.stop()
@@ -205,7 +206,7 @@ def workers(ray_session: None) -> Iterator[GradientWorkerSet]:
 
 @pytest.fixture
 def two(workers: GradientWorkerSet) -> GradientWorkerSet:
-    """The same workers after a reconfiguration."""
+    """Reconfigures the workers of the fixture `workers`, and returns them."""
     assert workers.reconfigure(config())
     return workers
 
@@ -220,12 +221,12 @@ def call(worker: Any, method: str, *args: Any) -> Any:
 
 
 def value_of(worker: Any, function: Callable[..., Any], *args: Any) -> Any:
-    """What `function(worker, *args)` gives in the process of a worker."""
+    """Returns the result of `function(worker, *args)` in the process of a worker."""
     return ray.get(inside(worker, function, *args), timeout=120.0)
 
 
 def values_below(worker: Any, function: Callable[[Any], Any]) -> list[Any]:
-    """What `function` gives in the processes of the workers below a gradient worker."""
+    """Returns the results of `function` in the processes of the workers below a gradient worker."""
 
     def below(gradient_worker: Any) -> list[Any]:
         return [value_of(each, function) for each in gradient_worker.workers.remote]
@@ -258,7 +259,7 @@ def test_gradient_worker_collects_with_the_weights_it_received(
     call(first, "set_weights", new)
     assert call(first, "get_data").version == 9
     assert call(second, "get_data").version == 0
-    # Weights of a restored run may have a version that other weights had before.
+    # In a restored run, different weights may have the same version as earlier weights.
     older = weights._replace(flat=weights.flat - 1.0, version=9)
     call(first, "set_weights", older)
     batch = call(first, "get_data")
@@ -329,7 +330,7 @@ def test_early_stop_reaches_workers_below(workers: GradientWorkerSet) -> None:
     assert workers.reconfigure(long)
     channel = workers.up()[0].channel
     ticket = channel.send(Message(7, "rows", lambda worker: worker.next_batch().shape[0], ()))
-    channel.stop_early(6, 1)  # of another round: no effect
+    channel.stop_early(6, 1)  # a request for an earlier call, which has no effect
     deadline_s = time.monotonic() + 120.0
     while not workers.transport.wait([ticket], 0.2):
         channel.stop_early(7, 1)
@@ -344,11 +345,12 @@ def test_slow_workers_below_stop_early(workers: GradientWorkerSet) -> None:
     assert workers.reconfigure(config(SlowSecondWorkerDrift, fraction_workers_below=0.5, **options))
     deadline_s = time.monotonic() + 120.0
     columns = 0
-    while columns < 4:  # a batch does not wait for a worker below that still starts
+    while columns < 4:  # a batch does not wait for a worker below that is still starting
         assert time.monotonic() < deadline_s
         batch = call(workers.remote[0], "get_data")
         columns = batch.shape[1]
-    # In the first batch of both, the slow worker may have begun long before the other was up.
+    # In the first batch with both workers, the slow worker may have begun long before the other
+    # worker was up.
     batch = call(workers.remote[0], "get_data")
     assert batch["valid"][:, :2].all()
     assert 2 <= batch["valid"][:, 2].sum() < 200

@@ -1,4 +1,4 @@
-"""Non-finite data: detected at their source, named, dropped, and never applied."""
+"""Non-finite data are detected at their source, named and dropped. They are never applied."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ every_kind = pytest.mark.parametrize("what", KINDS)
 def non_finite_config(
     what: str, policy: str = "a2c", rollout: dict[str, Any] | None = None, **env: Any
 ) -> WorkerConfig:
-    """Two workers. The environments of the second return non-finite data after 12 steps."""
+    """Returns the config of two workers. The environments of the second worker return non-finite
+    data after 12 steps."""
     env_config = {"what": what, "worker": 2, "after": 12, **env}
     return worker_config(policy, Spoiled, rollout={"env_config": env_config, **(rollout or {})})
 
@@ -73,7 +74,7 @@ def test_every_column_is_checked() -> None:
         assert problem == f"{label} of environment 3 is nan at step 2 of the fragment"
         assert envs.tolist() == [False, True, False, True]
     batch = random_batch(policy, 6, 4, rng)
-    batch.all_obs[6, 2, 1] = np.inf  # after the last step
+    batch.all_obs[6, 2, 1] = np.inf  # the observation after the last step
     problem, envs = find_non_finite(batch)
     assert problem == "observation of environment 2 is inf at step 6 of the fragment"
     batch = random_batch(policy, 6, 4, rng)
@@ -109,8 +110,8 @@ def test_environment_with_non_finite_data_is_reset(what: str, mode: str) -> None
     made = RolloutWorker(config, 7)
     batches = [made.next_batch() for _ in range(6)]
     counts = made.record
-    # Each of two environments returns one. Without a reset, a non-finite observation would also be
-    # the first one of the next fragment.
+    # Each of the two environments returns one non-finite value. Without a reset, a non-finite
+    # observation would also be the first observation of the next fragment.
     assert 1 <= counts.num_non_finite <= 2
     assert counts.faults.non_finite.startswith("environment 'Spoiled' of worker 7: ")
     assert all(all_finite(batch.all_obs) for batch in batches)
@@ -134,7 +135,7 @@ def test_worker_samples_again_instead(
     with caplog.at_level(logging.WARNING, logger="polopt"):
         results = [optimizer.step() for _ in range(20 if samples else 1)]
     stats, metrics = workers.stats(), optimizer.metrics
-    assert stats["num_non_finite"] in (1, 2)  # two environments
+    assert stats["num_non_finite"] in (1, 2)  # the worker has two environments
     assert stats["last_non_finite_worker"] == 2
     assert "'Spoiled' of worker 2" in stats["last_non_finite"]
     assert any("worker 2: data with non-finite values" in line for line in caplog.messages)
@@ -186,7 +187,8 @@ def test_non_finite_gradient_of_one_worker_is_skipped(cls: type) -> None:
     Path(FAULT_FILE).touch()
     result = optimizer.step()
     assert not Path(FAULT_FILE).exists()
-    # Its samples are finite: they count, and with them the clock of schedules.
+    # The samples of this worker are finite, so they count, and the progress of schedules includes
+    # them.
     assert result.env_steps_sampled == optimizer.policy.env_steps == 100
     assert result.env_steps_trained == 90
     assert result.updates == (9 if cls is AsyncGradients else 5)
@@ -198,7 +200,7 @@ def test_non_finite_gradient_of_one_worker_is_skipped(cls: type) -> None:
 
 
 class FirstGradientNeverFinite(PPOPolicy):
-    """The gradient of each rollout's first of four minibatches is not finite."""
+    """PPO whose gradient is not finite for the first of four minibatches of each rollout."""
 
     count = 0
 
@@ -211,7 +213,7 @@ class FirstGradientNeverFinite(PPOPolicy):
 
 
 def test_samples_of_a_rollout_whose_first_gradient_fails_count() -> None:
-    learning = {"sgd_minibatch_size": 5, "num_sgd_iter": 2}  # four gradients of ten rows
+    learning = {"sgd_minibatch_size": 5, "num_sgd_iter": 2}  # ten rows give four gradients
     workers = FakeWorkerSet(worker_config(FirstGradientNeverFinite, **learning))
     optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=4)
     for _ in range(8):
@@ -249,7 +251,7 @@ def test_mean_with_infinite_norm_is_no_workers_fault(monkeypatch: pytest.MonkeyP
 def test_non_finite_gradient_of_a_batch_is_skipped() -> None:
     workers = WorkerSet(worker_config(NonFiniteGradientPPO, rollout={"num_workers": 0}))
     optimizer = make_optimizer(SyncSamples, workers)
-    for round_index in range(4):  # fewer than five, and each followed by a finite one
+    for round_index in range(4):  # fewer than five, and a finite gradient follows each of them
         Path(FAULT_FILE).touch()
         assert optimizer.step().updates < optimizer.step().updates or round_index == 0
     assert is_finite(optimizer.policy)
@@ -272,7 +274,8 @@ def test_gradient_too_large_for_adam_is_left_out() -> None:
 
 
 def learned(worker: Any) -> tuple[str, int, bool]:
-    """The hash of its weights, their version, and whether they and Adam's moments are finite."""
+    """Returns the hash of a worker's weights, their version, and whether the weights and Adam's
+    moments are finite."""
     state = worker.policy.get_state()
     tensors = [state["params"], *state["adam"]["network"].values()]
     finite = all(bool(t.isfinite().all()) for t in tensors)
@@ -346,7 +349,7 @@ def test_five_non_finite_fragments_of_a_rank_end_the_run(worker_pool: Pool) -> N
 
 
 class OneStep(Drift):
-    """Each episode has one step."""
+    """An environment whose episodes have one step."""
 
     def step(self, action: int) -> Any:
         obs, reward, _, _, info = super().step(action)
@@ -354,7 +357,7 @@ class OneStep(Drift):
 
 
 def test_rounds_without_a_valid_row_are_not_non_finite(worker_pool: Pool) -> None:
-    # Every second step only resets the environment.
+    # In next-step mode, every second step only resets the environment.
     rollout = {
         "num_envs_per_worker": 1,
         "rollout_fragment_length": 1,

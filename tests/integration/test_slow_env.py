@@ -1,5 +1,5 @@
-"""Workers wait for slow environments, and give up environments that hang. `worker_timeout_s` bounds
-the time without progress, however long the whole call takes."""
+"""The driver waits for workers with slow environments, and replaces workers whose environment
+hangs. `worker_timeout_s` limits the time without progress, and not the time of the whole call."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from polopt.rollouts.workers.worker_set import WorkerSet
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 LIMIT_S = 3.0
-#: Steps of a fragment, each of 0.1 s.
+#: The number of steps in a fragment. Each step takes 0.1 s.
 STEPS = 50
 
 
 class Slow(gymnasium.Env[np.ndarray, int]):
-    """Steps of 0.1 s. The first process that finds the file `hang` removes it, and hangs."""
+    """An environment whose steps take 0.1 s. The first process that finds the file `hang` removes
+    the file and hangs."""
 
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = spaces.Discrete(2)
@@ -50,7 +51,7 @@ class Slow(gymnasium.Env[np.ndarray, int]):
 
 @pytest.fixture
 def make() -> Any:
-    """Makes workers with slow environments."""
+    """Returns a function that makes workers with slow environments."""
     made: list[WorkerSet] = []
 
     def build(kind: Callable[..., WorkerSet] = WorkerSet, **rollout: Any) -> WorkerSet:

@@ -1,5 +1,5 @@
-"""Environments that work in the main thread only, or in the thread that made them, in every process
-that has environments."""
+"""Some environments work only in the main thread, or only in the thread that made them. They must
+work in every process that runs environments."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 pytestmark = pytest.mark.usefixtures("ray_session")
-#: An exception of an environment ends the run.
+#: With these options, one exception of an environment ends the run.
 STRICT = {"max_consecutive_env_faults": 1, "max_consecutive_failures": 1}
 
 
 class ThreadBound(gymnasium.Env[np.ndarray, int]):
-    """Uses timers with signals, the event loop of its thread, and a database, as environments with
-    a time limit, a browser or recorded prices do."""
+    """An environment that uses timers with signals, the event loop of its thread, and a database.
+    Environments with a time limit, a browser or recorded prices do the same."""
 
     observation_space = spaces.Box(0.0, 100.0, (1,), np.float32)
     action_space = spaces.Discrete(2)
@@ -79,7 +79,7 @@ class ThreadBound(gymnasium.Env[np.ndarray, int]):
 
 
 def check(workers: WorkerSet) -> None:
-    """No environment has failed, and no worker."""
+    """Checks that no environment and no worker has failed."""
     stats = workers.stats()
     assert stats["num_env_faults"] == 0, stats["last_env_fault"]
     assert stats["num_remote_worker_restarts"] == stats["num_restarts_below"] == 0

@@ -1,5 +1,5 @@
-"""`Collector`: what a batch holds, how many there are, and which weights they are from. By fake
-workers, whose calls end in the order that the test says."""
+"""`Collector`: the contents of batches, their number, and the versions of their weights. The tests
+use fake workers, whose calls end in an order that the test decides."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ def test_late_early_stop_leaves_the_next_collector_alone() -> None:
 
 @pytest.mark.parametrize(("sync", "expected"), [(True, [[2], [2]]), (False, [[2], []])])
 def test_early_stop_of_a_batch_spares_later_fragments(sync: bool, expected: list[Any]) -> None:
-    """All fragments of a synchronous batch are ended, of an asynchronous one only the oldest."""
+    """In synchronous collection, all fragments of the batch end early. In asynchronous collection,
+    only the oldest fragment ends early."""
     collector = fake_collector(2, sync=sync, broadcast_interval=1)
     collector.stop_batch_early(2)
     next(collector)
@@ -137,7 +138,8 @@ def test_total_frames_are_exact(sync: bool, mode: str, total: int) -> None:
 
 @pytest.mark.parametrize(("sync", "expected"), [(True, 3), (False, 5)])
 def test_first_random_frames_count_over_all_collectors(sync: bool, expected: int) -> None:
-    """50 frames, rounded up to whole batches: of 20 in synchronous ones, else of 10."""
+    """50 frames are rounded up to whole batches. A synchronous batch has 20 frames, and an
+    asynchronous batch has 10 frames."""
     collector = fake_collector(2, sync=sync, init_random_frames=50)
     batches = [next(collector) for _ in range(8)]
     uniform = [not batch["action_dist_inputs"].any() for batch in batches]
@@ -202,7 +204,7 @@ def test_persistent_failures_end_the_iteration() -> None:
 
     collector.workers._start = start
     collector.workers.channels[0].next_error = LostProcessError("never again")
-    next(collector)  # launched before that
+    next(collector)  # requested before the failure
     with pytest.raises(WorkersFailedError, match="never again"):
         next(collector)
 
@@ -211,7 +213,7 @@ def test_persistent_failures_end_the_iteration() -> None:
 
 
 def versions(collector: Collector, count: int) -> list[int]:
-    """How many updates ago the weights of each batch were current, with one update a batch."""
+    """Makes one update after each batch, and returns the lag of each batch's weights in updates."""
     lags = []
     for _ in range(count):
         batch = next(collector)
@@ -223,7 +225,7 @@ def versions(collector: Collector, count: int) -> list[int]:
 def test_lag_is_zero_if_weights_are_sent_first() -> None:
     assert versions(fake_collector(2, sync=True, update_after_each_batch=True), 5) == [0] * 5
     assert versions(fake_collector(2, sync=True, broadcast_interval=1), 5) == [0, 1, 1, 1, 1]
-    # Without any rule no weights are sent.
+    # If no option decides when weights are sent, no weights are sent.
     assert versions(fake_collector(2, sync=True), 5) == [0, 1, 2, 3, 4]
 
 
@@ -232,13 +234,14 @@ def test_update_policy_weights_sends_the_current_weights() -> None:
     next(collector)
     update(collector)
     assert collector.update_policy_weights_() == 1
-    update(collector)  # comes after, and is not sent
+    update(collector)  # this update comes later, so its weights are not sent
     assert [next(collector).version for _ in range(3)] == [0, 1, 1]
     assert collector.policy.version == 2
 
 
 def test_older_fragments_come_before_newer_ones() -> None:
-    """Worker 1 is fast. After an update its next fragment arrives before worker 2's older one."""
+    """Worker 1 is fast. After an update, the next fragment of worker 1 arrives before the older
+    fragment of worker 2."""
     collector = fake_collector(2, script=in_order([1, 1, 1, 2, 1, 2, 1]))
     found = [next(collector).version]
     update(collector)
@@ -249,8 +252,9 @@ def test_older_fragments_come_before_newer_ones() -> None:
 
 
 def test_fragments_are_returned_in_the_order_of_the_updates() -> None:
-    """Of three collectors, 1 samples with the weights of update 0 and is slow. The fragments of 3
-    and 2 with the weights of update 1 arrive before, and wait for it. It is not lost."""
+    """Worker 1 is slow, and samples with the weights of update 0. The fragments of workers 3 and 2
+    with the weights of update 1 arrive earlier, and wait for the fragment of worker 1. The fragment
+    of worker 1 is not lost."""
     collector = fake_collector(3, script=in_order([2, 2, 3, 3, 2, 1]))
     batches = []
     for i in range(6):
@@ -277,7 +281,7 @@ def test_weights_changed_outside_are_sent() -> None:
     collector = fake_collector(1, update_after_each_batch=True)
     assert next(collector).version == 0
     assert next(collector).version == 0, "the weights are the same"
-    collector.policy.flat.params.data[0] += 1.0  # by another optimizer than the policy's
+    collector.policy.flat.params.data[0] += 1.0  # as an optimizer of the user would do
     batch = next(collector)
     assert batch.version == collector.policy.version == 1
     sent = collector.workers.channels[0].target.policy.flat.params

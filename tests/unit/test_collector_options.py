@@ -1,4 +1,4 @@
-"""Effect of each option of `Collector`, in this process."""
+"""The effect of each option of `Collector`. The Collectors sample in this process."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_all_state_of_a_module_travels() -> None:
 
 
 class KeyedModule(torch.nn.Module):
-    """Keys and calls with tensors as `tensordict.nn.TensorDictModule` has them."""
+    """A module with keys, which is called with tensors like `tensordict.nn.TensorDictModule`."""
 
     def __init__(self, module: Any, in_keys: list[str], out_keys: list[str]) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class KeyedModule(torch.nn.Module):
 
 
 def fixed(weight: float, size: int = 2) -> torch.nn.Module:
-    """A linear module of `Reach`'s observations that returns its bias."""
+    """A linear module that maps the observations of `Reach` to its bias."""
     layer = torch.nn.Linear(2, size)
     with torch.no_grad():
         layer.weight.zero_()
@@ -134,7 +134,7 @@ def test_weights_of_a_module_that_returns_actions_are_sent() -> None:
 
 
 def test_one_hot_actions_are_those_of_the_space() -> None:
-    """`Drift` has three actions, from -1 on."""
+    """`Drift` has the three actions -1, 0 and 1."""
     one_hot = KeyedModule(lambda obs: torch.eye(3)[[2] * len(obs)], ["observation"], ["action"])
     assert (next(local_collector(policy=one_hot))["actions"] == 1).all()
     index = KeyedModule(lambda obs: torch.zeros(len(obs)).long(), ["observation"], ["action"])
@@ -178,7 +178,7 @@ def test_actions_of_another_shape_are_an_error() -> None:
 
 
 def test_a_tensordict_module_gives_actions() -> None:
-    """TorchRL's own example, on an environment of Gymnasium."""
+    """The example of TorchRL, with an environment of Gymnasium."""
     tensordict = pytest.importorskip("tensordict.nn")
     module = tensordict.TensorDictModule(fixed(2.5), in_keys=["observation"], out_keys=["action"])
     assert (next(local_collector(Reach, module))["actions"] == 2.5).all()
@@ -186,7 +186,7 @@ def test_a_tensordict_module_gives_actions() -> None:
 
 def test_arguments_of_torchrl_are_options() -> None:
     class SyncDataCollector:
-        """Stands for TorchRL's."""
+        """Replaces TorchRL's class with the same name."""
 
     def parse(**options: Any) -> CollectorConfig:
         return CollectorConfig.parse({"frames_per_batch": 200, **options}, "Collector")
@@ -206,12 +206,12 @@ def test_arguments_of_torchrl_are_options() -> None:
     ("options", "message"),
     [
         ({"collector_class": Counter}, "'collector_class': got .*num_workers_per_collector"),
-        ({"collector_kwargs": [{}, {}]}, "'collector_kwargs': got .*Allowed: a dict for all"),
-        ({"collector_kwargs": {"seed": 1}, "seed": 2}, "'seed' is 2, and 1 in collector_kwargs"),
+        ({"collector_kwargs": [{}, {}]}, "'collector_kwargs': got .*Allowed: one dict for all"),
+        ({"collector_kwargs": {"seed": 1}, "seed": 2}, "'seed' is 2, but 1 in collector_kwargs"),
         ({"collector_kwargs": {"sed": 1}}, "unknown key 'sed'"),
         (
             {"collector_kwargs": {"device": "cpu"}, "device": "meta"},
-            "'device' is 'meta', and 'cpu'",
+            "'device' is 'meta', but 'cpu'",
         ),
         ({"device": 0}, "'storing_device': got '0'"),
     ],
@@ -234,7 +234,7 @@ def test_a_callable_gives_actions() -> None:
 def test_without_a_policy_actions_are_uniform() -> None:
     batch = next(local_collector(frames_per_batch=3000))
     counts = Counter(batch["actions"].reshape(-1).tolist())
-    assert set(counts) == {-1, 0, 1}  # as the environment takes them
+    assert set(counts) == {-1, 0, 1}  # the actions that the environment accepts
     assert min(counts.values()) > 900
     box = next(local_collector(Reach, frames_per_batch=3000))["actions"]
     assert box.min() >= -1.0
@@ -339,7 +339,8 @@ def test_first_frames_are_random(env: Any) -> None:
 
 @pytest.mark.parametrize("mode", AUTORESET)
 def test_longest_trajectory(mode: str) -> None:
-    """Reward 1 at every step, truncated every four steps: values are as of endless episodes."""
+    """The reward is always 1, and episodes are truncated after four steps. The values must equal
+    the values of endless episodes."""
     gamma = 0.9
     policy = make_policy("a2c", Clock(100), gamma=gamma, model={"fcnet_hiddens": []})
     with torch.no_grad():
@@ -352,7 +353,8 @@ def test_longest_trajectory(mode: str) -> None:
     assert set(batch.episodes.lengths) == {4}
     assert not batch["terminated"].any()
     assert batch["truncated"].sum() == len(batch.episodes.lengths) > 4
-    # Bootstrapped as a truncation everything is as expected. Cut as a termination it is not.
+    # The advantages are 0 if the truncated return is bootstrapped. They are not 0 if the end counts
+    # as a termination.
     np.testing.assert_allclose(batch["advantages"], 0.0, atol=1e-4)
     batch.columns["terminated"] = batch["truncated"]
     following = gae.next_values(
@@ -383,7 +385,7 @@ def test_reset_at_each_iter() -> None:
 
 
 def rows_of(batch: SampleBatch) -> list[list[float]]:
-    """Observations of each trajectory, with the one that follows it."""
+    """Returns the observations of each trajectory, including the observation after its last row."""
     rows = []
     for n in range(batch.shape[1]):
         length = int(batch["valid"][:, n].sum())
@@ -410,7 +412,7 @@ def test_trajectories_are_split(mode: str) -> None:
 
 @pytest.mark.parametrize("num_envs", [1, 4])
 def test_reset_rows_are_made_up_for(num_envs: int) -> None:
-    """CartPole has a vector implementation of its own, whose resets take a row each."""
+    """CartPole has its own vector implementation, in which each reset takes one row."""
     collector = local_collector(
         "CartPole-v1", frames_per_batch=400, num_envs=num_envs, total_frames=1600
     )
@@ -457,7 +459,7 @@ def test_kwargs_reach_the_environment() -> None:
 
 
 def test_environments_with_other_spaces_are_refused() -> None:
-    with pytest.raises(ConfigError, match="must have the same"):
+    with pytest.raises(ConfigError, match="Allowed: environments with the same spaces"):
         Collector([Drift, Reach], frames_per_batch=10)
     with pytest.raises(ConfigError, match="one for each collector"):
         Collector([], frames_per_batch=10)
@@ -517,7 +519,7 @@ def test_restored_state_continues_the_episodes() -> None:
 
 def test_running_statistics_of_environments_are_saved() -> None:
     class Silent(gymnasium.Wrapper):
-        """Has no state that can be saved."""
+        """Hides the methods that save the state of the environment."""
 
         def get_wrapper_attr(self, name: str) -> Any:
             raise AttributeError(name)
@@ -568,14 +570,18 @@ def test_what_a_record_needs(key: str, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl.gz"
     with pytest.raises(ConfigError, match=r"'seed': got None\. Allowed with record_to"):
         local_collector(seed=None, num_collectors=1, **{key: path})
-    with pytest.raises(ConfigError, match=rf"'{key}': .*num_collectors=0\. Allowed: collectors"):
+    with pytest.raises(
+        ConfigError, match=rf"'{key}': .*num_collectors=0\. Allowed: num_collectors of"
+    ):
         local_collector(**{key: path})
-    with pytest.raises(ConfigError, match=r"'rerun_of': got .*, and record_to\. Allowed: one of"):
+    with pytest.raises(
+        ConfigError, match=r"'rerun_of': got .* together with record_to\. Allowed: only one"
+    ):
         local_collector(num_collectors=1, record_to=path, rerun_of=path)
 
 
 def test_a_record_is_a_new_file(tmp_path: Path) -> None:
-    """Refused before any actor starts."""
+    """A path that exists is refused before any actor starts."""
     with pytest.raises(ConfigError, match=r"'record_to': got .*, which exists\. Allowed: a new"):
         local_collector(num_collectors=1, record_to=tmp_path)
 

@@ -1,4 +1,5 @@
-"""A Collector with arbitrary options collects, or raises one `ConfigError` before any actor."""
+"""A Collector with arbitrary options either collects, or raises one `ConfigError` before any actor
+starts."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from polopt.rollouts.collectors.collector_arguments import CollectorArguments
 from polopt.rollouts.collectors.collector_config import CollectorConfig
 
 SMALL: dict[str, Any] = {"frames_per_batch": 8, "num_collectors": 0, "num_envs": 2, "seed": 1}
-#: Above these options are still checked, but collecting would take long, or other processes.
+#: Options with larger values are checked, but the test does not collect with them. Collecting would
+#: take long or would need other processes.
 LARGEST = {"frames_per_batch": 200, "num_collectors": 0, "num_envs": 8}
 #: Options that need other processes.
 ELSEWHERE = {"num_workers_per_collector", "ray_init_config"}
@@ -37,7 +39,8 @@ def is_small(config: CollectorConfig) -> bool:
 
 
 def either_collects_or_says_why(options: dict[str, Any]) -> bool:
-    """Whether it collected."""
+    """Checks that a Collector with these options collects or raises one `ConfigError`. Returns
+    whether it collected."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -50,7 +53,8 @@ def either_collects_or_says_why(options: dict[str, Any]) -> bool:
             check_message(str(error))
             return False
         with collector:
-            # A postproc may be any callable. Another type than SampleBatch is its own fault.
+            # `postproc` may be any callable. If it does not return a SampleBatch, the error is not
+            # a `ConfigError`.
             if config.postproc is None:
                 batch = next(collector, None)
                 if isinstance(batch, list):

@@ -103,7 +103,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["cartpole_a3c", "run=PPO"], "key 'run': got 'PPO'. PPO is 'SyncPPO' here"),
         (["PPO", "env=CartPole-v1"], "a preset or a file. PPO is 'SyncPPO' here. 'DDPPO' and"),
         (["ppo"], "a preset or a file. PPO is 'SyncPPO' here. "),
-        (["DDPG"], "a preset or a file. polopt has no DDPG. The nearest is 'TD3'"),
+        (["DDPG"], "a preset or a file. polopt has no DDPG. The most similar"),
         (["R2D2"], "a preset or a file. polopt has no R2D2. It has A2C"),
         (["foo"], "'foo' is not a tuned example, a preset or a file. Examples: "),
         (["cartpole_a3d"], "did you mean 'cartpole_a3c'?"),
@@ -139,9 +139,9 @@ def test_address_without_a_cluster_is_one_error(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "something else answers there, with b'HTTP/1.1 '"),
-        (b"", "something accepts connections there and closes them"),
-        (None, "something accepts connections there, but said nothing for 0.5 s"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "another server answers there, with b'HTTP/1.1 '"),
+        (b"", "a server accepts connections there and closes them"),
+        (None, "a server accepts connections there, but sent nothing for 0.5 s"),
     ],
 )
 def test_address_of_another_server_is_one_error(

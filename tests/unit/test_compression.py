@@ -1,4 +1,5 @@
-"""Codecs: precision, error feedback of topk, and packed gradients and batches in use."""
+"""The precision of codecs, the error feedback of `topk`, and the use of packed gradients and
+batches."""
 
 from __future__ import annotations
 
@@ -26,10 +27,10 @@ from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.rollouts.envs.vector_env import probe_spaces
 from polopt.rollouts.rollout_config import RolloutConfig
 
-#: Columns from which importance ratios are computed.
+#: The columns that determine importance ratios.
 EXACT = ("actions", "action_dist_inputs", "action_logp")
 GRADIENT_CODECS = ("none", "fp16", "bf16", "topk")
-#: Codec: largest relative error of a value.
+#: Maps each codec to the largest relative error of a value.
 PRECISION = {"none": 0.0, "fp16": 2.0**-11, "bf16": 2.0**-8, "lz4": 0.0}
 
 
@@ -41,7 +42,7 @@ def gradients(flat: Any, rows: int = 1) -> Gradients:
 @pytest.mark.parametrize("size", [1e-30, 1e-3, 1.0, 1e30])
 def test_relative_error_is_bounded_at_any_magnitude(codec: str, size: float) -> None:
     rng = np.random.default_rng(0)
-    # Down to 2^-13 of the largest, within the range of the bound of fp16.
+    # All values are at least 2^-13 of the largest value, so the error bound of fp16 applies.
     array = (rng.choice([-1, 1], 500) * rng.uniform(2.0**-13, 1.0, 500) * size).astype(np.float32)
     result = unpack(pack(array.reshape(20, 25), codec))
     assert result.shape == (20, 25)
@@ -90,7 +91,7 @@ def test_topk_sends_largest_and_accumulates_rest() -> None:
         unpack_gradients(packer.pack(gradients(flat))).flat.tolist()
         for flat in ([5, -1, 2, 0], [0, -1, 2, 0], [0, -4, 0, 0], [0, 0, 0, 0])
     ]
-    # Computed by hand: 5. Then 2 + 2. Then -1 - 1 - 4. Then zeros.
+    # Computed by hand: first 5, then 2 + 2, then -1 - 1 - 4, then zeros.
     assert sent == [[5, 0, 0, 0], [0, 0, 4, 0], [0, -6, 0, 0], [0, 0, 0, 0]]
     assert packer.residual is not None
     assert not packer.residual.any()
@@ -99,7 +100,7 @@ def test_topk_sends_largest_and_accumulates_rest() -> None:
 def test_topk_sent_plus_residual_is_sum_of_gradients() -> None:
     rng = np.random.default_rng(2)
     packer = GradientPacker("topk", share=0.1)
-    # Integers: their float32 sums are exact.
+    # The values are integers, so float32 sums are exact.
     given = rng.integers(-50, 50, size=(30, 101)).astype(np.float32)
     sent = [unpack_gradients(packer.pack(gradients(flat))) for flat in given]
     assert all(np.count_nonzero(part.flat) <= 10 for part in sent)
@@ -129,7 +130,7 @@ def test_packed_gradients_are_pickled_out_of_band(codec: str) -> None:
 
 
 def test_image_batches_need_a_lossless_codec() -> None:
-    """lz4 is the one codec that makes uint8 columns smaller."""
+    """Only `lz4` makes uint8 columns smaller."""
     image = np.zeros((4, 84, 84), np.uint8)
     sizes = {codec: pack(image, codec).nbytes for codec in PRECISION}
     assert sizes["fp16"] == sizes["bf16"] == sizes["none"] == image.nbytes
@@ -186,7 +187,8 @@ def _beside(batch: SampleBatch) -> list[pickle.PickleBuffer]:
 
 
 def descend(codec: str, steps: int = 400) -> float:
-    """Distance to the minimum of `|A x - b|^2 / 2` after gradient descent with packed gradients."""
+    """Returns the distance to the minimum of `|A x - b|^2 / 2` after gradient descent with packed
+    gradients."""
     rng = np.random.default_rng(5)
     matrix = rng.normal(size=(60, 20)) / 60**0.5
     solution = rng.normal(size=20)

@@ -1,4 +1,4 @@
-"""Configs: validation, and error messages with the key and what is allowed."""
+"""The validation of configs. Error messages name the key and the allowed values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polopt.policies.ppo import PPOConfig
 
 
 def message(options: Any, where: str = "config") -> str:
-    """The error message for `options`."""
+    """Returns the error message for `options`."""
     with pytest.raises(ConfigError) as error:
         PPOConfig.parse(options, where)
     assert "\n" not in str(error.value)
@@ -160,7 +160,7 @@ def test_options_must_be_a_mapping() -> None:
 
 
 def test_numpy_and_yaml_numbers_are_accepted() -> None:
-    # Tune samples NumPy numbers. YAML 1.1 reads 1e-3 as a string.
+    # Tune samples NumPy numbers, and YAML 1.1 reads 1e-3 as a string.
     config = PPOConfig.parse(
         {"lr": "1e-3", "gamma": np.float32(0.5), "num_sgd_iter": np.int64(3), "kl_target": 1}
     )

@@ -1,4 +1,4 @@
-"""Random configs: each trains, or is one `ConfigError` before any actor starts."""
+"""Each random config either trains, or raises one `ConfigError` before any actor starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from polopt.trainers.experiment import Experiment
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
-#: An iteration takes milliseconds.
+#: A config whose iterations take milliseconds.
 SMALL: dict[str, Any] = {
     "env": Drift,
     "num_workers": 0,
@@ -32,7 +32,8 @@ SMALL: dict[str, Any] = {
     "model": {"fcnet_hiddens": [4]},
     "seed": 1,
 }
-#: Above these a config is still checked, but training it would take long.
+#: Configs with larger values are checked, but the test does not train them, because this would take
+#: long.
 LARGEST = {
     "num_envs_per_worker": 8,
     "rollout_fragment_length": 64,
@@ -113,7 +114,7 @@ mutations = st.one_of(
 )
 quietly = settings(
     deadline=None,
-    derandomize=True,  # reproducible. The `slow` test draws new examples
+    derandomize=True,  # reproducible examples. The `slow` test draws new examples.
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 
@@ -144,7 +145,7 @@ def is_small(experiment: Experiment) -> bool:
 def trains_or_raises_config_error(config: dict[str, Any]) -> bool:
     """Returns whether the config trained."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of environments that are out of date, and the like
+        warnings.simplefilter("ignore")  # for example, warnings about outdated environments
         try:
             experiment = Experiment.parse(config, {})
             experiment.make_worker_config()
@@ -207,7 +208,7 @@ def planned(path: Path, arguments: list[str]) -> None:
     try:
         plan(str(path), arguments)
     except ConfigError as error:
-        check_message(" ".join(str(error).split()))  # as the command line shows it
+        check_message(" ".join(str(error).split()))  # the command line shows it on one line
 
 
 @given(

@@ -1,4 +1,4 @@
-"""What environments may return: accepted variants, and errors that name what is wrong."""
+"""Results of environments: variants that are accepted, and errors that name what is wrong."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ every_mode = pytest.mark.parametrize("mode", AUTORESET)
 
 
 class CountedClock(Clock):
-    """A clock that lets another function make its observations. Counts its instances."""
+    """A clock whose observations come from a function. The class counts its instances."""
 
     made = 0
 
@@ -74,7 +74,7 @@ def test_integer_outside_its_space_is_one_error(case: str) -> None:
     with pytest.raises(EnvironmentAPIError, match=said) as caught:
         sample_often(made)
     assert "'counted_clock' (number 0 of worker 3)" in str(caught.value)
-    assert CountedClock.made == 1 + 2  # one for the spaces and one for each environment
+    assert CountedClock.made == 1 + 2  # one to read the spaces, and two in the vector
 
 
 @pytest.mark.parametrize("value", [5, -1])
@@ -176,14 +176,14 @@ def test_last_observation_survives_an_array_that_is_reused(mode: str) -> None:
 
 
 class FailingClose(Drift):
-    """Its close raises."""
+    """An environment whose `close` raises."""
 
     def close(self) -> None:
         raise OSError("device is gone")
 
 
 class FailingVectorClose(CartPoleVectorEnv):
-    """Its close raises."""
+    """A vector environment whose `close` raises."""
 
     def close(self, **options: Any) -> None:
         raise OSError("device is gone")
@@ -202,7 +202,7 @@ def test_close_that_raises_is_logged(env: Any, caplog: pytest.LogCaptureFixture)
         made.sample()
         made.stop()
         del made
-        gc.collect()  # finalizers of vectors close them again
+        gc.collect()  # the finalizer of a vector closes the vector again
     assert any("close() raised OSError: device is gone" in line for line in caplog.messages)
 
 

@@ -1,4 +1,5 @@
-"""Environments that raise or violate Gymnasium's API: replaced, counted, and named in errors."""
+"""Environments that raise or violate Gymnasium's API. They are replaced and counted, and errors
+name them."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ every_mode = pytest.mark.parametrize("mode", AUTORESET)
 
 
 def table_before_a_crash(last: float) -> np.ndarray:
-    """Values at each time, of reward 1 for `CRASH_AT` steps and then something worth `last`. Those
-    of times that are not reached are far off."""
+    """Returns the value at each time. The reward is 1 for `CRASH_AT` steps, and the value after
+    these steps is `last`. The values at later times, which are never reached, are far off."""
     values = np.full(LONGEST + 1, 99.0)
     discount = GAMMA ** np.arange(CRASH_AT, -1, -1)
     values[: CRASH_AT + 1] = (1.0 - discount) / (1.0 - GAMMA) + discount * last
@@ -49,8 +50,9 @@ def table_before_a_crash(last: float) -> np.ndarray:
 
 
 def crash_batches(mode: str, fragment: int, kind: Any = FastSyncVectorEnv) -> list[SampleBatch]:
-    """30 steps of a clock that raises in each episode and of one that never does. The policy's
-    value function is exact for the first clock up to the exception, and wrong for the second."""
+    """Samples 30 steps of two clocks. The first clock raises in each episode, and the second clock
+    never raises. The policy's value function is exact for the first clock up to the exception, and
+    wrong for the second clock."""
     makers = [lambda: CrashingClock(CRASH_AT, LONGEST), lambda: CrashingClock(10**6, LONGEST, 7)]
     env = guarded(makers, mode, kind)
     policy = make_policy("a2c", env, gamma=GAMMA, model={"fcnet_hiddens": []}, **{"lambda": 0.95})
@@ -78,11 +80,11 @@ def test_crash_invalidates_one_row(mode: str, fragment: int) -> None:
     batches = crash_batches(mode, fragment)
     check_row_before_a_crash_is_bootstrapped(batches)
     valid = np.concatenate([crashed(batch, "valid") for batch in batches])
-    period = CRASH_AT + 1  # three steps, and the one that raised
+    period = CRASH_AT + 1  # `CRASH_AT` steps, and the step that raised
     np.testing.assert_array_equal(~valid, np.arange(len(valid)) % period == CRASH_AT)
     lost = sum(batch.faults.env_faults for batch in batches)
     assert lost == np.count_nonzero(~valid)
-    # Its episodes are discarded. The episodes of the other clock are complete.
+    # The episodes of the first clock are discarded. The episodes of the second clock are complete.
     lengths = np.concatenate([batch.episodes.lengths for batch in batches])
     assert set(lengths.tolist()) == {7}
     rewards = np.concatenate([crashed(batch, "rewards") for batch in batches])
@@ -141,7 +143,8 @@ def test_random_crashes_in_step_and_reset() -> None:
     faults = sum(batch.faults.env_faults for batch in batches)
     lost = sum(np.count_nonzero(~batch["valid"]) for batch in batches)
     rows = sum(len(batch) for batch in batches)
-    # A crash in a step invalidates a row, one in a reset none. Either may fail several times.
+    # A crash in `step` invalidates one row. A crash in `reset` invalidates no row. The replacement
+    # may fail several times.
     assert 0.03 * rows < lost < 0.07 * rows
     assert lost < faults < 3 * lost
     assert all(batch["rewards"][batch["valid"]].min() == 1.0 for batch in batches)
@@ -155,7 +158,7 @@ def test_crashes_are_reproducible_without_repeated_episodes() -> None:
     assert first.faults.env_faults > 0
     np.testing.assert_array_equal(first.all_obs, second.all_obs)
     crashes = np.argwhere(~first["valid"])
-    for t, n in crashes:  # the new environment starts from another state
+    for t, n in crashes:  # the new environment starts in a different state
         assert not np.array_equal(first.all_obs[t + 1, n], first.all_obs[0, n])
 
 
@@ -163,7 +166,7 @@ def test_wrapper_statistics_survive_a_crash() -> None:
     made = worker(lambda config: NormalizeObservation(crashing_cartpole({"p_crash": 0.1})))
     assert sum(made.sample().faults.env_faults for _ in range(4)) > 0
     counts = [learned["count"] for [learned] in made.get_statistics()["envs"]]
-    assert min(counts) > 5 * 20  # more than since the last crash
+    assert min(counts) > 5 * 20  # more than the number of steps since the last crash
 
 
 @pytest.mark.parametrize(
@@ -184,7 +187,7 @@ def test_permanent_failure_is_one_error_with_traceback(env: Any, method: str, sa
     assert said in message
     assert "faulty_envs.py" in message
     assert f"in {method}" in message
-    assert "rollouts/" not in message.split("\n", 1)[1]  # nor polopt's frames, nor Gymnasium's
+    assert "rollouts/" not in message.split("\n", 1)[1]  # the traceback has no frames of polopt
 
 
 @pytest.mark.parametrize(
@@ -221,7 +224,7 @@ def test_api_violation_is_one_error_that_names_it(what: str, said: str, after: i
 
 
 class Imprecise(Clock):
-    """A clock whose observations are floats after two steps, outside of its integer space."""
+    """A clock with an integer observation space. After two steps, its observations are floats."""
 
     def __init__(self) -> None:
         super().__init__(6)

@@ -41,7 +41,7 @@ def test_gymnasium_id_uses_its_own_vector() -> None:
     assert type(env.unwrapped).__name__ == "CartPoleVectorEnv"
     assert env.num_envs == 3
     assert autoreset_mode(env) == AutoresetMode.NEXT_STEP
-    # Workers make the same environment.
+    # The spaces are the spaces of the environments that workers make.
     observations, actions = probe_spaces(source, rollout("CartPole-v1"))
     assert observations.shape == (4,)
     assert actions == spaces.Discrete(2)
@@ -62,7 +62,7 @@ def test_default_autoreset_mode_is_same_step() -> None:
 
 
 def test_autoreset_mode_is_of_this_environment() -> None:
-    # Gymnasium writes the mode into metadata that instances of the class share.
+    # Gymnasium writes the mode into metadata that all instances of the class share.
     envs = [make_vector_env(Drift, rollout(autoreset_mode=mode)) for mode in AUTORESET]
     assert [autoreset_mode(env) for env in envs] == [AutoresetMode[m.upper()] for m in AUTORESET]
 
@@ -86,12 +86,12 @@ def registered() -> Iterator[str]:
 
 def test_spec_works_where_its_id_is_not_registered(registered: str) -> None:
     source = resolve_env(registered)
-    spec = gymnasium.registry.pop(registered)  # as in another process
+    spec = gymnasium.registry.pop(registered)  # another process has no registration of the id
     try:
         batch = worker_of_source(source).sample()
     finally:
         gymnasium.registry[registered] = spec
-    # The time limit of the registration holds.
+    # The time limit of the registered spec applies.
     assert max(batch.episodes.lengths) == 4
 
 
@@ -104,7 +104,7 @@ def test_module_of_an_id_is_imported(tmp_path: Path, monkeypatch: Any) -> None:
     )
     monkeypatch.syspath_prepend(tmp_path)
     source = resolve_env(f"registers:{name}")
-    del gymnasium.registry[name]  # as in a worker, which has not imported the module
+    del gymnasium.registry[name]  # a worker has not imported the module
     assert max(worker_of_source(source).sample().episodes.lengths) == 5
 
 
@@ -131,7 +131,7 @@ def test_module_is_not_imported_without_permission(
 ) -> None:
     (tmp_path / "evilmod.py").write_text("Game = dict\nraise SystemExit('imported')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match="imported only if the user names it"):
+    with pytest.raises(ConfigError, match="imports a module only if the user names"):
         resolve_env(f"evilmod:{name}", allow_import=False)
 
 
@@ -141,7 +141,7 @@ def test_registered_id_needs_no_import_of_its_module() -> None:
 
 
 def test_attribute_of_loaded_module_needs_permission() -> None:
-    with pytest.raises(ConfigError, match="imported only if the user names it"):
+    with pytest.raises(ConfigError, match="imports a module only if the user names"):
         resolve_env("os:getcwd", allow_import=False)
 
 
@@ -176,7 +176,7 @@ def test_atari_id_names_the_module_that_registers_it() -> None:
     with pytest.raises(ConfigError, match="did you mean 'ale_py:ALE/NoSuchGame-v5'"):
         resolve_env("ALE/NoSuchGame-v5")
     with pytest.raises(ConfigError, match="'os:ALE/NoSuchGame-v5'; os defines no"):
-        resolve_env("os:ALE/NoSuchGame-v5")  # the module is named
+        resolve_env("os:ALE/NoSuchGame-v5")  # the user names a module, so no module is suggested
 
 
 @pytest.mark.parametrize("returned", [None, gymnasium.Env, spaces.Discrete(2)])
@@ -189,7 +189,7 @@ def test_callable_that_makes_no_environment_is_one_error(
 
     with pytest.raises(ConfigError, match=r"^key 'env': .*: TypeError: the callable must return"):
         probe_spaces(make, rollout(make, num_workers=num_workers))
-    assert caplog.messages == []  # nothing is closed that cannot be
+    assert caplog.messages == []  # polopt does not try to close an object without `close`
 
 
 @pytest.mark.parametrize("given", [None, 3, ["CartPole-v1"]])
@@ -199,7 +199,7 @@ def test_value_that_is_no_environment_is_refused(given: Any) -> None:
 
 
 class TakesConfig:
-    """Stores what it was called with."""
+    """Stores the arguments of its call."""
 
     def __init__(self, config: Any) -> None:
         self.got = config
@@ -236,7 +236,7 @@ CONTEXT = EnvContext({"size": 4, "speed": 2.0}, 3, 1, 5)
         (lambda config, speed=0.0: TakesConfig(config), CONTEXT),
         (lambda config, **others: TakesConfig(config), CONTEXT),
         (lambda anything, speed=0.0: TakesConfig(anything), CONTEXT),
-        (lambda size: TakesConfig(size), CONTEXT),  # `speed` does not fit
+        (lambda size: TakesConfig(size), CONTEXT),  # there is no parameter for the key `speed`
         (lambda size, /: TakesConfig(size), CONTEXT),
         (functools.partial(lambda more, anything: TakesConfig(anything), 3), CONTEXT),
     ],
@@ -292,7 +292,7 @@ def test_key_that_does_not_fit_is_named() -> None:
 
 
 class Changes(Drift):
-    """Changes its config."""
+    """An environment that changes its config."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -351,7 +351,7 @@ def test_trainer_shares_what_cannot_be_copied() -> None:
     made.stop()
 
 
-#: Made in one process, and used in another one.
+#: A script that makes a source in one process and uses it in another process.
 _SCRIPT = """
 import subprocess, sys
 import gymnasium

@@ -1,4 +1,4 @@
-"""Saved and restored environments."""
+"""Environments whose state is saved and restored."""
 
 from __future__ import annotations
 

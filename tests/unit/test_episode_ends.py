@@ -1,6 +1,6 @@
-"""Episode ends of `docs/architecture.md`: `terminated` cuts the return, `truncated` bootstraps from
-the true last observation, and reset rows of next-step mode are masked out of losses and counts.
-Each check fails where an end is handled wrongly.
+"""Episode ends, as `docs/architecture.md` describes them. `terminated` cuts the return. `truncated`
+bootstraps from the true last observation. Reset rows of next-step mode are masked out of losses and
+counts. Each check fails if episode ends are handled wrongly.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from polopt.rollouts.sampling.sampler import VectorSampler
 
 GAMMA = 0.9
 FOR_EVER = 1.0 / (1.0 - GAMMA)  # the value of reward 1 at every step
-LENGTHS = [5, 7]  # of the episodes of two environments
+LENGTHS = [5, 7]  # the lengths of the episodes in two environments
 FRAGMENTS = [1, 5, 6, 16]  # fragments end before, at and after episodes
 LAMBDAS = [0.0, 0.95, 1.0]
 
@@ -42,7 +42,7 @@ every_fragment = pytest.mark.parametrize("fragment", FRAGMENTS)
 
 
 def clock_policy(env: Any, name: str = "a2c", **options: Any) -> Policy:
-    """Without hidden layers, so that the value function can be any table over time."""
+    """A policy without hidden layers, so that its value function can be any table over time."""
     options = {"gamma": GAMMA, "model": {"fcnet_hiddens": []}, **options}
     return make_policy(name, env, **options)
 
@@ -57,7 +57,7 @@ def sampler_of(
 
 
 def batches_of(sampler: VectorSampler, rows: int = 30) -> list[SampleBatch]:
-    """Consecutive fragments, `rows` steps of each environment in all, ready to learn from."""
+    """Returns consecutive postprocessed fragments with at least `rows` steps per environment."""
     count = -(-rows // sampler.fragment_length)
     return [prepared(sampler.policy, sampler.sample()) for _ in range(count)]
 
@@ -69,7 +69,7 @@ def prepared(policy: Policy, batch: SampleBatch) -> SampleBatch:
 def under_every_lambda(
     sampler: VectorSampler, name: str = "a2c"
 ) -> Iterator[tuple[float, list[SampleBatch]]]:
-    """Each lambda, and the same consecutive fragments prepared with it."""
+    """Yields each lambda, with the same consecutive fragments postprocessed with this lambda."""
     batches = batches_of(sampler)
     for lambda_ in LAMBDAS:
         policy = clock_policy(sampler.env, name, **{"lambda": lambda_})
@@ -79,13 +79,13 @@ def under_every_lambda(
 
 
 def times(batch: SampleBatch) -> np.ndarray:
-    """`[T, N]` time since the reset, read from one-hot observations."""
+    """Returns the time since the reset, `[T, N]`. The one-hot observations contain it."""
     return batch.obs.argmax(-1)
 
 
 def leading_up_to(last: float, length: int) -> np.ndarray:
-    """`[length + 1]`: the value at each time of an episode of `length` steps of reward 1 whose
-    last observation is worth `last`."""
+    """Returns the value at each time, `[length + 1]`, of an episode with `length` steps of reward
+    1. The value of the last observation is `last`."""
     discount = GAMMA ** np.arange(length, -1, -1)
     return FOR_EVER * (1.0 - discount) + discount * last
 
@@ -94,7 +94,7 @@ def leading_up_to(last: float, length: int) -> np.ndarray:
 
 
 def check_nothing_to_learn(batches: list[SampleBatch]) -> None:
-    """With the true value function, all advantages are 0."""
+    """Checks that all advantages are 0, which is true for the true value function."""
     for batch in batches:
         valid = batch["valid"]
         np.testing.assert_allclose(batch["advantages"][valid], 0.0, atol=2e-5)
@@ -108,9 +108,10 @@ def check_worth(batches: list[SampleBatch], worth: float) -> None:
 
 
 def check_sums_to_the_end(batches: list[SampleBatch], lambda_: float, vtrace: bool = False) -> None:
-    """With value 0 everywhere, rewards of 1 add up, discounted, to the episode's or the
-    fragment's end, whichever comes first. Advantages of V-trace are those of one step to the next
-    target, whatever lambda is."""
+    """Checks advantages if all values are 0 and all rewards are 1. The advantages are then the
+    discounted sums of rewards up to the end of the episode or of the fragment, whichever comes
+    first. With V-trace, the advantage is computed from one step and the next target, for every
+    lambda."""
     decay = GAMMA * lambda_
     for batch in batches:
         to_fragment_end = np.arange(batch.shape[0], 0, -1)[:, None]
@@ -119,15 +120,16 @@ def check_sums_to_the_end(batches: list[SampleBatch], lambda_: float, vtrace: bo
         valid = batch["valid"]
         np.testing.assert_allclose(batch["value_targets"][valid], exact[valid], rtol=1e-5)
         if vtrace:
-            later = np.maximum(steps_left - 1, 0)  # not after reset rows
+            later = np.maximum(steps_left - 1, 0)  # reset rows have no steps left
             exact = 1.0 + GAMMA * (1.0 - decay**later) / (1.0 - decay)
         np.testing.assert_allclose(batch["advantages"][valid], exact[valid], rtol=1e-5)
 
 
 def check_counts(batches: list[SampleBatch], resets_cost_a_row: bool) -> None:
-    """Each environment's steps fall into whole episodes of its length, and one unfinished."""
+    """Checks that the steps of each environment form whole episodes of the right length and one
+    unfinished episode."""
     rows = sum(batch.shape[0] for batch in batches)
-    # The last step of an episode comes before the row that only resets.
+    # An episode counts even if its reset row has not been sampled yet.
     episodes = [(rows + resets_cost_a_row) // (n + resets_cost_a_row) for n in LENGTHS]
     resets = sum(rows // (n + 1) for n in LENGTHS) if resets_cost_a_row else 0
     assert sum(batch.env_steps for batch in batches) == len(LENGTHS) * rows - resets
@@ -169,8 +171,9 @@ def test_bootstrap_uses_true_last_observation(mode: str, fragment: int, ends: st
 
 
 def known_by_time(mode: str, fragment: int, ends: str) -> VectorSampler:
-    """Episodes of 5 steps, whose true value function depends on time. By its table their last
-    observation is worth -3, which counts where they are truncated, and not where they terminate."""
+    """Returns a sampler of episodes with 5 steps, whose true value function depends on time. The
+    value of the last observation is -3. This value is used if the episode is truncated, but not if
+    the episode terminates."""
     table = leading_up_to(-3.0 if ends == "truncated" else 0.0, 5)
     table[5] = -3.0
     return sampler_of(mode, ends, table, fragment, lengths=[5, 5])
@@ -185,7 +188,7 @@ def test_episodes_and_steps_are_counted(mode: str, fragment: int) -> None:
 
 @pytest.mark.parametrize("fragment", [4, 7, 30])
 def test_truncation_of_own_vector_bootstraps(fragment: int) -> None:
-    # No pole falls within 7 steps: the limit truncates all episodes.
+    # No pole falls within 7 steps, so the limit truncates all episodes.
     env = gymnasium.make_vec("CartPole-v1", num_envs=3, max_episode_steps=7)
     policy = make_policy("ppo", env, gamma=GAMMA)
     set_value_function(policy, FOR_EVER)
@@ -201,7 +204,7 @@ def test_termination_of_own_vector_does_not_bootstrap() -> None:
     policy = make_policy("a2c", env, gamma=GAMMA)
     set_value_function(policy, 0.0)
     with torch.no_grad():
-        policy.model.policy_head.bias[1] = 50.0  # always to the right, until the pole falls
+        policy.model.policy_head.bias[1] = 50.0  # always moves right, so the pole falls
     (batch,) = batches_of(make_sampler(env, policy, 40), rows=40)
     assert batch["terminated"].any(axis=0).all()
     assert not batch["truncated"].any()
@@ -209,7 +212,7 @@ def test_termination_of_own_vector_does_not_bootstrap() -> None:
     for n in range(3):
         ends = np.flatnonzero(batch["terminated"][:, n]).tolist()
         for before, end in itertools.pairwise([-2, *ends]):
-            # The row at `before + 1` resets. The next episode is from there to its end.
+            # The row `before + 1` is a reset row. The next episode starts after this row.
             advantages = batch["advantages"][before + 2 : end + 1, n]
             steps_left = np.arange(len(advantages), 0, -1)
             exact = (1.0 - GAMMA**steps_left) / (1.0 - GAMMA)
@@ -254,14 +257,14 @@ def check_spoiled_rows_change_nothing(name: str, mask: Callable[[SampleBatch], N
     invalid = ~batch["valid"]
     before = gradient(policy.postprocess(batch), policy)
     weights = policy.get_weights()
-    # As sampled: the contents of a reset row are arbitrary.
+    # Before postprocessing, the contents of a reset row are arbitrary.
     corrupt_reset_rows(batch, ["rewards", "actions", "action_dist_inputs"])
     policy.postprocess(batch)
     np.testing.assert_array_equal(gradient(batch, policy), before)
-    # After postprocessing.
+    # After postprocessing, the added columns of a reset row are arbitrary, too.
     names = ["values", "advantages", "value_targets", "action_logp"]
     corrupt_reset_rows(batch, [column for column in names if column in batch])
-    if "values" in batch:  # else the learner bootstraps from the observations of these rows
+    if "values" in batch:  # otherwise the learner bootstraps from observations of reset rows
         batch.obs[invalid] = np.nan
     mask(batch)
     np.testing.assert_array_equal(gradient(batch, policy), before)
@@ -301,7 +304,7 @@ def on_through_termination(batch: SampleBatch, *values: np.ndarray) -> np.ndarra
 
 
 def from_the_next_episode(batch: SampleBatch, *values: np.ndarray) -> np.ndarray:
-    """Bootstraps from the observation that the reset gave."""
+    """A wrong variant, which bootstraps from the observation that the reset returned."""
     following = right_next_values(batch, *values)
     t, n = np.argwhere(batch.all_obs.argmax(-1) == 0)[0]
     following[batch["truncated"]] = values[0][t, n]
@@ -364,7 +367,8 @@ def test_unmasked_reset_rows_are_wrong() -> None:
 
 
 class Images(gymnasium.Env[np.ndarray, int]):
-    """The same uint8 image at every step, in a Box of float32. Truncated after three steps."""
+    """An environment that returns the same uint8 image at every step, in a Box of float32. Episodes
+    are truncated after three steps."""
 
     observation_space = spaces.Box(0, 255, (3, 12, 12), np.float32)
     action_space = spaces.Discrete(2)

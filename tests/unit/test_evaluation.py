@@ -323,7 +323,7 @@ def test_missing_evaluation_workers_are_named_as_such(caplog: pytest.LogCaptureF
             5.0,
             [
                 "the run with its evaluation workers requests 5 CPU while Ray has 4; training goes "
-                "on, but no evaluation ends until Ray has 1 CPU more. To evaluate now, request less"
+                "on, but no evaluation ends until Ray has 1 more CPU. To evaluate now, request less"
             ],
         ),
         (7.0, ["the run requests 7 CPU while Ray has 4; it starts once Ray has more."]),

@@ -1,4 +1,4 @@
-"""A package that an environment needs and that is not there: one line with the command for it."""
+"""If an environment needs a missing package, one line gives the command that installs it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from polopt.rollouts.envs.missing_packages import missing_package
 from polopt.trainers.command_line.cli import app
 
 SMALL = {"num_workers": 0, "num_envs_per_worker": 1, "rollout_fragment_length": 8}
-#: A module, an environment that imports it, and what is said where the module is not there.
+#: A module, an environment that imports it, and the message if the module is missing.
 NEEDED = [
     ("mujoco", "HalfCheetah-v5", 'HalfCheetah-v5 needs MuJoCo: pip install "gymnasium[mujoco]"'),
     ("mujoco", "Ant-v4", 'Ant-v4 needs MuJoCo: pip install "gymnasium[mujoco]"'),
@@ -48,7 +48,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
-    """Makes a module one that is not installed, and forgets the environments that import it."""
+    """Makes a module appear as not installed, and removes imported environments that need it."""
     for name in list(sys.modules):
         if name.partition(".")[0] == module or name.startswith(
             ("gymnasium.envs.mujoco", "gymnasium.envs.box2d", "gymnasium.envs.phys2d")
@@ -58,7 +58,7 @@ def hide(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
 
 
 class Hidden:
-    """A finder of modules that does not find one."""
+    """A module finder that hides one module."""
 
     def __init__(self, module: str) -> None:
         self.module = module
@@ -69,7 +69,7 @@ class Hidden:
 
 
 def without_swig(error: Exception) -> str:
-    """The message, without the tool that versions of Box2D need before it."""
+    """Returns the message without the tool that some versions of Box2D need first."""
     return str(error).replace("pip install swig && ", "")
 
 
@@ -110,7 +110,7 @@ def test_train_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_window_needs_pygame_before_workers_start(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # CartPole's own vector implementation, which is used without a mode, shows no window.
+    # Without a mode, CartPole's own vector implementation is used, which shows no window.
     hide(monkeypatch, "pygame")
     options = {**SMALL, "env_config": {"render_mode": "human"}, "vectorization_mode": mode}
     for env, extra in (("CartPole-v1", "classic-control"), ("FrozenLake-v1", "toy-text")):
@@ -215,7 +215,7 @@ def test_id_that_has_moved_is_one_short_line() -> None:
 
 
 class LaterCartPole(CartPoleEnv):
-    """Needs a package in its third step."""
+    """An environment that needs a package in its third step."""
 
     def step(self, action: Any) -> Any:
         self.steps = getattr(self, "steps", 0) + 1

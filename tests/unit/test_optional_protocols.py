@@ -1,5 +1,5 @@
-"""What polopt takes from an environment beyond Gymnasium's API is optional. Without it training
-goes on, and one warning names it."""
+"""The methods and attributes that polopt uses beyond Gymnasium's API are optional. If one of them
+cannot be used, training continues, and one warning names it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Stateless(gymnasium.Env[np.ndarray, int]):
 
 
 def with_state(get: Any, restore: Any = None) -> type[Stateless]:
-    """A class with attributes of the protocol. `get` without `self`."""
+    """Makes a class with the methods of the protocol. `get` has no parameter `self`."""
 
     class Stated(Stateless):
         get_checkpoint_state = get
@@ -162,7 +162,7 @@ def test_environments_that_cannot_be_restored_begin_new_episodes(
     restore: Any, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Half(Drift):
-        """Of two environments, only the first can be restored."""
+        """An environment whose state only the first of two instances can restore."""
 
         def set_checkpoint_state(self, state: Any) -> None:
             super().set_checkpoint_state(state)
@@ -182,7 +182,7 @@ def test_environments_that_cannot_be_restored_begin_new_episodes(
     sampler.set_state(saved)
     batch = sampler.sample()
     assert batch.episodes.lengths == [] or max(batch.episodes.lengths) <= 7
-    assert batch["valid"][0].all()  # no reset from before
+    assert batch["valid"][0].all()  # no reset row is left from the time before
     assert len(caplog.records) == 1
     kind = "Half" if restore is not None else "Stateless"
     assert f"{kind}.set_checkpoint_state() cannot be used" in caplog.text
@@ -214,7 +214,7 @@ def test_state_of_a_vector_of_ones_own() -> None:
 
 
 class Keeps(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Has attributes with the names of running statistics."""
+    """A wrapper with attributes that have the names of running statistics."""
 
     def __init__(self, env: Any, **attributes: Any) -> None:
         super().__init__(env)
@@ -285,7 +285,7 @@ def test_statistics_that_cannot_be_set(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_statistics_of_environments_that_have_not_begun() -> None:
-    """An environment may make them later than another one, and none has counted anything yet."""
+    """Some environments may create their statistics later than others, and all counts are 0."""
     late = Keeps(Stateless(), obs_rms=None)
     env = vector(lambda: Keeps(Stateless(), obs_rms=moments(count=0.0)))
     env.envs = (env.envs[0], late)
@@ -317,7 +317,7 @@ def test_gymnasiums_wrappers_are_frozen_in_evaluation() -> None:
 
 def test_unwrapped_and_step_counters_of_ones_own() -> None:
     class Simulator(Stateless):
-        """`unwrapped` is something else, and a wrapper has a counter of its own."""
+        """An environment whose `unwrapped` is another object. Its wrapper has a step counter."""
 
         unwrapped = property(lambda self: SimpleNamespace())  # type: ignore[assignment]
         get_checkpoint_state = lambda self: self.time  # noqa: E731
@@ -350,7 +350,8 @@ INFOS: dict[str, Callable[[], Any]] = {
 
 
 class Tells(Stateless):
-    """Infos hold an object that cannot be copied, and a list that the environment changes."""
+    """An environment whose infos contain an object that cannot be copied, and a list that the
+    environment changes later."""
 
     def __init__(self, config: Any = None) -> None:
         super().__init__()
@@ -407,7 +408,7 @@ def test_infos_of_a_process_of_its_own(caplog: pytest.LogCaptureFixture) -> None
 
 
 class OwnVector(SyncVectorEnv):
-    """Returns infos as vectors of other packages do."""
+    """A vector environment that returns infos in the form of other packages."""
 
     infos: Any = None
 

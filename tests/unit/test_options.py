@@ -119,7 +119,7 @@ def test_help_shows_preset_options_and_an_example() -> None:
     assert "Asynchronous advantage actor-critic (Mnih et al., 2016)." in text
     assert "Optimizer: async_gradients. Policy: a3c." in text
     assert 'polopt.A3C(env="CartPole-v1", num_workers=0)' in text
-    assert "num_workers=2: number of remote rollout workers" in text
+    assert "num_workers=2: the number of remote rollout workers" in text
     assert "StorageContext" not in text.partition("Methods")[0]
     assert "rollout_fragment_length=128:" in (polopt.SyncPPO.__doc__ or "")
     assert "elements that `compress_gradients: topk` sends" in (polopt.SyncPPO.__doc__ or "")

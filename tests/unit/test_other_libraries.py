@@ -1,5 +1,5 @@
-"""Options and algorithms of RLlib, Stable-Baselines3 and CleanRL: errors and the page of migration
-give the answer of one table, which misses no option."""
+"""Options and algorithms of RLlib, Stable-Baselines3 and CleanRL. Errors and the migration page use
+the same table, and the table contains every option."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ net_arch activation_fn ortho_init full_std use_expln squash_output log_std_init
 share_features_extractor features_extractor_class features_extractor_kwargs normalize_images
 optimizer_class optimizer_kwargs n_lstm_layers lstm_hidden_size shared_lstm enable_critic_lstm
 """
-# Further arguments of its DQN, SAC and TD3.
+# Further arguments of DQN, SAC and TD3 in Stable-Baselines3.
 SB3_REPLAY = """
 buffer_size learning_starts batch_size tau train_freq gradient_steps replay_buffer_class
 replay_buffer_kwargs optimize_memory_usage n_steps target_update_interval exploration_fraction
@@ -70,7 +70,7 @@ total_timesteps learning_rate num_envs num_steps anneal_lr gamma gae_lambda num_
 update_epochs norm_adv clip_coef clip_vloss ent_coef vf_coef max_grad_norm target_kl
 batch_size minibatch_size num_iterations
 """
-# Of RLlib's releases before 2.0, besides today's.
+# Options of RLlib's releases before 2.0 that are not options of today's releases.
 OLD_RLLIB = """
 num_workers num_envs_per_worker sample_batch_size horizon soft_horizon no_done_at_end batch_mode
 sample_async observation_filter synchronize_filters compress_observations multiagent monitor
@@ -148,7 +148,7 @@ def test_no_option_of_the_tables_of_fixed_ones_is_a_key() -> None:
     ("name", "said"),
     [
         ("n_steps", "For 'n_steps' of Stable-Baselines3: 'rollout_fragment_length'"),
-        ("n_envs", "'num_envs_per_worker', times 'num_workers' if that is not 0"),
+        ("n_envs", "'num_envs_per_worker', times 'num_workers' if 'num_workers' is not 0"),
         ("learning_rate", "of Stable-Baselines3 and CleanRL: 'lr', a number or "),
         ("max_grad_norm", "of Stable-Baselines3 and CleanRL: 'grad_clip'"),
         ("total_timesteps", "'stop.num_env_steps_sampled_lifetime' of 'polopt train'"),
@@ -182,7 +182,7 @@ def test_option_of_another_library_names_its_place(name: str, said: str) -> None
         ({"policy": {"name": "ppo", "use_gae": False}}, "key 'use_gae': got False. Allowed: True"),
         ({"optimizer": {"n_steps": 1}}, "optimizer 'sync_samples': unknown key 'n_steps'. For "),
         ({"model": {"net_arch": [64]}}, "'model.net_arch'. For 'net_arch' of Stable-Baselines3: "),
-        ({"model": {"max_seq_len": 9}}, "'model.max_seq_len'. For 'max_seq_len' of RLlib: none: a"),
+        ({"model": {"max_seq_len": 9}}, "For 'max_seq_len' of RLlib: polopt has no such option"),
         ({"model": {"use_attention": True}}, "model: key 'use_attention': got True. Allowed: Fal"),
     ],
 )
@@ -192,8 +192,8 @@ def test_nested_option_of_another_library_names_its_place(given: dict[str, Any],
 
 @pytest.mark.parametrize("name", ["MlpPolicy", "CnnPolicy", "MultiInputPolicy"])
 def test_network_of_stable_baselines3_in_place_of_a_policy(name: str) -> None:
-    said = f"For {name!r} of Stable-Baselines3: none: the preset is the algorithm, and 'model' and"
-    assert said in error_of({"policy": name})  # with a preset, or without
+    said = f"For {name!r} of Stable-Baselines3: polopt has no such option: the preset is the algo"
+    assert said in error_of({"policy": name})  # with a preset, and below without a preset
     plain = {"optimizer": "sync_samples"}
     assert said in error_of({"policy": name}, plain)
     with pytest.raises(ConfigError, match=f"got {name!r}. Allowed: a dict.*{said}"):

@@ -1,4 +1,4 @@
-"""Registries refuse names that exist and classes of another kind."""
+"""Registries refuse names that are taken and classes of another kind."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_override_replaces_existing_name() -> None:
 
 
 def test_other_processes_get_what_the_driver_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    known: dict[str, Any] = {}  # stands for Tune's registry
+    known: dict[str, Any] = {}  # replaces Tune's registry
     monkeypatch.setattr(registry_module, "share", known.__setitem__)
     monkeypatch.setattr(registry_module, "shared", known.get)
     driver, trial = make_registry(), make_registry()

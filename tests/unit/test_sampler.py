@@ -1,4 +1,4 @@
-"""Sampling: episodes across fragments, early stops, and workers."""
+"""Sampling: episodes that continue across fragments, early stops, and workers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_batch_records_policy_and_environment() -> None:
     params = policy.action_params(batch.flat("obs"))
     np.testing.assert_allclose(batch.flat("action_dist_inputs"), params, rtol=1e-4, atol=1e-6)
     for t, (actions, obs, rewards, terminated, truncated) in enumerate(steps):
-        np.testing.assert_array_equal(batch["actions"][t] - 1, actions)  # the space starts at -1
+        np.testing.assert_array_equal(batch["actions"][t] - 1, actions)  # the first action is -1
         np.testing.assert_array_equal(batch.all_obs[t + 1], obs)
         np.testing.assert_array_equal(batch["rewards"][t], rewards.astype(np.float32))
         np.testing.assert_array_equal(batch["terminated"][t], terminated)
@@ -151,7 +151,7 @@ def test_early_stop_keeps_steps_already_sampled() -> None:
     def step_and_stop(actions: Any) -> Any:
         result = step(actions)
         if env.envs[0].time == 5:
-            sampler.stop_after = lambda: 2  # less than has been sampled
+            sampler.stop_after = lambda: 2  # fewer steps than have already been sampled
         return result
 
     env.step = step_and_stop  # type: ignore[method-assign]
@@ -221,7 +221,7 @@ def test_restored_worker_continues_bit_for_bit() -> None:
 
 
 class Pictures(gymnasium.Env[np.ndarray, int]):
-    """Every pixel is the time."""
+    """An environment whose observations are images. The value of every pixel is the time."""
 
     observation_space = spaces.Box(0, 255, (4, 5, 3), np.uint8)
     action_space = spaces.Discrete(2)

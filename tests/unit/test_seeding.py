@@ -41,7 +41,7 @@ def test_seeds_do_not_depend_on_number_of_envs() -> None:
     one, same = worker_seeds(3, 1, 0, 4), worker_seeds(3, 1, 0, 4)
     assert (one.envs, one.shuffle) == (same.envs, same.shuffle)
     assert one.actions.generate_state(4).tolist() == same.actions.generate_state(4).tolist()
-    # More environments leave the seeds of the others, and all other streams, as they are.
+    # With more environments, the seeds of the first environments and all other seeds stay equal.
     more = worker_seeds(3, 1, 0, 9)
     assert more.envs[:4] == one.envs
     assert more.actions.generate_state(4).tolist() == one.actions.generate_state(4).tolist()
@@ -65,14 +65,14 @@ def test_batches_do_not_depend_on_global_generators() -> None:
 )
 def test_observations_and_actions_differ_between_workers(other: dict[str, int]) -> None:
     one, another = worker(rollout_fragment_length=40), worker(rollout_fragment_length=40, **other)
-    another.set_weights(one.get_weights())  # the same policy
+    another.set_weights(one.get_weights())  # both workers use the same policy
     batches = [each.sample() for each in (one, another)]
     assert not np.isclose(batches[0].all_obs[0], batches[1].all_obs[0]).any()
     assert not np.array_equal(batches[0]["actions"], batches[1]["actions"])
 
 
 def test_action_noise_differs_between_workers() -> None:
-    # All clocks have the same observations, so that only action noise differs.
+    # All clocks have the same observations, so only the action noise differs.
     def clocks(config: EnvContext) -> Clock:
         return Clock(100)
 
@@ -128,7 +128,7 @@ def test_set_seed_covers_global_generators_and_spaces() -> None:
     for _ in range(2):
         one.set_seed([5, 6, 7])
         batches.append(one.sample())
-    layout = 4  # drawn by the constructor, which does not run again
+    layout = 4  # the constructor draws the layout, and does not run again
     np.testing.assert_array_equal(
         batches[0].all_obs[..., :layout], batches[1].all_obs[..., :layout]
     )

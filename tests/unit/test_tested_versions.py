@@ -1,4 +1,4 @@
-"""Versions that are newer than all tested ones are named once."""
+"""One warning names installed versions that are newer than the newest tested versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vectors of fault-tolerant environments behave as Gymnasium's plain vectors do."""
+"""Vectors of fault-tolerant environments return the same results as Gymnasium's vectors."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ every_mode = pytest.mark.parametrize("mode", AUTORESET)
 
 
 class InfoDrift(Drift):
-    """Returns infos of each kind that vectors batch, NumPy rewards and ends, and observations of a
-    wider dtype than its space."""
+    """An environment with infos of each kind that vectors batch. Its rewards, `terminated` and
+    `truncated` are NumPy values, and its observations have a wider dtype than its space."""
 
     def step(self, action: Any) -> Any:
         obs, reward, terminated, truncated, _ = super().step(action)
@@ -44,7 +44,8 @@ class InfoDrift(Drift):
 
 
 class WithoutInfos(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Drops infos, and casts arrays to the dtype of their space, as `FaultTolerantEnv` does."""
+    """A wrapper that drops infos and casts arrays to the dtype of their space, like
+    `FaultTolerantEnv`."""
 
     def step(self, action: Any) -> Any:
         observation, *others, _ = super().step(action)
@@ -57,7 +58,7 @@ class WithoutInfos(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class ImageDrift(Drift):
-    """Observations are small images, actions are vectors."""
+    """An environment whose observations are small images and whose actions are vectors."""
 
     observation_space = spaces.Box(0, 255, (2, 3, 1), np.uint8)
     action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -76,7 +77,7 @@ class ImageDrift(Drift):
 
 
 class DictDrift(Drift):
-    """Observations are dicts."""
+    """An environment whose observations are dicts."""
 
     observation_space = spaces.Dict({"a": Drift.observation_space})
 
@@ -90,7 +91,7 @@ class DictDrift(Drift):
 
 
 class DictActionDrift(Drift):
-    """Actions are dicts."""
+    """An environment whose actions are dicts."""
 
     action_space = spaces.Dict({"left": spaces.Discrete(2), "right": spaces.Discrete(2)})
 
@@ -115,7 +116,8 @@ CREATORS: list[Callable[[], Any]] = [
 
 
 def history(env: Any, steps: int = 60) -> list[Any]:
-    """Copies of all results of `steps` steps. After half of them two environments are reset."""
+    """Returns copies of the results of `steps` steps. After half of the steps, two environments are
+    reset."""
     env.action_space.seed(5)
     results = [deepcopy(env.reset(seed=[10, 11, 12, 13]))]
     for t in range(steps):
@@ -131,7 +133,7 @@ def history(env: Any, steps: int = 60) -> list[Any]:
 
 
 def assert_same(one: Any, other: Any) -> None:
-    """Values, types, dtypes, keys and their order."""
+    """Checks that values, types, dtypes, keys and the order of keys are equal."""
     assert type(one) is type(other)
     if isinstance(one, dict):
         assert list(one) == list(other)
@@ -165,7 +167,8 @@ def test_guarded_vector_equals_gymnasiums(
     makers = [lambda: WithoutInfos(creator())] * NUM_ENVS
     plain = SyncVectorEnv(makers, autoreset_mode=AutoresetMode[mode.upper()])
     expected = history(plain)
-    assert any(np.logical_or(*step[2:4]).any() for step in expected if len(step) == 5)  # some end
+    # Some episodes end.
+    assert any(np.logical_or(*step[2:4]).any() for step in expected if len(step) == 5)
     assert_same(history(made(creator, mode, fast)), expected)
 
 

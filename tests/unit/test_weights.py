@@ -19,7 +19,7 @@ MESSAGES = [
     Gradients(VECTOR[::2], 3, 160, {"vf_loss": 0.5}),  # not contiguous
     EpisodeStats([500.0, 1.5], [500, 2]),
     EpisodeStats(),
-    Weights(VECTOR[:0], 0, 0, {}),  # of a policy without weights
+    Weights(VECTOR[:0], 0, 0, {}),  # the weights of a policy without parameters
 ]
 
 
@@ -46,7 +46,7 @@ def test_vectors_are_pickled_out_of_band() -> None:
     beside: list[pickle.PickleBuffer] = []
     data = pickle.dumps(MESSAGES[0], 5, buffer_callback=beside.append)
     assert [buffer.raw().nbytes for buffer in beside] == [4 * len(VECTOR)]
-    assert b"dtype" not in data  # NumPy's description of an array takes longer than the rest
+    assert b"dtype" not in data  # pickling NumPy's description of an array would take long
     assert_same(pickle.loads(data, buffers=beside), MESSAGES[0])
 
 
