@@ -15,8 +15,9 @@ makes four runs, each with its own session of Ray:
 The script prints two ratios of the last run in Markdown. The first ratio is the rate of sampling,
 divided by `--workers` times the rate of one sampler. The second ratio is the rate of learning,
 divided by the rate of the learner alone. The goal of both ratios is 90 percent. To reach this goal,
-the machine needs as many cores as the samplers alone and the learner alone use together. For each
-run, the script therefore also prints the processor seconds per second, summed over all processes.
+the machine needs as many cores as the samplers use alone, plus as many as the learner uses alone.
+The script therefore also prints the processor seconds per second of the last three runs, summed
+over all processes of a run.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ PAGE = ROOT / "docs/tasks.md"
 IMAGES = ROOT / "docs/images"
 EXAMPLES = ROOT / "tuned_examples"
 SEEDS = (0, 1, 2, 3, 4)
-#: Approximate number of points that are stored of a learning curve.
+#: Approximate number of points of a learning curve that are stored.
 POINTS = 100
 #: A run that takes longer is stopped and counts as failed.
 LIMIT_S = 4 * 3600.0
