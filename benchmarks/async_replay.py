@@ -1,19 +1,23 @@
-"""Compares AsyncReplay's samplers and learner at the same time with each of them alone.
+"""Measures how much the samplers and the learner of AsyncReplay slow each other down.
 
     python benchmarks/async_replay.py [--seconds 10] [--workers 4] [--shards 2] [--step-ms 5]
                                       [--prefetch 16]
 
-The environment is CartPole-v1. Each step takes `--step-ms`, like the step of a simulator, so few
-cores suffice for the samplers. DQN learns from prioritised batches of 512 rows. The script makes
-four runs, each with its own session of Ray: one sampler without a learner, `--workers` samplers
-without a learner, the learner while samplers wait, and samplers and learner at the same time,
-without a bound on the training intensity.
+The environment is CartPole-v1, with a pause of `--step-ms` in each step, as in a slow simulator. So
+the samplers need little processor time. DQN learns from prioritised batches of 512 rows. The script
+makes four runs, each with its own session of Ray:
 
-It prints Markdown with two shares: the rate of sampling divided by `--workers` times the rate of
-one sampler, and the rate of learning divided by the rate of the learner alone. The goal of both
-shares is 90 percent. To reach this goal, the machine needs as many cores as samplers and learner
-use when they run alone. The script prints this number, too, as processor seconds per second of all
-their processes.
+- one sampler without a learner
+- `--workers` samplers without a learner
+- the learner, while the samplers wait
+- samplers and learner at the same time, so that neither waits for the training intensity
+
+The script prints two ratios of the last run in Markdown. The first ratio is the rate of sampling,
+divided by `--workers` times the rate of one sampler. The second ratio is the rate of learning,
+divided by the rate of the learner alone. The goal of both ratios is 90 percent. To reach this goal,
+the machine needs as many cores as the samplers use alone, plus as many as the learner uses alone.
+The script therefore also prints the processor seconds per second of the last three runs, summed
+over all processes of a run.
 """
 
 from __future__ import annotations
@@ -34,30 +38,29 @@ import measuring
 import ray
 from about import about
 
-#: Rows by which learning may be behind, if samplers and learner should not wait for each other.
+#: An `error_buffer` so large that samplers never wait for the learner.
 _NO_BOUND = 10**12
 
 
 class Paced(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole-v1 in which each step takes at least the seconds `step_s` of the config."""
+    """CartPole-v1 with a pause of `step_s` seconds in each step."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))
         self._step_s = config["step_s"]
 
     def step(self, action: Any) -> Any:
-        """Sleeps and then makes a step."""
         time.sleep(self._step_s)
         return super().step(action)
 
 
 class Rates(NamedTuple):
-    """The work of one run per second.
+    """The rates of one run.
 
     Attributes:
-        sampled: environment steps.
-        learned: updates.
-        cores: processor seconds of driver, samplers and shards.
+        sampled: environment steps per second.
+        learned: updates per second.
+        cores: processor seconds per second, of the driver, the samplers and the shards.
     """
 
     sampled: float
@@ -66,7 +69,14 @@ class Rates(NamedTuple):
 
 
 def rates(args: argparse.Namespace, workers: int, **options: Any) -> Rates:
-    """Trains and returns the rates after a warm-up, which takes a third of the time."""
+    """Trains for `args.seconds` and returns the rates. The warm-up before that takes at least a
+    third of `args.seconds`.
+
+    Args:
+        args: parsed command line.
+        workers: number of samplers.
+        options: options of `ApexDQN` that differ between the runs.
+    """
     import polopt
 
     ray.init(num_cpus=workers + args.shards + 1, include_dashboard=False, log_to_driver=False)
@@ -111,18 +121,19 @@ def rates(args: argparse.Namespace, workers: int, **options: Any) -> Rates:
 
 
 def main() -> None:
-    """Prints a table."""
+    """Makes the four runs and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--step-ms", type=float, default=5.0)
-    parser.add_argument("--prefetch", type=int, default=16, help="as RLlib's learner queue")
+    parser.add_argument("--prefetch", type=int, default=16, help="`prefetch_batches`")
     args = parser.parse_args()
     no_learner = {"learning_starts": 90_000}
     one, _, _ = rates(args, 1, **no_learner)
     several, _, samplers = rates(args, args.workers, **no_learner)
-    # One fragment gives more credit than this bound allows, so samplers wait after the first rows.
+    # The smallest bound that is allowed: one batch plus the credit of one fragment of 50 rows. Two
+    # fragments exceed this bound, so the samplers wait soon after the learner has started.
     least = 512 + 50 * 1_000_000
     _, alone, learner = rates(args, args.workers, error_buffer=least)
     sampled, learned, both_cores = rates(args, args.workers)
@@ -136,8 +147,8 @@ def main() -> None:
     print(f"| at the same time | {sampled:,.0f} | {both} |")
     print(
         f"\nProcessor seconds per second: samplers alone {samplers:.2f}, learner and shards alone "
-        f"{learner:.2f}, at the same time {both_cores:.2f} of {os.cpu_count()} cores, which other "
-        "work has, too."
+        f"{learner:.2f}, at the same time {both_cores:.2f} of {os.cpu_count()} cores. Other "
+        "programs also use these cores."
     )
     print(f"\n{', '.join(f'{key} {value}' for key, value in about().items())}.")
     print(f"Command: `{' '.join(['python', *sys.argv])}`")

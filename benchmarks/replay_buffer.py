@@ -1,11 +1,15 @@
-"""Bytes a row and batches per processor second of replay buffers. Rows are as in
-HalfCheetah-v5: 17 floats of observation and 6 of action.
+"""Compares the speed and memory of polopt's replay buffer with other replay buffers.
 
     python benchmarks/replay_buffer.py
 
-Buffers hold `--rows` rows and are drawn from in batches of 256. Each figure is the median of
-`--repeats` rounds on one thread. Stable-Baselines3, cpprb and RLlib are measured if they are
-installed. Stable-Baselines3 has no prioritised replay. RLlib takes 2 percent of the batches.
+The script fills each buffer with `--rows` rows, and then draws batches of 256 rows. A row is as in
+HalfCheetah-v5: 17 floats of observation and 6 floats of action. The script prints a table with the
+rows added per processor second, the bytes of a row, and the batches drawn per processor second.
+Batches per second are the median of `--repeats` rounds. A second table shows the seconds that
+polopt needs to save its buffer.
+
+Stable-Baselines3, cpprb and RLlib are measured if they are installed. Stable-Baselines3 does not
+have prioritised replay. RLlib's buffer draws only 2 percent as many batches, because it is slow.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from about import about
 from polopt import ReplayBuffer, SampleBatch
 
 OBS, ACTION, BATCH = 17, 6, 256
-STEPS, ENVS = 50, 8  # of a fragment. An episode has 1,000 steps
+STEPS, ENVS = 50, 8  # steps and environments of a fragment
 GAMMA = 0.99
 Draw = Callable[[], Any]
 
@@ -65,7 +69,8 @@ def main() -> None:
 
 
 def fragments() -> list[SampleBatch]:
-    """One episode of all environments, in fragments. It is truncated."""
+    """Returns the fragments of one episode of 1,000 steps in all environments. The episode ends by
+    truncation."""
     rng = np.random.default_rng(0)
     made = []
     for start in range(0, 1000, STEPS):
@@ -86,7 +91,7 @@ def fragments() -> list[SampleBatch]:
 
 
 def filled(buffer: ReplayBuffer) -> float:
-    """Fills a buffer. Returns the rows added per processor second."""
+    """Fills a buffer, and returns the rows added per processor second."""
     episode, added = fragments(), 0
     start_s = time.process_time()
     while added < buffer.capacity:
@@ -178,7 +183,7 @@ def rllib_buffer(rows: int) -> tuple[float, float, Draw]:
 
 
 def saving(rows: int) -> None:
-    """Seconds of the first save, and of one after another fragment."""
+    """Prints the seconds of a first save, and of a second save after one more fragment."""
     buffer = ReplayBuffer(rows, GAMMA, alpha=0.6)
     filled(buffer)
     print("\n| save | seconds |\n|---|---:|")

@@ -1,12 +1,14 @@
-"""Updates per processor second of DQN and SAC, beside Stable-Baselines3.
+"""Compares updates per processor second of DQN and SAC in polopt and Stable-Baselines3.
 
     python benchmarks/replay_updates.py [--seconds 3] [--turns 5] [--only dqn-64 ...]
 
-An update draws a batch of the replay buffer and makes one step of each torch optimizer, target
-networks included. Both libraries have the same environment, network and batch, and learn in turn,
-A B A B, in this process and on one thread. Figures are medians over turns of processor time, which
-other work on the machine changes little. Needs `stable-baselines3`, and for SAC `mujoco`. Prints
-Markdown. Status 1 if a goal is missed.
+An update draws a batch from the replay buffer and makes one step of each torch optimizer. It also
+updates the target networks, except in Stable-Baselines3's DQN, which updates its target network
+while it samples. Both libraries have the same environment, network and batch size. They learn in
+turns (A B A B), in this process and on one thread. The script prints a table in Markdown with
+medians over the turns. It measures processor time, because other programs on the machine affect it
+little. The exit status is 1 if polopt misses a goal. Needs `stable-baselines3`, and `mujoco` for
+SAC.
 """
 
 from __future__ import annotations
@@ -26,12 +28,13 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import torch
 from about import about
 
-ROWS = 4000  # in the buffer
+ROWS = 4000  # size of the buffer
 Update = Callable[[], Any]
 
 
 class Case(NamedTuple):
-    """One comparison: the algorithm, and the goal for polopt's rate over the peer's."""
+    """The settings of one comparison. `goal` is the smallest allowed ratio of polopt's rate to the
+    rate of Stable-Baselines3."""
 
     algorithm: str
     env: str
@@ -48,8 +51,10 @@ CASES = {
 
 
 def polopt_update(case: Case) -> Update:
-    """An update of polopt, with a buffer that has rows. The peer's DQN has neither dueling networks
-    nor double Q-learning, so they are off here, too."""
+    """Fills a buffer of polopt, and returns a function that makes one update.
+
+    Dueling networks and double Q-learning are off, because Stable-Baselines3's DQN has neither.
+    """
     import polopt
 
     options: dict[str, Any] = {}
@@ -72,7 +77,7 @@ def polopt_update(case: Case) -> Update:
 
 
 def sb3_update(case: Case) -> Update:
-    """As `polopt_update`, of Stable-Baselines3."""
+    """Fills a buffer of Stable-Baselines3, and returns a function that makes 50 updates."""
     import stable_baselines3
     from stable_baselines3.common.logger import Logger
 
@@ -92,7 +97,13 @@ def sb3_update(case: Case) -> Update:
 
 
 def rate(update: Update, seconds: float, updates: int) -> float:
-    """Updates per processor second. A call of `update` makes several."""
+    """Returns the updates per processor second.
+
+    Args:
+        update: the function to measure.
+        seconds: minimum processor time of the measurement.
+        updates: number of updates that one call of `update` makes.
+    """
     began_s, made = time.process_time(), 0
     while (elapsed_s := time.process_time() - began_s) < seconds:
         update()
@@ -101,7 +112,7 @@ def rate(update: Update, seconds: float, updates: int) -> float:
 
 
 def main() -> None:
-    """Measures, and prints a table."""
+    """Measures the cases and prints a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--turns", type=int, default=5)

@@ -1,20 +1,21 @@
-"""Returns on tasks that matter, at a stated budget, with peers at the same budget.
+"""Measures the returns of polopt and its peers after a fixed number of environment steps.
 
-    python benchmarks/results.py                                   # all cells. Resumable. Hours
-    python benchmarks/results.py --only HalfCheetah-v5 --seeds 0 1 # some of them
+    python benchmarks/results.py                                   # all runs. Takes hours
+    python benchmarks/results.py --only HalfCheetah-v5 --seeds 0 1 # two seeds of one task
     python benchmarks/results.py --page                            # only writes page and figures
 
-Each run is a process of its own with one thread: `tuned_examples/NAME.yaml` with another seed, or a
-script of `benchmarks/peers`, in that peer's environment. Results are stored one by one in
-`benchmarks/results/tasks.json`. A run that is there is not repeated. Delete it there to measure it
-again. The page is `docs/tasks.md`, the figures are `docs/images/task-*.png`. A cell without runs
-says "not run".
+Each run is a separate process with one thread. A run of polopt trains `tuned_examples/NAME.yaml` or
+an example of `UNTUNED`. A run of a peer starts a script of `benchmarks/peers` in the virtual
+environment of the peer. After each run, the script stores the result in
+`benchmarks/results/tasks.json`. Later calls skip the stored runs. To measure a run again, delete
+its entry in this file. At the end, the script writes the tables to `docs/tasks.md` and the learning
+curves to `docs/images/task-*.png`. A trainer without stored runs gets a row with "not run".
 
 The return of a run is the mean undiscounted return of the last 100 training episodes at the budget,
-in which actions are sampled. For tasks with `episodes`, it is the mean return of as many evaluation
-episodes with the policy at the budget, whose actions are not sampled. Figures: interquartile mean
-over seeds, and its 95 percent interval (percentile bootstrap over seeds). Wall time is the median
-over seeds, start-up and evaluation not included.
+with sampled actions. If `Task.episodes` is above 0, it is the mean return of this number of
+evaluation episodes at the budget, without exploration. The tables show the interquartile mean over
+seeds with a 95 percent interval (percentile bootstrap over seeds). Wall time is the median over
+seeds, without start-up and evaluation.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ PAGE = ROOT / "docs/tasks.md"
 IMAGES = ROOT / "docs/images"
 EXAMPLES = ROOT / "tuned_examples"
 SEEDS = (0, 1, 2, 3, 4)
-#: Points of a learning curve that are stored.
+#: Approximate number of points of a learning curve that are stored.
 POINTS = 100
-#: Longest run.
+#: A run that takes longer is stopped and counts as failed.
 LIMIT_S = 4 * 3600.0
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid")
@@ -51,8 +52,8 @@ class Cell(NamedTuple):
     """One trainer on one task.
 
     Attributes:
-        title: in the table.
-        source: name of a tuned example or of `UNTUNED`, or `PEER:CASE` of
+        title: title of the row in the table.
+        source: name of a tuned example, key of `UNTUNED`, or `PEER:CASE` for a case of
             `benchmarks/peers/PEER/run.py`.
     """
 
@@ -61,13 +62,15 @@ class Cell(NamedTuple):
 
 
 class Task(NamedTuple):
-    """One task.
+    """An environment with a budget, and the trainers that run on it.
 
     Attributes:
         env_steps: budget of each run.
         cells: the trainers.
-        goal: mean return that counts as solved, for tasks where steps to it are of interest.
-        episodes: evaluation episodes at the budget. 0: the return is the one of training.
+        goal: mean return at which the task counts as solved. The table then shows how many steps
+            each seed needed to reach it. None means that the table has no such column.
+        episodes: number of evaluation episodes at the budget. With 0, the return is the mean over
+            training episodes.
     """
 
     env_steps: int
@@ -77,13 +80,14 @@ class Task(NamedTuple):
 
 
 def breakout(config: Any) -> Any:
-    """As the function of `peers/common/tasks.py`."""
+    """Makes MinAtar's Breakout, as `make_breakout` in `peers/common/tasks.py` does."""
     from tasks import make_breakout
 
     return make_breakout()
 
 
-#: Batches of 1,024 rows, two fragments, as with `num_workers: 0`.
+#: A batch of 1,024 rows has two fragments of 64 steps x 8 environments. It has as many rows as the
+#: batches of `halfcheetah_ppo` and `breakout_ppo`.
 DECOUPLED_PPO: dict[str, Any] = {
     "optimizer": "async_samples",
     "policy": "decoupled_ppo",
@@ -93,7 +97,8 @@ DECOUPLED_PPO: dict[str, Any] = {
     "max_rollout_lag": 2,
     "max_requests_in_flight_per_worker": 2,
 }
-#: SAC on MuJoCo: the learning rates of CleanRL's SAC, and its first 5,000 random steps.
+#: SAC on MuJoCo with the learning rates of CleanRL's SAC. As in CleanRL, the first 5,000 steps are
+#: random.
 MUJOCO_SAC: dict[str, Any] = {
     "learning_starts": 5000,
     "random_timesteps": 5000,
@@ -102,14 +107,16 @@ MUJOCO_SAC: dict[str, Any] = {
     "alpha_lr": 1e-3,
     "buffer_size": 100_000,
 }
-#: Evaluation episodes of a run with a replay policy, and its tasks' budget on MuJoCo.
+#: Number of evaluation episodes of the tasks for DQN, PQN, SAC and TD3.
 EVALUATION_EPISODES = 100
+#: Budget of the tasks with SAC on MuJoCo.
 MUJOCO_SAC_STEPS = 100_000
-#: Examples that have not been measured with five seeds, and are therefore no tuned examples.
+#: Examples that are not tuned examples, because they have not been measured with five seeds.
 UNTUNED: dict[str, dict[str, Any]] = {
-    # Acrobot-v1 reaches its goal rarely at first, and PQN learns from each row only once. With a
-    # lambda of 0.95 a success reaches more of the steps before it. CleanRL's settings (4 x 128
-    # steps, lambda 0.65, epsilon over 250,000 steps) returned -194 with seed 0.
+    # At first, the policy rarely reaches the goal of Acrobot-v1, and PQN does not replay old
+    # fragments. With a lambda of 0.95, a success affects the targets of more of the steps before
+    # it. CleanRL's settings (4 x 128 steps, lambda 0.65, epsilon falling over 250,000 steps)
+    # returned -194 with seed 0.
     "acrobot_pqn": {
         "run": "PQN",
         "config": {
@@ -124,7 +131,7 @@ UNTUNED: dict[str, dict[str, Any]] = {
             "min_sample_timesteps_per_iteration": 4096,
         },
     },
-    # As Zoo's settings for Stable-Baselines3, with double Q-learning and a dueling network.
+    # The Zoo's settings for Stable-Baselines3, with double Q-learning and a dueling network.
     "cartpole_dqn": {
         "run": "DQN",
         "config": {
@@ -143,7 +150,8 @@ UNTUNED: dict[str, dict[str, Any]] = {
     },
     "halfcheetah_sac": {"run": "SAC", "config": {"env": "HalfCheetah-v5", **MUJOCO_SAC}},
     "hopper_sac": {"run": "SAC", "config": {"env": "Hopper-v5", **MUJOCO_SAC}},
-    # MinAtar's paper: one update for each of 5M frames, and epsilon and buffer as here.
+    # The epsilon schedule and the buffer size are from MinAtar's paper. The paper makes one update
+    # per frame, for 5M frames.
     "breakout_dqn": {
         "run": "DQN",
         "config": {
@@ -173,7 +181,7 @@ UNTUNED: dict[str, dict[str, Any]] = {
             "sgd_minibatch_size": 256,
         },
     },
-    # As `halfcheetah_ppo`, with samples that are taken while the driver learns.
+    # The settings of `halfcheetah_ppo`, but workers sample while the driver learns.
     "halfcheetah_decoupled_ppo": {
         "run": "PolicyOptimizerTrainer",
         "config": {
@@ -319,7 +327,12 @@ TASKS: dict[str, Task] = {
 
 
 def train_example(name: str, seed: int, env_steps: int, episodes: int) -> dict[str, Any]:
-    """Trains an example up to a budget, and evaluates it. The result of `measuring.BudgetClock`."""
+    """Trains an example up to a budget, and evaluates the policy in `episodes` episodes.
+
+    Returns:
+        The result of `measuring.BudgetClock`. With `episodes` above 0, `return` is the mean return
+        of the evaluation.
+    """
     sys.path.insert(0, str(PEERS / "common"))
     import measuring
 
@@ -328,7 +341,7 @@ def train_example(name: str, seed: int, env_steps: int, episodes: int) -> dict[s
     example = UNTUNED.get(name) or yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
     config = {**example["config"], "seed": seed}
     if episodes:
-        config.pop("evaluation_interval", None)  # at the budget only
+        config.pop("evaluation_interval", None)  # evaluates only at the budget
         config.pop("evaluation_duration", None)
     trainer = getattr(polopt, example["run"])(config)
     clock = measuring.BudgetClock(env_steps)
@@ -349,10 +362,10 @@ def train_example(name: str, seed: int, env_steps: int, episodes: int) -> dict[s
 
 
 def measure(cell: Cell, seed: int, task: Task, cache: Path) -> dict[str, Any]:
-    """One run in a process of its own.
+    """Runs one seed of a cell in a new process, and returns its result with a shorter curve.
 
     Raises:
-        PeerError: it failed.
+        PeerError: the run failed.
     """
     peer, _, case = cell.source.partition(":")
     budget = ["--env-steps", str(task.env_steps), "--episodes", str(task.episodes)]
@@ -367,12 +380,13 @@ def measure(cell: Cell, seed: int, task: Task, cache: Path) -> dict[str, Any]:
 
 
 def steps_to(goal: float, run: dict[str, Any]) -> float:
-    """Environment steps at which the mean return reached the goal. Infinite: it never did."""
+    """Returns the environment steps at which the mean return first reached the goal, or infinity if
+    it never did."""
     return next((steps for steps, mean in run["curve"] if mean >= goal), float("inf"))
 
 
 def table(name: str, task: Task, runs: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """Lines of the table of a task."""
+    """Returns the section of a task in Markdown, as lines: a heading and a table."""
     goal = "" if task.goal is None else f" steps to {task.goal:.0f}, seed by seed |"
     lines = [
         f"## {name}, {task.env_steps:,} environment steps",
@@ -401,7 +415,8 @@ def table(name: str, task: Task, runs: dict[str, list[dict[str, Any]]]) -> list[
 
 
 def figure_of(name: str, task: Task, runs: dict[str, list[dict[str, Any]]]) -> Any:
-    """Learning curves: each seed thin, the interquartile mean thick. None without runs."""
+    """Draws the learning curves of a task: a thin line for each seed, and a thick line for the
+    interquartile mean. Returns None if no trainer has a run."""
     import numpy as np
     import plotly.graph_objects as go
 
@@ -429,7 +444,7 @@ def figure_of(name: str, task: Task, runs: dict[str, list[dict[str, Any]]]) -> A
         height=420,
         margin={"t": 70, "b": 60, "l": 70, "r": 20},
         xaxis_title="environment steps",
-        yaxis_title="mean return of the last 100 episodes",  # of training
+        yaxis_title="mean return of the last 100 episodes",  # training episodes
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
         title={"text": name, "y": 0.96},
     )
@@ -437,7 +452,7 @@ def figure_of(name: str, task: Task, runs: dict[str, list[dict[str, Any]]]) -> A
 
 
 def write_page(store: dict[str, Any]) -> None:
-    """Writes the page, and then the figures, which need Chrome, from what is stored."""
+    """Writes the page and then the figures from the stored runs. Figures need Chrome."""
     lines, figures = [], {}
     for name, task in TASKS.items():
         runs = {
@@ -465,14 +480,14 @@ def write_page(store: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Runs what is missing, and writes the page."""
+    """Measures the runs that are not stored yet, and writes the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="*", default=list(TASKS), choices=list(TASKS))
-    parser.add_argument("--cells", nargs="*", help="sources of cells; default: all")
+    parser.add_argument("--cells", nargs="*", help="sources of trainers (default: all)")
     parser.add_argument("--seeds", nargs="*", type=int, default=list(SEEDS))
-    parser.add_argument("--page", action="store_true", help="run nothing")
+    parser.add_argument("--page", action="store_true", help="only write the page")
     parser.add_argument(
-        "--cache", type=Path, default=CACHE, help="folder for environments of peers"
+        "--cache", type=Path, default=CACHE, help="folder of the peers' environments"
     )
     parser.add_argument("--train", help=argparse.SUPPRESS)  # one run, in this process
     parser.add_argument("--env-steps", type=int, help=argparse.SUPPRESS)

@@ -88,7 +88,7 @@ def test_pairs_of_one_process_count_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert row.startswith("| a3c | 2 | 3 |")
 
 
-def test_calls_without_new_steps_are_no_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_without_new_steps_does_not_count_as_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS / "peers" / "common"))
     measuring = importlib.import_module("measuring")
     monkeypatch.setattr(measuring, "WARM_UP_S", 0.0)
