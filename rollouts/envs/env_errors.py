@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import threading
 import traceback
 from types import TracebackType
 from typing import Any
@@ -80,6 +81,19 @@ def described(error: BaseException) -> str:
                 "environments instead of the vector"
             )
     return text
+
+
+def other_thread() -> str:
+    """Names the current thread for messages about an environment that raised, and says what helps
+    an environment that works in the main thread only. Empty in the main thread."""
+    thread = threading.current_thread()
+    if thread is threading.main_thread():
+        return ""
+    return (
+        f" (in the thread {thread.name!r}; an environment that works only in the main thread, or "
+        "in the thread that made it, needs a process of its own: num_workers or num_collectors of "
+        "1 or more)"
+    )
 
 
 def traceback_of(error: BaseException, env: Any = None, method: str = "step") -> str:

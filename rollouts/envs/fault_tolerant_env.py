@@ -20,6 +20,7 @@ from polopt.rollouts.envs.env_errors import (
     APIViolation,
     EnvironmentAPIError,
     EnvironmentFailedError,
+    other_thread,
     traceback_of,
     warn_without,
 )
@@ -300,7 +301,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._in_a_row = 1 if self._steps else self._in_a_row + 1
         self._total += 1
         step, self._steps = self._steps + (method == "step"), 0
-        where = f"in {method}() at step {step} of its episode"
+        where = f"in {method}() at step {step} of its episode{other_thread()}"
         trace = traceback_of(error, env, method)
         if isinstance(error, APIViolation):
             raise EnvironmentAPIError(
