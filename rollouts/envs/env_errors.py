@@ -61,6 +61,14 @@ def warn_without(owner: Any, name: str, problem: Exception | str, without: str) 
     )
 
 
+def innermost(env: Any) -> Any:
+    """The environment in all wrappers, for messages. The argument itself if `unwrapped` raises."""
+    try:
+        return env.unwrapped
+    except Exception:  # a user's property may raise anything
+        return env
+
+
 def described(error: BaseException) -> str:
     """Type and text of an exception, or the line that raised it, if it has no text. Says what to do
     about a wrapper of Gymnasium that refuses the mode of the vector which it wraps: up to Gymnasium
@@ -127,7 +135,7 @@ def _is_own(frames: TracebackType) -> bool:
 
 
 def _definition(env: Any, method: str) -> str:
-    code = getattr(getattr(type(getattr(env, "unwrapped", env)), method, None), "__code__", None)
+    code = getattr(getattr(type(innermost(env)), method, None), "__code__", None)
     if code is None:
         return ""
     where = inspect.getfile(code)

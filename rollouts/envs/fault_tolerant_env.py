@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, Literal, NamedTuple
 
 import gymnasium
@@ -20,6 +21,7 @@ from polopt.rollouts.envs.env_errors import (
     APIViolation,
     EnvironmentAPIError,
     EnvironmentFailedError,
+    innermost,
     other_thread,
     traceback_of,
     warn_without,
@@ -141,12 +143,14 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._shape = space.shape if self._of_arrays else ()
         self._in_range = range_check(space)
         self._mask = find_action_mask(space, self.env.action_space)
+        self._space = space
+        self._has_parts = isinstance(space, spaces.Dict | spaces.Tuple)
         self._space_dtype = space.dtype if self._of_arrays else None
         # Of the last observation that passed all checks. No type, if each has to pass them.
         self._type: Any = None
         self._is_array = False
         self._dtype: Any = None
-        self._other_dtype = False  # than the space's
+        self._other_dtype = False  # than the space's, or one that is not known
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """One step of the environment. See the class for exceptions."""
@@ -170,13 +174,12 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             if self._mask is not None:
                 self._check_mask(observation, needed=not (terminated or truncated))
             if self._other_dtype:
-                observation = _cast(observation, self._space_dtype)
+                observation = self._cast(observation)
         except Exception as error:
             raised = error  # handled below, where it is not the context of other exceptions
         else:
             self._steps += 1
-            if PROGRESS.by_environment:
-                PROGRESS.note()
+            PROGRESS.at_s[0] = monotonic()  # a call of `PROGRESS.note` takes twice as long
             if terminated or truncated:
                 # The environment may change it when it is reset.
                 observation = observation.copy() if self._is_array else own_copy(observation)
@@ -224,15 +227,21 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _kept(self, info: dict[str, Any]) -> dict[str, Any]:
         """A copy of the info of a last step. In a process of its own, without the values that
         cannot be sent from there."""
+        try:
+            values = dict(info)
+        except Exception as error:  # of a subclass that computes its values when they are read
+            values = dict(dict.items(info))
+            without = "callbacks get the info as a plain dict holds it"
+            warn_without(innermost(self.env), "step() info", error, without)
         if not self._owns_process:
-            return dict(own_copy(dict(info)))
+            return dict(own_copy(values))
         kept = {}
-        for key, value in info.items():
+        for key, value in values.items():
             try:
                 kept[key] = pickle.loads(pickle.dumps(value))
             except Exception as error:  # pickling a user's object may raise anything
                 without = "callbacks do not get it with vectorization_mode 'async'"
-                warn_without(self.env.unwrapped, f"step() info {key!r}", error, without)
+                warn_without(innermost(self.env), f"step() info {key!r}", error, without)
         return kept
 
     def _checked(self, result: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -241,7 +250,10 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._is_array = isinstance(observation, np.ndarray)
         self._type = type(observation) if self._is_array or not self._of_arrays else None
         self._dtype = getattr(observation, "dtype", None)
-        self._other_dtype = self._is_array and self._of_arrays and self._dtype != self._space_dtype
+        if self._is_array and self._of_arrays:
+            self._other_dtype = self._dtype != self._space_dtype
+        else:
+            self._other_dtype = self._of_arrays or self._has_parts
         return observation, reward_of(reward), terminated, truncated, info
 
     def _first_observation(self, result: Any) -> Any:
@@ -249,7 +261,15 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         check_reset(result, self.env.observation_space)
         observation = result[0]
         self._check_mask(observation)
-        return _cast(observation, self._space_dtype) if self._of_arrays else observation
+        return self._cast(observation)
+
+    def _cast(self, observation: Any) -> Any:
+        if not self._of_arrays:
+            return cast_floats(observation, self._space)
+        if isinstance(observation, np.ndarray) and observation.dtype == self._space_dtype:
+            return observation
+        with np.errstate(all="ignore"):  # see `cast_floats`
+            return np.asarray(observation, self._space_dtype)
 
     def _check_mask(self, observation: Any, needed: bool = True) -> None:
         """Raises `ValueError` for a wrong action mask, a fault like an exception of `step`."""
@@ -327,10 +347,18 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         return int(sequence.generate_state(1)[0] >> 1)
 
 
-def _cast(observation: Any, dtype: Any) -> np.ndarray:
-    """An observation in the dtype of its space. Vectors would cast it where the user's settings for
-    numbers that do not fit apply."""
-    if isinstance(observation, np.ndarray) and observation.dtype == dtype:
+def cast_floats(observation: Any, space: spaces.Space[Any]) -> Any:
+    """An observation with floats in the dtype of its space. Vectors would cast them where a user's
+    `np.seterr` applies, which is for the environment alone. Leaves other values as they are."""
+    if isinstance(space, spaces.Dict):
+        return {key: cast_floats(observation[key], part) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        pairs = zip(observation, space.spaces, strict=True)
+        return tuple(cast_floats(one, part) for one, part in pairs)
+    if not isinstance(space, spaces.Box):
         return observation
-    with np.errstate(all="ignore"):  # `np.seterr` of a user's program is for the environment alone
-        return np.asarray(observation, dtype)
+    array = np.asarray(observation)
+    if array.dtype == space.dtype or array.dtype.kind != "f" or space.dtype.kind != "f":
+        return observation
+    with np.errstate(all="ignore"):
+        return array.astype(space.dtype)
