@@ -198,6 +198,14 @@ def test_network_of_stable_baselines3_in_place_of_a_policy(name: str) -> None:
     assert said in error_of({"policy": name}, plain)
     with pytest.raises(ConfigError, match=f"got {name!r}. Allowed: a dict.*{said}"):
         SyncPPO(name, env="CartPole-v1")
+    with pytest.raises(ConfigError, match=f"got {name!r}. Allowed: a dict.*{said}"):
+        A3C(*[name, "CartPole-v1"], verbose=1)
+
+
+def test_second_positional_argument_is_one_error() -> None:
+    arguments: list[Any] = [{"num_workers": 0}, "CartPole-v1"]
+    with pytest.raises(ConfigError, match=r"SyncPPO takes one .*got another one, 'CartPole-v1'"):
+        SyncPPO(*arguments)
 
 
 def test_mode_of_vectors_has_the_name_of_rllib() -> None:
