@@ -357,8 +357,8 @@ def cast_floats(observation: Any, space: spaces.Space[Any]) -> Any:
         return tuple(cast_floats(one, part) for one, part in pairs)
     if not isinstance(space, spaces.Box):
         return observation
-    array = np.asarray(observation)
-    if array.dtype == space.dtype or array.dtype.kind != "f" or space.dtype.kind != "f":
+    array, dtype = np.asarray(observation), np.dtype(space.dtype)
+    if array.dtype == dtype or (array.dtype.kind, dtype.kind) != ("f", "f"):
         return observation
     with np.errstate(all="ignore"):
-        return array.astype(space.dtype)
+        return array.astype(dtype)

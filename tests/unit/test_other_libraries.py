@@ -165,6 +165,8 @@ def test_no_option_of_the_tables_of_fixed_ones_is_a_key() -> None:
         ("use_kl_loss", "For 'use_kl_loss' of RLlib: 'kl_coeff', 0 turns it off"),
         ("replay_buffer_config", "For 'replay_buffer_config' of RLlib: 'buffer_size', 'priori"),
         ("gradient_steps", "'gradient_steps * batch_size / (train_freq * n_envs)'"),
+        ("ent_coef", "For 'ent_coef' of Stable-Baselines3's DQN, SAC and TD3: 'initial_alpha'"),
+        ("n_steps", "For 'n_steps' of Stable-Baselines3's DQN, SAC and TD3: 'n_step'"),
         ("policies", "Leave it out. For 'policies' of RLlib: polopt trains one policy"),
     ],
 )
