@@ -58,7 +58,8 @@ def config_of(
     wanted = {plugin: _name(classes[plugin], registry) for plugin, registry in _REGISTRIES.items()}
     changes = canonical(changes, aliases_for(chosen, preset))
     if wanted["optimizer"] == names["optimizer"]:
-        saved |= own["optimizer"]
+        config_class = OPTIMIZERS.get(classes["optimizer"]).config_class
+        saved |= config_class.of_checkpoint(own["optimizer"])
     if wanted["policy"] == names["policy"]:
         config_class = POLICIES.get(classes["policy"]).config_class
         saved |= config_class.of_checkpoint(own["policy"])

@@ -158,6 +158,15 @@ def test_options_of_an_older_checkpoint_keep_their_meaning(run: Path) -> None:
     assert {key: getattr(policy, key) for key in given} == given
 
 
+def test_option_that_was_removed_does_not_refuse_an_older_checkpoint(run: Path) -> None:
+    _, state = read_or_fall_back(next(run.glob("checkpoint_*")))
+    options = {"name": "decentralized_allreduce", "backend": "zmq", "checksum_interval": 7}
+    state["config"] |= {"optimizer": options, "num_workers": 2}
+    experiment = Experiment.parse(config_of(state, "checkpoint x", {}, {}), {})
+    assert experiment.optimizer_name == "decentralized_allreduce"
+    assert experiment.optimizer.to_dict()["backend"] == "socket"
+
+
 def test_class_that_the_checkpoint_names_keeps_its_options(run: Path) -> None:
     class Own(PPOPolicy):
         pass
