@@ -1017,12 +1017,16 @@ def instead_of(name: Any) -> str:
     """
     name = str(name).lstrip("-").replace("-", "_")
     answers: dict[str, list[str]] = {}
-    for library, options in (
-        ("Stable-Baselines3", (*STABLE_BASELINES3, *STABLE_BASELINES3_REPLAY)),
-        ("CleanRL", CLEANRL),
-        ("RLlib", (*RLLIB, *RLLIB_REPLAY)),
+    for library, options, algorithms, of_replay in (
+        ("Stable-Baselines3", STABLE_BASELINES3, "DQN, SAC and TD3", STABLE_BASELINES3_REPLAY),
+        ("CleanRL", CLEANRL, "", ()),
+        ("RLlib", RLLIB, "DQN and SAC", RLLIB_REPLAY),
     ):
-        _add(answers, library, (o.here for o in options if name in o.names))
+        found = [option.here for option in options if name in option.names]
+        _add(answers, library, found)
+        # The same name may mean something else there.
+        owner = f"{library}'s {algorithms}" if found else library
+        _add(answers, owner, [option.here for option in of_replay if name in option.names])
     _add(answers, "RLlib", (f.here for f in (*RLLIB_FIXED, *RLLIB_MODEL_FIXED) if name in f.same))
     return ". ".join(
         f"For {name!r} of {' and '.join(libraries)}: {_plain(here)}"

@@ -6,9 +6,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-#: If a vector makes no progress for longer than this, its environments note their own steps.
-SLOW_STEP_S = 0.1
-
 
 class Progress:
     """Stores the time of the last progress. Progress is a step of an environment, or the start or
@@ -18,12 +15,7 @@ class Progress:
         at_s: the time of the last progress, `[1]` float64, as seconds of `time.monotonic`.
             `ControlPage` replaces this buffer by memory that other processes of the node can read.
             The buffer is a memoryview, because access to one number takes twice as long in NumPy.
-        by_environment: whether each environment of a vector notes its own steps. True only while
-            steps are slow. For fast environments, noting each step would take a fiftieth of the
-            time of a step.
     """
-
-    by_environment = True
 
     def __init__(self) -> None:
         self.at_s: Any = memoryview(bytearray(8)).cast("d")
@@ -32,14 +24,6 @@ class Progress:
     def note(self) -> None:
         """Notes progress at the current time."""
         self.at_s[0] = time.monotonic()
-
-    def note_vector_step(self) -> None:
-        """Notes that all environments of a vector have made a step. If the last progress was more
-        than `SLOW_STEP_S` ago, the environments note their own steps in the next step of the
-        vector."""
-        now_s = time.monotonic()
-        self.by_environment = now_s - self.at_s[0] > SLOW_STEP_S
-        self.at_s[0] = now_s
 
     def note_of_other(self, silent_s: float) -> None:
         """Notes that another process, for which this process waits, made progress `silent_s`

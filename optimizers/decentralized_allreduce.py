@@ -77,6 +77,11 @@ class DecentralizedAllReduceConfig(OptimizerConfig):
         "rounds, which takes so little time that it needs no option",
     }
 
+    @classmethod
+    def of_checkpoint(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Leaves out an option that did not change what a run learns."""
+        return {key: value for key, value in options.items() if key != "checksum_interval"}
+
     def check_evaluation(self) -> None:
         if not self.keep_local_weights_in_sync:
             raise ConfigError(

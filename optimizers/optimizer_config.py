@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from polopt.common.config import Config
 from polopt.rollouts.workers.worker_config import WorkerConfig
 
@@ -11,6 +14,11 @@ class OptimizerConfig(Config):
 
     `PolicyOptimizer.check` checks the options together with the options of sampling.
     """
+
+    @classmethod
+    def of_checkpoint(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of a checkpoint, with today's names and meanings."""
+        return dict(options)
 
     def check_spaces(self, worker_config: WorkerConfig) -> None:
         """Checks, before any actor starts, that the options fit the spaces of the environment.

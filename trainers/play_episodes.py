@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.wrappers import TimeLimit, TransformReward
+from gymnasium.wrappers import TimeLimit, TransformObservation, TransformReward
 
 from polopt.common.config import ConfigError, shown
 from polopt.common.episodes import Episode
@@ -26,6 +26,7 @@ from polopt.rollouts.envs.creators import EnvContext, make_env
 from polopt.rollouts.envs.env_api import reward_of, same_encoding
 from polopt.rollouts.envs.env_sources import env_name, resolve_env
 from polopt.rollouts.envs.env_state import set_evaluation_statistics
+from polopt.rollouts.envs.fault_tolerant_env import cast_floats
 from polopt.rollouts.envs.missing_packages import missing_package
 from polopt.rollouts.envs.random_state import kept_global_generators
 from polopt.rollouts.rollout_config import RolloutConfig
@@ -177,7 +178,9 @@ def play(
     """
     # With NEXT_STEP, the environment is reset only when the next episode is played. With SAME_STEP,
     # a video would show the beginning of one episode too many.
-    single = TransformReward(env, reward_of)
+    space = env.observation_space
+    cast = TransformObservation(env, lambda observation: cast_floats(observation, space), space)
+    single = TransformReward(cast, reward_of)
     vector = SyncVectorEnv([lambda: single], copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
     seeds = seeds_from([secrets.randbits(31) if seed is None else seed], 0)
     playing = WholeEpisodes(VectorSampler(vector, policy, 1, seeds), episodes, explore=stochastic)

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from polopt.common.config import ConfigError, canonical
+from polopt.common.registry import Registry
+from polopt.optimizers.optimizer_registry import OPTIMIZERS
+from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.envs.env_sources import resolve_env
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.experiment import aliases_for, merged_options, plugin_names, with_preset
@@ -19,6 +22,7 @@ _CODE = (
     ("optimizer",),
     ("policy",),
 )
+_REGISTRIES = {"optimizer": OPTIMIZERS, "policy": POLICIES}
 
 
 def config_of(
@@ -55,12 +59,16 @@ def config_of(
         "optimizer": changes.get("optimizer", preset.get("optimizer", names["optimizer"])),
         "policy": changes.get("policy", preset.get("policy", names["policy"])),
     }
-    wanted = dict(zip(chosen, plugin_names(chosen, preset), strict=True))
+    _check_imports(where, chosen, {**preset, **changes})  # `plugin_names` imports classes
+    classes = dict(zip(chosen, plugin_names(chosen, preset), strict=True))
+    wanted = {plugin: _name(classes[plugin], registry) for plugin, registry in _REGISTRIES.items()}
     changes = canonical(changes, aliases_for(chosen, preset))
     if wanted["optimizer"] == names["optimizer"]:
-        saved |= own["optimizer"]
+        config_class = OPTIMIZERS.get(classes["optimizer"]).config_class
+        saved |= config_class.of_checkpoint(own["optimizer"])
     if wanted["policy"] == names["policy"]:
-        saved |= own["policy"]
+        config_class = POLICIES.get(classes["policy"]).config_class
+        saved |= config_class.of_checkpoint(own["policy"])
     elif "model" in own["policy"]:
         saved["model"] = own["policy"]["model"]
     kept = {plugin for plugin in own if wanted[plugin] == names[plugin]}
@@ -74,6 +82,13 @@ def config_of(
         if isinstance(options, dict) and options.get(key) is not None and given.get(key) is None:
             options[key] = _saved_env(options[key], where)
     return config
+
+
+def _name(plugin: Any, registry: Registry) -> Any:
+    """The name that a checkpoint has for a plugin, which is given as a name or a class."""
+    if not isinstance(plugin, type):
+        return plugin
+    return registry.name_of(plugin) or plugin.__name__
 
 
 def _saved_env(env: Any, where: str) -> Any:

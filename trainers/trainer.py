@@ -16,6 +16,7 @@ import ray
 from ray import tune
 from ray.train.constants import DEFAULT_STORAGE_PATH
 
+from polopt.common.config import ConfigError, shown
 from polopt.common.tested_versions import warn_of_untested_versions
 from polopt.common.threads import limit_threads
 from polopt.metrics.timers import EVALUATION
@@ -172,7 +173,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
     def __init__(
         self,
         config: dict[str, Any] | None = None,
-        *,
+        *more: Any,
         log_dir: str | os.PathLike[str] | ResultFiles | None = None,
         storage: Any = None,
         **options: Any,
@@ -181,6 +182,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
         Args:
             config: a dict of options.
+            more: must be empty. A second positional argument is a ConfigError that says so.
             log_dir: directory to which each `train()` writes its result. The files are the same as
                 in a Tune trial: `result.json`, `progress.csv` and TensorBoard events. `save()`
                 makes its checkpoints in this directory, too. `None` means that no results are
@@ -196,6 +198,11 @@ class PolicyOptimizerTrainer(tune.Trainable):
         # Up to Ray 2.54, Tune also passes the argument `logger_creator`.
         others = {name: options.pop(name) for name in ("logger_creator",) if name in options}
         config = with_keywords({} if config is None else config, options)
+        if more:
+            raise ConfigError(
+                f"{type(self).__name__} takes one positional argument, the dict of options; got "
+                f"another one, {shown(more[0])}. Give options as keyword arguments: env=..."
+            )
         refuse_made_env(config.get("env"))  # copying a made environment may even damage it
         if isinstance(log_dir, ResultFiles):
             self._files = log_dir

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import threading
 import traceback
 from types import TracebackType
 from typing import Any
@@ -61,6 +62,14 @@ def warn_without(owner: Any, name: str, problem: Exception | str, without: str) 
     )
 
 
+def innermost(env: Any) -> Any:
+    """The environment in all wrappers, for messages. The argument itself if `unwrapped` raises."""
+    try:
+        return env.unwrapped
+    except Exception:  # a user's property may raise anything
+        return env
+
+
 def described(error: BaseException) -> str:
     """Returns the type and text of an exception. If the exception has no text, returns its type and
     the line that raised it.
@@ -85,6 +94,19 @@ def described(error: BaseException) -> str:
                 "environments instead of the vector"
             )
     return text
+
+
+def other_thread() -> str:
+    """Names the current thread for messages about an environment that raised, and says what helps
+    an environment that works in the main thread only. Empty in the main thread."""
+    thread = threading.current_thread()
+    if thread is threading.main_thread():
+        return ""
+    return (
+        f" (in the thread {thread.name!r}; an environment that works only in the main thread, or "
+        "in the thread that made it, needs a process of its own: num_workers or num_collectors of "
+        "1 or more)"
+    )
 
 
 def traceback_of(error: BaseException, env: Any = None, method: str = "step") -> str:
@@ -121,7 +143,7 @@ def _is_own(frames: TracebackType) -> bool:
 
 
 def _definition(env: Any, method: str) -> str:
-    code = getattr(getattr(type(getattr(env, "unwrapped", env)), method, None), "__code__", None)
+    code = getattr(getattr(type(innermost(env)), method, None), "__code__", None)
     if code is None:
         return ""
     where = inspect.getfile(code)

@@ -34,11 +34,13 @@ import torch
 from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.wrappers import TimeLimit
 
-from polopt.rollouts.envs.env_errors import warn_without
+from polopt.rollouts.envs.env_errors import innermost, warn_without
 
 #: Attributes with running statistics. Gymnasium's wrappers of environments and of vector
 #: environments both use these names.
 _STATISTICS = ("obs_rms", "return_rms")
+#: The flag of Gymnasium's wrappers that says whether their statistics change.
+_FLAG = "update_running_mean"
 _GET, _SET = "get_checkpoint_state", "set_checkpoint_state"
 _NEW_EPISODES = "environments begin new episodes when a run is restored"
 
@@ -54,12 +56,12 @@ def get_env_state(env: VectorEnv[Any, Any, Any]) -> dict[str, Any] | None:
         get = _method(owner, _GET)
         if get is None or _method(owner, _SET) is None:
             if get is not None:
-                warn_without(owner.unwrapped, _SET, "there is no such method", _NEW_EPISODES)
+                warn_without(innermost(owner), _SET, "there is no such method", _NEW_EPISODES)
             return None
         try:
             states.append(_plain(get(), ""))
         except Exception as error:  # a user's method may raise anything
-            warn_without(owner.unwrapped, f"{_GET}()", error, _NEW_EPISODES)
+            warn_without(innermost(owner), f"{_GET}()", error, _NEW_EPISODES)
             return None
     if of_vector:
         return {"vector": states[0]}
@@ -98,7 +100,7 @@ def _restore(env: Any, state: Any) -> bool:
             raise AttributeError("there is no such method; up to 0.3 its name was set_state")
         restore(state)
     except Exception as error:  # a user's method may raise anything
-        warn_without(env.unwrapped, f"{_SET}()", error, "its environments begin new episodes")
+        warn_without(innermost(env), f"{_SET}()", error, "its environments begin new episodes")
         return False
     return True
 
@@ -111,7 +113,7 @@ def _method(env: Any, name: str) -> Any:
     except AttributeError:
         return None
     except Exception as error:  # a property may raise anything
-        warn_without(env.unwrapped, name, error, _NEW_EPISODES)
+        warn_without(innermost(env), name, error, _NEW_EPISODES)
         return None
 
 
@@ -154,8 +156,8 @@ def get_env_statistics(env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
     The environments of an `AsyncVectorEnv` run in other processes. The result does not include the
     statistics of these environments.
     """
-    vector = [_numbers(*one) for one in _statistics(env)]
-    envs = [[_numbers(*one) for one in _statistics(sub)] for sub in _sub_envs(env)]
+    vector = [numbers for _, _, numbers in _statistics(env)]
+    envs = [[numbers for _, _, numbers in _statistics(sub)] for sub in _sub_envs(env)]
     return {"vector": vector, "envs": envs} if vector or any(envs) else {}
 
 
@@ -205,7 +207,7 @@ def set_evaluation_statistics(env: Any, parts: list[dict[str, Any]]) -> None:
     saved = [*together["vector"], *(one for chain in together["envs"] for one in chain)]
     targets = list(_statistics(env))
     for name in _STATISTICS:
-        named = [(n, target) for n, target in targets if n == name]
+        named = [target for target in targets if target[0] == name]
         if named or name == "obs_rms":
             _set(env, named, [one for one in saved if one["name"] == name])
     _freeze(env)
@@ -221,12 +223,18 @@ def _set_frozen(wrapper: Any, frozen: bool) -> None:
     """Stops or starts the updates of a wrapper's statistics through the attribute
     `update_running_mean` of Gymnasium's wrappers. If the wrapper does not have this attribute and
     cannot be frozen, a warning is logged."""
-    name = "update_running_mean"
-    if isinstance(getattr(wrapper, name, None), bool):
-        setattr(wrapper, name, not frozen)
+    if isinstance(_flag_of(wrapper), bool):
+        setattr(wrapper, _FLAG, not frozen)
     elif frozen:
         without = "evaluation also changes the running statistics of this wrapper"
-        warn_without(wrapper, name, "it is not a boolean as in Gymnasium's wrappers", without)
+        warn_without(wrapper, _FLAG, "it is not a boolean as in Gymnasium's wrappers", without)
+
+
+def _flag_of(wrapper: Any) -> Any:
+    try:
+        return getattr(wrapper, _FLAG, None)
+    except Exception:  # a user's class may raise anything
+        return None
 
 
 def _merged(chains: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -274,8 +282,10 @@ def _array(value: Any) -> np.ndarray:
     return np.array(value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value)
 
 
-def _set(env: Any, targets: list[tuple[str, Any]], saved: list[dict[str, Any]]) -> None:
-    kept = [(name, np.shape(target.mean)) for name, target in targets]
+def _set(
+    env: Any, targets: list[tuple[str, Any, dict[str, Any]]], saved: list[dict[str, Any]]
+) -> None:
+    kept = _kinds([numbers for _, _, numbers in targets])
     got = _kinds(saved)
     if kept != got:
         named = sum(name in vars(one) for one in _wrappers(env) for name in _STATISTICS)
@@ -285,7 +295,7 @@ def _set(env: Any, targets: list[tuple[str, Any]], saved: list[dict[str, Any]]) 
             f"environments keep {len(kept)} running statistics ({_shown(kept)}); "
             f"got {len(got)} ({_shown(got)})"
         )
-    for (name, target), source in zip(targets, saved, strict=True):
+    for (name, target, _), source in zip(targets, saved, strict=True):
         try:
             for part in ("mean", "var", "count"):
                 setattr(target, part, _like(getattr(target, part), source[part]))
@@ -312,33 +322,33 @@ def copy_statistics(old: Any, new: Any) -> None:
     for target, source in zip(_wrappers(new), _wrappers(old), strict=False):
         if type(target) is not type(source):
             continue
-        for name, statistics in _statistics_of(source):
-            _set_frozen(target, getattr(source, "update_running_mean", True) is False)
-            numbers = _numbers(name, statistics)
+        for name, statistics, numbers in _statistics_of(source):
+            _set_frozen(target, _flag_of(source) is False)
             if np.isfinite(numbers["mean"]).all() and np.isfinite(numbers["var"]).all():
                 setattr(target, name, statistics)
 
 
-def _statistics(env: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the name and the statistics for each wrapper of an environment or of a vector. For a
-    vector, the wrappers of its sub-environments are not included."""
+def _statistics(env: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Yields the name, the statistics and their numbers for each wrapper of an environment or of a
+    vector. For a vector, the wrappers of its sub-environments are not included."""
     for wrapper in _wrappers(env):
         yield from _statistics_of(wrapper)
 
 
-def _statistics_of(wrapper: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the names and the statistics of one wrapper. If an attribute has one of the names but
-    does not hold statistics, this function logs a warning and skips the attribute."""
+def _statistics_of(wrapper: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Yields the names, the statistics and a copy of their numbers for one wrapper. If an attribute
+    has one of the names but does not hold statistics, this function logs a warning and skips the
+    attribute."""
     for name in _STATISTICS:
         if name not in vars(wrapper):
             continue
         statistics = vars(wrapper)[name]
         try:
-            _numbers(name, statistics)
+            numbers = _numbers(name, statistics)
         except Exception as error:  # a user's class may raise anything
             warn_without(wrapper, name, error, "it is neither saved nor restored")
         else:
-            yield name, statistics
+            yield name, statistics, numbers
 
 
 def _sub_envs(env: VectorEnv[Any, Any, Any]) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, Literal, NamedTuple
 
 import gymnasium
@@ -20,6 +21,8 @@ from polopt.rollouts.envs.env_errors import (
     APIViolation,
     EnvironmentAPIError,
     EnvironmentFailedError,
+    innermost,
+    other_thread,
     traceback_of,
     warn_without,
 )
@@ -148,13 +151,16 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._shape = space.shape if self._of_arrays else ()
         self._in_range = range_check(space)
         self._mask = find_action_mask(space, self.env.action_space)
+        self._space = space
+        self._has_parts = isinstance(space, spaces.Dict | spaces.Tuple)
         self._space_dtype = space.dtype if self._of_arrays else None
         # These describe the last observation that passed all checks. `_type` is None if every
         # observation must pass all checks.
         self._type: Any = None
         self._is_array = False
         self._dtype: Any = None
-        self._other_dtype = False  # whether `_dtype` differs from the dtype of the space
+        # Whether `_dtype` differs from the dtype of the space, or is not known.
+        self._other_dtype = False
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps the environment. The docstring of the class lists the exceptions."""
@@ -179,15 +185,14 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             if self._mask is not None:
                 self._check_mask(observation, needed=not (terminated or truncated))
             if self._other_dtype:
-                observation = _cast(observation, self._space_dtype)
+                observation = self._cast(observation)
         except Exception as error:
             # Handled below. Outside of this block, the exception does not become the context of
             # later exceptions.
             raised = error
         else:
             self._steps += 1
-            if PROGRESS.by_environment:
-                PROGRESS.note()
+            PROGRESS.at_s[0] = monotonic()  # a call of `PROGRESS.note` takes twice as long
             if terminated or truncated:
                 # The environment may overwrite the observation in `reset`.
                 observation = observation.copy() if self._is_array else own_copy(observation)
@@ -235,15 +240,21 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _kept(self, info: dict[str, Any]) -> dict[str, Any]:
         """Returns a copy of an info. If the environment runs in its own process, the copy omits the
         values that cannot be pickled and sent to the parent process."""
+        try:
+            values = dict(info)
+        except Exception as error:  # a subclass of dict may compute its values on access
+            values = dict(dict.items(info))
+            without = "callbacks get the values that the underlying dict holds"
+            warn_without(innermost(self.env), "step() info", error, without)
         if not self._owns_process:
-            return dict(own_copy(dict(info)))
+            return dict(own_copy(values))
         kept = {}
-        for key, value in info.items():
+        for key, value in values.items():
             try:
                 kept[key] = pickle.loads(pickle.dumps(value))
             except Exception as error:  # pickling a user's object may raise anything
                 without = "with vectorization_mode 'async', callbacks do not receive this value"
-                warn_without(self.env.unwrapped, f"step() info {key!r}", error, without)
+                warn_without(innermost(self.env), f"step() info {key!r}", error, without)
         return kept
 
     def _checked(self, result: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -252,7 +263,10 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._is_array = isinstance(observation, np.ndarray)
         self._type = type(observation) if self._is_array or not self._of_arrays else None
         self._dtype = getattr(observation, "dtype", None)
-        self._other_dtype = self._is_array and self._of_arrays and self._dtype != self._space_dtype
+        if self._is_array and self._of_arrays:
+            self._other_dtype = self._dtype != self._space_dtype
+        else:
+            self._other_dtype = self._of_arrays or self._has_parts
         return observation, reward_of(reward), terminated, truncated, info
 
     def _first_observation(self, result: Any) -> Any:
@@ -260,7 +274,15 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         check_reset(result, self.env.observation_space)
         observation = result[0]
         self._check_mask(observation)
-        return _cast(observation, self._space_dtype) if self._of_arrays else observation
+        return self._cast(observation)
+
+    def _cast(self, observation: Any) -> Any:
+        if not self._of_arrays:
+            return cast_floats(observation, self._space)
+        if isinstance(observation, np.ndarray) and observation.dtype == self._space_dtype:
+            return observation
+        with np.errstate(all="ignore"):  # see `cast_floats`
+            return np.asarray(observation, self._space_dtype)
 
     def _check_mask(self, observation: Any, needed: bool = True) -> None:
         """Raises `ValueError` if the action mask is wrong. The caller handles this error like an
@@ -314,7 +336,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._in_a_row = 1 if self._steps else self._in_a_row + 1
         self._total += 1
         step, self._steps = self._steps + (method == "step"), 0
-        where = f"in {method}() at step {step} of its episode"
+        where = f"in {method}() at step {step} of its episode{other_thread()}"
         trace = traceback_of(error, env, method)
         if isinstance(error, APIViolation):
             raise EnvironmentAPIError(
@@ -341,10 +363,19 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         return int(sequence.generate_state(1)[0] >> 1)
 
 
-def _cast(observation: Any, dtype: Any) -> np.ndarray:
-    """Returns an observation in the dtype of its space. Vectors would cast the observation as well,
-    but under the user's `np.seterr` settings, which may raise for numbers that do not fit."""
-    if isinstance(observation, np.ndarray) and observation.dtype == dtype:
+def cast_floats(observation: Any, space: spaces.Space[Any]) -> Any:
+    """Returns an observation whose floats have the dtype of its space. Other values stay unchanged.
+    Vectors would cast the floats as well, but under the user's `np.seterr` settings, which may
+    raise for numbers that do not fit. These settings apply only to the environment itself."""
+    if isinstance(space, spaces.Dict):
+        return {key: cast_floats(observation[key], part) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        pairs = zip(observation, space.spaces, strict=True)
+        return tuple(cast_floats(one, part) for one, part in pairs)
+    if not isinstance(space, spaces.Box):
         return observation
-    with np.errstate(all="ignore"):  # the user's `np.seterr` applies only to the environment
-        return np.asarray(observation, dtype)
+    array, dtype = np.asarray(observation), np.dtype(space.dtype)
+    if array.dtype == dtype or (array.dtype.kind, dtype.kind) != ("f", "f"):
+        return observation
+    with np.errstate(all="ignore"):
+        return array.astype(dtype)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from gymnasium import Space
+from gymnasium.vector import VectorEnv
 
 
 class ProcessSeed(NamedTuple):
@@ -68,7 +69,9 @@ def kept_global_generators() -> Iterator[None]:
 def seed_spaces(env: Any, seed: int) -> None:
     """Seeds the spaces of an environment or a vector environment, because the environment may call
     `sample()` of its spaces."""
-    names = ("action_space", "observation_space", "single_action_space", "single_observation_space")
+    names = ["action_space", "observation_space"]
+    if isinstance(env, VectorEnv):
+        names += ["single_action_space", "single_observation_space"]
     for name in names:
         space = getattr(env, name, None)
         if isinstance(space, Space):

@@ -164,7 +164,7 @@ class VectorSampler:
             if keep_steps is not None and sampled >= max(1, keep_steps):
                 break
             raw = self._step(sampled, rows, choose)
-            PROGRESS.note_vector_step()
+            PROGRESS.note()
             sampled += 1
         self.faults.step += sampled
         self.faults.check(self.env, raw)

@@ -17,6 +17,7 @@ from polopt.rollouts.envs.env_errors import (
     APIViolation,
     EnvironmentAPIError,
     EnvironmentFailedError,
+    other_thread,
     traceback_of,
 )
 from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY, EnvFault
@@ -167,7 +168,7 @@ class SamplerFaults:
             raise EnvironmentFailedError(
                 f"{self.place} failed {self._in_a_row} times without one step in "
                 f"between (max_consecutive_env_faults={self._max_failures}), the last time at "
-                f"step {step}: {type(error).__name__}: {error}\n{trace}"
+                f"step {step}{other_thread()}: {type(error).__name__}: {error}\n{trace}"
             ) from None
         return trace
 

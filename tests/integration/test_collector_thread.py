@@ -17,6 +17,7 @@ import pytest
 from collector_toys import FailsAfterSteps, TimestampEnv, fake_collector, local_collector, update
 from fakes import pid_of, worker_config
 from faulty_envs import Spoiled
+from gymnasium.vector import SyncVectorEnv
 from toy_envs import Clock
 from waiting import wait_until
 
@@ -146,6 +147,37 @@ def test_stop_ends_a_pending_get() -> None:
     stop_quickly(thread)
     consumer.join(STOPS_WITHIN_S)
     assert len(outcome) == 1
+
+
+class NeedsMainThread(TimestampEnv):
+    def step(self, action: Any) -> Any:
+        signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))
+        return super().step(action)
+
+
+class VectorNeedsMainThread(SyncVectorEnv):
+    def step(self, actions: Any) -> Any:
+        signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))
+        return super().step(actions)
+
+
+@pytest.mark.parametrize("own_vector", [False, True])
+def test_error_in_another_thread_says_what_environments_need(own_vector: bool) -> None:
+    def make(ctx: Any) -> Any:
+        return (
+            VectorNeedsMainThread([lambda: TimestampEnv(ctx)] * 2)
+            if own_vector
+            else NeedsMainThread(ctx)
+        )
+
+    collector = local_collector(make, max_consecutive_env_faults=2)
+    with (
+        CollectorThread(collector) as thread,
+        pytest.raises(
+            EnvironmentFailedError, match=r"thread 'polopt-collector'.*num_collectors of 1 or more"
+        ),
+    ):
+        thread.get(timeout=60.0)
 
 
 def test_weights_are_sent_by_the_thread_that_gets_batches() -> None:

@@ -27,21 +27,25 @@ STEPS = 50
 
 
 class Slow(gymnasium.Env[np.ndarray, int]):
-    """An environment whose steps take 0.1 s. The first process that finds the file `hang` removes
-    the file and hangs."""
+    """An environment whose steps take `step_s`, by default 0.1 s. The first `fast_steps` steps take
+    no time. The first process that finds the file `hang` removes the file and hangs."""
 
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = spaces.Discrete(2)
 
     def __init__(self, config: Any) -> None:
         self.hang = Path(config.get("hang", "/no such file"))
+        self.step_s = config.get("step_s", 0.1)
+        self.fast_steps = config.get("fast_steps", 0)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
         return np.zeros(2, np.float32), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        time.sleep(0.1)
+        self.fast_steps -= 1
+        if self.fast_steps < 0:
+            time.sleep(self.step_s)
         if self.hang.exists():
             self.hang.unlink()
             while True:
@@ -78,6 +82,16 @@ def test_slow_steps_are_no_hang(make: Any, transport: str) -> None:
     connect_workers(workers)
     assert [optimizer.step().env_steps_sampled for _ in range(2)] == [STEPS] * 2
     assert optimizer.timers["sample"].total_s > 2 * LIMIT_S
+    assert workers.faults.num_restarts == 0
+
+
+def test_steps_that_become_slow_are_no_hang(make: Any) -> None:
+    config = {"fast_steps": 5, "step_s": LIMIT_S / 2}
+    size = {"num_envs_per_worker": 4, "rollout_fragment_length": 6}
+    workers = make(**size, env_config=config, max_consecutive_failures=1)
+    optimizer = make_optimizer(SyncSamples, workers)
+    assert optimizer.step().env_steps_sampled == 4 * 6
+    assert optimizer.timers["sample"].total_s > 4 * LIMIT_S / 2, "the last step of the vector"
     assert workers.faults.num_restarts == 0
 
 

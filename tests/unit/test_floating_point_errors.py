@@ -27,27 +27,35 @@ from polopt.rollouts.envs.env_state import merge_env_statistics
 from polopt.rollouts.sampling.discounted_returns import DiscountedReturns
 
 
-class Tiny(gymnasium.Env[np.ndarray, Any]):
+class Tiny(gymnasium.Env[Any, Any]):
     """Returns float64 observations and rewards that underflow in float32."""
 
     def __init__(self, config: Any) -> None:
-        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.observation_space: Any = spaces.Box(-np.inf, np.inf, (3,), np.float32)
         self.action_space: Any = spaces.Discrete(3)
         if config.get("box"):
             self.action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.parts = config.get("parts")
+        if self.parts:
+            one = self.observation_space
+            self.observation_space = spaces.Dict(a=one, b=spaces.Tuple((one, spaces.Discrete(3))))
+        self.as_list = config.get("as_list")
         self.time = 0
         self.errors: list[str] = []
 
-    def observed(self) -> np.ndarray:
+    def observed(self) -> Any:
         self.errors.append(np.geterr()["under"])
-        return np.array([1e-310, 1e-42, self.time % 7 - 3.0])
+        values = np.array([1e-310, 1e-42, self.time % 7 - 3.0])
+        if self.parts:
+            return {"a": values, "b": (values, 2)}
+        return values.tolist() if self.as_list else values
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
         super().reset(seed=seed)
         self.start = self.time
         return self.observed(), {}
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.time += 1
         reward = 1e-60 * (-1) ** self.time
         return self.observed(), reward, self.time >= self.start + 9, False, {}
@@ -58,6 +66,8 @@ class Tiny(gymnasium.Env[np.ndarray, Any]):
     [
         {},
         {"env_config": {"box": True}},
+        {"env_config": {"parts": True}},
+        {"env_config": {"as_list": True}},
         {"fast_cpu": False},
         {"policy": "a2c"},
         {"normalize_observations": True, "normalize_rewards": True},
@@ -75,7 +85,9 @@ def test_underflow_ends_no_run(options: dict[str, Any]) -> None:
         made = trainer(env=Tiny, **options)
         for _ in range(3):
             result = made.train()
-        assert np.isfinite(made.get_policy().predict(np.full(3, 1e-310))[0]).all()
+        assert len(made.evaluate(1).episodes) == 1
+        observation = Tiny(made.config.get("env_config", {})).observed()
+        assert np.isfinite(made.get_policy().predict(observation)[0]).all()
         assert np.geterr()["under"] == "raise"
     assert result["fault_tolerance"]["num_env_faults"] == 0
     if not options:  # environments run with the user's setting

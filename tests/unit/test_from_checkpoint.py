@@ -14,6 +14,7 @@ import pytest
 
 import polopt
 from polopt.common.config import ConfigError
+from polopt.policies.ppo import PPOPolicy
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.command_line.plan import plan
 from polopt.trainers.experiment import Experiment
@@ -119,7 +120,7 @@ def test_values_that_were_not_saved_have_to_be_given(tmp_path: Path) -> None:
     again.stop()
 
 
-@pytest.mark.parametrize("option", ["env", "custom"])
+@pytest.mark.parametrize("option", ["env", "custom", "policy", "optimizer"])
 def test_modules_that_only_the_checkpoint_names_are_not_imported(
     option: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,10 +129,52 @@ def test_modules_that_only_the_checkpoint_names_are_not_imported(
     _, state = read_or_fall_back(next(run.glob("checkpoint_*")))
     if option == "env":
         state["config"]["env"] = "hostile:Env-v0"
+    elif option != "custom":
+        state["config"][option]["name"] = "hostile:Class"
     else:
         state["config"]["policy"]["model"]["custom"] = "hostile:Network"
-    with pytest.raises(ConfigError, match="hostile:"):
-        config_of(state, "checkpoint x", {}, polopt.SyncPPO.preset)
+    with pytest.raises(ConfigError, match=r"hostile:.*, and "):
+        config_of(state, "checkpoint x", {}, {})
+
+
+def test_options_of_an_older_checkpoint_keep_their_meaning(run: Path) -> None:
+    _, state = read_or_fall_back(next(run.glob("checkpoint_*")))
+    options = state["config"]["policy"]
+    for key in ("vf_clip_range", "normalize_actions", "clip_actions"):
+        del options[key]
+    options |= {"vf_loss_coeff": 0.6, "vf_clip_param": 0.05}
+    for changes in ({}, {"lr": 0.5}):
+        config = config_of(state, "checkpoint x", changes, polopt.SyncPPO.preset)
+        policy = Experiment.parse(config, polopt.SyncPPO.preset).policy
+        assert (policy.vf_loss_coeff, policy.vf_clip_range, policy.vf_clip_param) == (
+            0.3,
+            0.05,
+            None,
+        )
+        assert policy.normalize_actions is False
+    given = {"vf_loss_coeff": 1.0, "vf_clip_param": 9.0, "normalize_actions": True}
+    config = config_of(state, "checkpoint x", given, polopt.SyncPPO.preset)
+    policy = Experiment.parse(config, polopt.SyncPPO.preset).policy
+    assert {key: getattr(policy, key) for key in given} == given
+
+
+def test_option_that_was_removed_does_not_refuse_an_older_checkpoint(run: Path) -> None:
+    _, state = read_or_fall_back(next(run.glob("checkpoint_*")))
+    options = {"name": "decentralized_allreduce", "backend": "zmq", "checksum_interval": 7}
+    state["config"] |= {"optimizer": options, "num_workers": 2}
+    experiment = Experiment.parse(config_of(state, "checkpoint x", {}, {}), {})
+    assert experiment.optimizer_name == "decentralized_allreduce"
+    assert experiment.optimizer.to_dict()["backend"] == "socket"
+
+
+def test_class_that_the_checkpoint_names_keeps_its_options(run: Path) -> None:
+    class Own(PPOPolicy):
+        pass
+
+    _, state = read_or_fall_back(next(run.glob("checkpoint_*")))
+    state["config"]["policy"] |= {"name": "Own", "lr": 0.5}
+    assert config_of(state, "checkpoint x", {"policy": Own}, {})["lr"] == 0.5
+    assert "lr" not in config_of(state, "checkpoint x", {"policy": PPOPolicy}, {})
 
 
 def test_restore_alone_trains_what_the_checkpoint_has_trained(run: Path, tmp_path: Path) -> None:

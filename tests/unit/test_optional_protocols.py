@@ -72,6 +72,27 @@ def vector(make: Callable[[], Any], mode: str = "same_step") -> SyncVectorEnv:
     return SyncVectorEnv([make] * 2, autoreset_mode=AutoresetMode[mode.upper()])
 
 
+class Proxy(Stateless):
+    """Asks a server for every attribute that it lacks, and raises what the server says. Its
+    innermost environment is on the server, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"the server has no {name}")
+
+    unwrapped = property(raises)  # type: ignore[assignment]
+
+
+@every_mode
+def test_environment_whose_attributes_raise(mode: str, tmp_path: Path) -> None:
+    made = trainer(env=Proxy, autoreset_mode=mode, evaluation_interval=1, evaluation_duration=2)
+    result = made.train()
+    made.save(str(tmp_path))
+    made.restore(str(tmp_path))
+    made.train()
+    made.stop()
+    assert result["fault_tolerance"]["num_env_faults"] == 0
+
+
 UNUSABLE: dict[str, Any] = {
     "other arguments": lambda self, agent: 3,
     "object": lambda self: SimpleNamespace(time=1),
@@ -295,6 +316,32 @@ def test_statistics_of_environments_that_have_not_begun() -> None:
     assert late.obs_rms is None
 
 
+def test_statistics_that_raise_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    class Busy:
+        var, count, asked = np.ones(2), 4.0, 0
+
+        @property
+        def mean(self) -> np.ndarray:
+            self.asked += 1
+            if self.asked % 2 == 0:
+                raise TimeoutError("the server is busy")
+            return np.zeros(2)
+
+    env = vector(lambda: Keeps(Stateless(), obs_rms=Busy()))
+    assert len(get_env_statistics(env)["envs"][0]) == 1
+    assert get_env_statistics(env) == {}
+    assert "Keeps.obs_rms cannot be used (TimeoutError" in caplog.text
+
+
+def test_flag_that_raises(caplog: pytest.LogCaptureFixture) -> None:
+    class Frozen(Keeps):
+        update_running_mean = property(raises)
+
+    env = Frozen(Stateless(), obs_rms=moments())
+    set_evaluation_statistics(env, [get_env_statistics(vector(lambda: env))])
+    assert "Frozen.update_running_mean cannot be used" in caplog.text
+
+
 def test_method_with_the_name_of_gymnasiums_flag_is_kept(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -405,6 +452,33 @@ def test_infos_of_a_process_of_its_own(caplog: pytest.LogCaptureFixture) -> None
     assert len(ENDED) == result["env_runners"]["num_episodes"] > 4
     for episode in ENDED:
         assert episode.info == {"times": [1, 2, 3, 4, 5], 3: "three"}
+
+
+class LazyInfo(dict[str, Any]):
+    """Computes its values when they are read, which fails."""
+
+    def keys(self) -> Any:
+        raise RuntimeError("the simulator has gone on")
+
+    __iter__ = items = keys  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("vectorization_mode", ["sync", "async"])
+@pytest.mark.parametrize("method", ["on_episode_end", "on_episode_step"])
+def test_info_that_cannot_be_read_costs_no_episode(method: str, vectorization_mode: str) -> None:
+    class Lazy(Stateless):
+        def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+            return (*super().step(action)[:4], LazyInfo(time=self.time))
+
+    class Reads(Callbacks):
+        times: list[int] = []  # noqa: RUF012 - of all instances
+
+    setattr(Reads, method, lambda self, *, episode, worker: self.times.append(episode.info["time"]))
+    made = trainer(env=Lazy, callbacks=Reads, vectorization_mode=vectorization_mode)
+    result = made.train()
+    made.stop()
+    assert result["fault_tolerance"]["num_env_faults"] == 0
+    assert Reads.times.count(5) == result["env_runners"]["num_episodes"] > 4
 
 
 class OwnVector(SyncVectorEnv):

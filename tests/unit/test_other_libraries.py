@@ -165,6 +165,8 @@ def test_no_option_of_the_tables_of_fixed_ones_is_a_key() -> None:
         ("use_kl_loss", "For 'use_kl_loss' of RLlib: 'kl_coeff', 0 turns it off"),
         ("replay_buffer_config", "For 'replay_buffer_config' of RLlib: 'buffer_size', 'priori"),
         ("gradient_steps", "'gradient_steps * batch_size / (train_freq * n_envs)'"),
+        ("ent_coef", "For 'ent_coef' of Stable-Baselines3's DQN, SAC and TD3: 'initial_alpha'"),
+        ("n_steps", "For 'n_steps' of Stable-Baselines3's DQN, SAC and TD3: 'n_step'"),
         ("policies", "Leave it out. For 'policies' of RLlib: polopt trains one policy"),
     ],
 )
@@ -198,6 +200,14 @@ def test_network_of_stable_baselines3_in_place_of_a_policy(name: str) -> None:
     assert said in error_of({"policy": name}, plain)
     with pytest.raises(ConfigError, match=f"got {name!r}. Allowed: a dict.*{said}"):
         SyncPPO(name, env="CartPole-v1")
+    with pytest.raises(ConfigError, match=f"got {name!r}. Allowed: a dict.*{said}"):
+        A3C(*[name, "CartPole-v1"], verbose=1)
+
+
+def test_second_positional_argument_is_one_error() -> None:
+    arguments: list[Any] = [{"num_workers": 0}, "CartPole-v1"]
+    with pytest.raises(ConfigError, match=r"SyncPPO takes one .*got another one, 'CartPole-v1'"):
+        SyncPPO(*arguments)
 
 
 def test_mode_of_vectors_has_the_name_of_rllib() -> None:
