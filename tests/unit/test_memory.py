@@ -486,7 +486,7 @@ def test_state_of_another_shape_is_refused() -> None:
 def test_single_action_needs_a_policy_without_memory() -> None:
     trainer = polopt.SyncPPO(env="CartPole-v1", num_workers=0, model=MODEL)
     try:
-        with pytest.raises(ValueError, match=r"use get_policy\(\).predict\(observation, state\)"):
+        with pytest.raises(ValueError, match=r"Use get_policy\(\).predict\(observation, state\)"):
             trainer.compute_single_action(np.zeros(4, np.float32))
     finally:
         trainer.stop()

@@ -151,7 +151,7 @@ def test_line_without_end_is_left_out(tmp_path: Path) -> None:
     directory.refresh()
     (trial,) = directory.trials
     assert trial.rows.num_rows == 3
-    assert "line 4 has more than 16,777,216 bytes" in trial.problems[0]
+    assert "line 4 is longer than 16,777,216 bytes" in trial.problems[0]
     version = trial.rows.version
     directory.refresh()
     assert trial.rows.version == version
