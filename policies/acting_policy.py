@@ -86,8 +86,8 @@ class ActingPolicy(ABC):
 
     @property
     def samples_uniformly(self) -> bool:
-        """Whether the sampler currently draws all actions uniformly from the allowed actions. This
-        is the case at the start of a run with a replay buffer."""
+        """Whether the sampler currently draws all actions uniformly from the allowed actions. For a
+        `ReplayPolicy`, this is True for the first `random_timesteps` environment steps."""
         return False
 
     @abstractmethod

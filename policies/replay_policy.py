@@ -31,16 +31,16 @@ class ReplayConfig(NormalizingConfig):
     `NormalizingConfig`.
 
     Attributes:
-        gamma: discount factor.
-        n_step: largest number of steps of a transition. The reward of a transition is the sum of
-            the discounted rewards of its steps. A transition has fewer steps if the episode ends
+        gamma: the discount factor.
+        n_step: the largest number of steps of a transition. The reward of a transition is the sum
+            of the discounted rewards of its steps. A transition has fewer steps if the episode ends
             earlier.
-        tau: in each move, a target network moves towards its network by this fraction of the
-            distance. With 1, the target network becomes a copy of its network.
-        target_network_update_freq: move the target networks once in this many updates of the
+        tau: the fraction of the distance by which each move brings a target network closer to the
+            network that it copies. With 1, the two networks are equal after each move.
+        target_network_update_freq: the target networks move once in this number of updates of the
             weights. (RLlib and Stable-Baselines3 count environment steps instead.)
-        random_timesteps: number of environment steps at the beginning of a run in which actions are
-            uniformly random. After these steps, the policy chooses the actions.
+        random_timesteps: the number of environment steps at the beginning of a run in which actions
+            are uniformly random. After these steps, the policy chooses the actions.
     """
 
     adam_epsilon: float = pydantic.Field(default=1e-8, ge=1e-30, le=1e6)

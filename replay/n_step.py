@@ -28,7 +28,7 @@ def windows_of(batch: SampleBatch, gamma: float, n_step: int) -> Windows:
     transitions.
 
     The window of a row ends early at the end of an episode, and before a row that only resets. The
-    result does not contain rows that only reset, and rows whose windows need steps after the
+    result does not contain rows that only reset, or rows whose windows need steps after the
     fragment. All weights are 1.
 
     Args:
