@@ -25,7 +25,8 @@ class EpsilonGreedyConfig(NormalizingConfig):
     """Options of policies with Q-values, in addition to the options of `NormalizingConfig`.
 
     Attributes:
-        epsilon: the probability of a random action: a number, or a schedule like `lr`.
+        epsilon: the probability of a random action: a number, or a schedule `[[environment steps,
+            value], ...]`.
         per_worker_epsilon: whether each environment of the workers has its own constant epsilon.
             The epsilon of environment i of n, counted from 0, is `0.4^(1 + 7 i / (n - 1))` (Horgan
             et al., 2018). Without remote workers, this option has no effect, and `epsilon` is used.

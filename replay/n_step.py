@@ -11,7 +11,8 @@ from polopt.common.transitions import Transitions
 
 
 class Windows(NamedTuple):
-    """The n-step transitions of a fragment whose windows are complete within the fragment.
+    """The n-step transitions of a fragment. Transitions whose windows need steps after the fragment
+    are not included.
 
     Attributes:
         rows: the B transitions. `indices` are the positions `t * N + n` of the rows in the

@@ -70,8 +70,9 @@ def closed_form_of(
         policy_class: a subclass of `ActorCriticPolicy`, whose closed form is a `ClosedForm`, or a
             subclass of another class that calls `find_closed_form`. A built-in class is given as
             text, `module:Class`.
-        parts: names of further methods that `loss` of this class calls.
-        of_family: names of the loss, and of the members that all losses of the family use.
+        parts: names of further methods that only the loss of this class calls.
+        of_family: names of the members that all policies of the same family share: the loss, and
+            the members that every such loss uses.
     """
 
     def register(compute: _Form) -> _Form:
