@@ -47,9 +47,9 @@ class EpsilonGreedyPolicy(Policy):
         space = self.action_space
         if not isinstance(space, spaces.Discrete):
             raise ConfigError(
-                f"action space {space} with policy {type(self).__name__}. Allowed: Discrete, "
-                "because the policy computes a value for each action. Policies for other spaces: "
-                "'sac' and 'td3' (Box), 'ppo' (any)"
+                f"action space {space} is not supported by policy {type(self).__name__}. Allowed: "
+                "Discrete, because the policy computes a value for each action. Policies for other "
+                "spaces: 'sac' and 'td3' (Box), 'ppo' (any)"
             )
         return EpsilonGreedy(space, self.epsilons)
 
