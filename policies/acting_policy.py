@@ -50,7 +50,8 @@ class ActingPolicy(ABC):
             batch.
         env_steps: environment steps sampled so far by all workers. All schedules depend on this
             number.
-        shuffle: random generator for the order of minibatches. Workers save and restore its state.
+        shuffle: random generator for the order of minibatches, and for the noise in the losses of
+            SAC and TD3. Checkpoints contain the state of this generator.
         state_size: S, size of the policy's memory for one environment. 0 for a policy without
             memory.
         worker_index: index of the worker that samples with this policy, from 1. 0 if the policy

@@ -148,7 +148,8 @@ class Normalizer:
         return {name: np.repeat(one[None], envs, axis=0) for name, one in self._present.items()}
 
     def observations(self, obs: np.ndarray) -> np.ndarray:
-        """Normalises encoded observations `[N, ...]` with the current moments. Returns float32."""
+        """Normalises encoded observations `[N, ...]` with the current moments. Returns float32. If
+        observations are not normalised, returns them unchanged."""
         if self.clip_observations is None:
             return obs
         return self._apply(obs, self._present["obs_mean"], self._present["obs_inverse_std"])

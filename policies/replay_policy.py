@@ -72,7 +72,7 @@ class ReplayPolicy(Policy):
         observation_space: observation space of one environment.
         action_space: action space of one environment.
         config: an instance of `config_class`.
-        seed: seed of the initial weights.
+        seed: seed of the initial weights, and of the noise in losses.
         device: torch device of the networks.
 
     Raises:
