@@ -35,8 +35,8 @@ class ReplayConfig(NormalizingConfig):
         n_step: the largest number of steps of a transition. The reward of a transition is the sum
             of the discounted rewards of its steps. A transition has fewer steps if the episode ends
             earlier.
-        tau: the fraction of the distance by which each move brings a target network closer to the
-            network that it copies. With 1, the two networks are equal after each move.
+        tau: how far each move brings a target network towards the trained network, as a fraction of
+            their distance. With 1, the target network becomes a copy of the trained network.
         target_network_update_freq: the target networks move once in this number of updates of the
             weights. (RLlib and Stable-Baselines3 count environment steps instead.)
         random_timesteps: the number of environment steps at the beginning of a run in which actions
