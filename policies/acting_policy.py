@@ -50,7 +50,8 @@ class ActingPolicy(ABC):
             batch.
         env_steps: environment steps sampled so far by all workers. All schedules depend on this
             number.
-        shuffle: random generator for the order of minibatches. Workers save and restore its state.
+        shuffle: random generator for the order of minibatches, and for the noise in the losses of
+            SAC and TD3. Checkpoints contain the state of this generator.
         state_size: S, size of the policy's memory for one environment. 0 for a policy without
             memory.
         worker_index: index of the worker that samples with this policy, from 1. 0 if the policy
@@ -86,8 +87,8 @@ class ActingPolicy(ABC):
 
     @property
     def samples_uniformly(self) -> bool:
-        """Whether the sampler currently draws all actions uniformly from the allowed actions. This
-        is the case at the start of a run with a replay buffer."""
+        """Whether the sampler currently draws all actions uniformly from the allowed actions. For a
+        `ReplayPolicy`, this is True for the first `random_timesteps` environment steps."""
         return False
 
     @abstractmethod

@@ -32,11 +32,11 @@ class AppoConfig(VTraceConfig, PPOConfig):
     loss is the whole mean squared error.)
 
     Attributes:
-        target_network_update_freq: copy the network to the target network once in this many updates
-            of the weights. (RLlib counts train batches instead.) If you learn several epochs from
-            each batch, set this to the number of updates per batch. Then the target policy stays
-            the same while the policy learns from one batch, as in PPO. With a smaller number, the
-            trust region moves during a batch.
+        target_network_update_freq: the network is copied to the target network once in this number
+            of updates of the weights. (RLlib counts train batches instead.) If the policy learns
+            several epochs from each batch, set this option to the number of updates per batch. The
+            target policy then stays the same while the policy learns from one batch, as in PPO.
+            With a smaller number, the trust region moves during a batch.
     """
 
     lr: LearningRate = 5e-4

@@ -25,10 +25,9 @@ class DecoupledPPOPolicy(PPOPolicy):
     - The proximal policy limits the size of an update. This is the policy that the learner has when
       it begins to learn from a batch. The clipped ratio and the KL divergence are relative to the
       proximal policy, so the size of an update does not depend on the age of the samples.
-    - The policy that acted is the policy that chose the actions. Each advantage is multiplied by an
-      importance weight, which corrects for the difference between both policies. The weight is the
-      probability of the action under the proximal policy, divided by its probability under the
-      policy that acted.
+    - The policy that acted chose the actions. Each advantage is multiplied by an importance weight,
+      which corrects for the difference between the two policies. The weight is the probability of
+      the action under the proximal policy, divided by its probability under the policy that acted.
 
     Without policy lag, both policies are the same, and the loss equals the loss of `PPOPolicy`.
     """

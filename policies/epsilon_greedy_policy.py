@@ -25,10 +25,11 @@ class EpsilonGreedyConfig(NormalizingConfig):
     """Options of policies with Q-values, in addition to the options of `NormalizingConfig`.
 
     Attributes:
-        epsilon: probability of a random action. A number, or `[[environment steps, value], ...]`.
-        per_worker_epsilon: give each environment of the workers its own constant epsilon. The
-            epsilon of environment i of n is `0.4^(1 + 7 i / (n - 1))` (Horgan et al., 2018).
-            Without remote workers, this option has no effect, and `epsilon` is used.
+        epsilon: the probability of a random action: a number, or a schedule `[[environment steps,
+            value], ...]`.
+        per_worker_epsilon: whether each environment of the workers has its own constant epsilon.
+            The epsilon of environment i of n, counted from 0, is `0.4^(1 + 7 i / (n - 1))` (Horgan
+            et al., 2018). Without remote workers, this option has no effect, and `epsilon` is used.
     """
 
     epsilon: ScheduleValue = pydantic.Field(default=[(0, 1.0), (10_000, 0.05)])
@@ -46,9 +47,9 @@ class EpsilonGreedyPolicy(Policy):
         space = self.action_space
         if not isinstance(space, spaces.Discrete):
             raise ConfigError(
-                f"action space {space} with policy {type(self).__name__}. Allowed: Discrete, "
-                "because the policy computes a value for each action. Policies for other spaces: "
-                "'sac' and 'td3' (Box), 'ppo' (any)"
+                f"action space {space} is not supported by policy {type(self).__name__}. Allowed: "
+                "Discrete, because the policy computes a value for each action. Policies for other "
+                "spaces: 'sac' and 'td3' (Box), 'ppo' (any)"
             )
         return EpsilonGreedy(space, self.epsilons)
 

@@ -34,20 +34,21 @@ class FragmentConfig(NormalizingConfig):
     `NormalizingConfig`.
 
     Attributes:
-        gamma: discount factor.
-        lambda_: lambda of lambda-returns (key `lambda`).
-        num_sgd_iter: number of epochs over each batch.
-        sgd_minibatch_size: number of rows of a minibatch. If the workers learn, this is the number
-            of rows of one worker. `None` and 0 mean that all rows are one minibatch.
-        microbatch_size: largest number of rows whose gradient is computed at once. The gradient of
-            a minibatch is the mean of the gradients of its microbatches, weighted by their numbers
-            of rows. Smaller microbatches need less memory and do not change the result. With `None`
-            or 0, the gradient of a minibatch is computed at once. (RLlib 0.8's MicrobatchOptimizer
-            adds up the gradients instead of taking their mean.)
-        normalize_rewards: divide rewards by the running standard deviation of the discounted
-            return. Values and value targets then refer to the divided rewards. The returns in
-            results stay undivided.
-        clip_rewards: clip normalised rewards to plus and minus this bound.
+        gamma: the discount factor.
+        lambda_: the lambda of lambda-returns (key `lambda`).
+        num_sgd_iter: the number of epochs over each batch.
+        sgd_minibatch_size: the number of rows of a minibatch. If the workers learn or compute
+            gradients, this is the number of rows in each worker. `None` and 0 mean that all rows
+            are one minibatch.
+        microbatch_size: the largest number of rows whose gradient is computed at once. The gradient
+            of a minibatch is the mean of the gradients of its microbatches, weighted by their
+            numbers of rows. Smaller microbatches need less memory and do not change the result.
+            With `None` or 0, the gradient of a minibatch is computed at once. (RLlib 0.8's
+            MicrobatchOptimizer adds up the gradients instead of taking their mean.)
+        normalize_rewards: whether to divide rewards by the running standard deviation of the
+            discounted return. With True, values and value targets refer to the divided rewards. The
+            returns in results stay undivided.
+        clip_rewards: the largest absolute value of a normalised reward. Larger values are clipped.
     """
 
     gamma: float = pydantic.Field(default=0.99, ge=0.0, le=1.0)
@@ -177,7 +178,8 @@ class FragmentPolicy(NetworkPolicy):
         stats = []
         for part in microbatches(rows, size, sequences=bool(self.state_size)):
             if count := len(part["actions"]):
-                # `backward` adds the mean gradient of the part. The two scalings make this a sum.
+                # `backward` adds the mean gradient of the rows of the part. Because of the scaling
+                # before and after this call, the gradient is a sum over the rows of all parts.
                 self.flat.scale(1.0 / count)
                 stats.append((self.backend.backward(part), count))
                 self.flat.scale(count)

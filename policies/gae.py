@@ -128,8 +128,8 @@ def add_advantages(
 def standardized(advantages: np.ndarray, reducer: Reducer) -> np.ndarray:
     """Scales advantages `[B]` to mean 0 and standard deviation 1 over the rows of all learners.
 
-    The function subtracts the mean before it sums the squares, in float64. If the learners have
-    different means, the difference of two large sums would lose digits.
+    The function subtracts the mean of all learners before it sums the squares, in float64. A
+    variance computed as the difference of two large sums would lose digits.
     """
     values = advantages.astype(np.float64)
     count, total = summed([float(len(values)), float(values.sum())], reducer)

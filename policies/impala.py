@@ -13,9 +13,8 @@ from polopt.policies.vtrace import VTraceConfig, with_vtrace
 class ImpalaConfig(VTraceConfig):
     """Options of `ImpalaPolicy`. These are the options of `VTraceConfig`.
 
-    The paper also uses RMSprop. But the learning rate of the paper does not fit here. The loss in
-    the paper is a sum over rows, and the loss of `ImpalaPolicy` is a mean. `PolicyConfig` describes
-    how the epsilon of RMSprop differs from the paper.
+    The paper also uses RMSprop. The learning rate of the paper does not fit here, because the loss
+    in the paper is a sum over rows, and the loss of `ImpalaPolicy` is a mean.
     """
 
     lr: LearningRate = 6e-4

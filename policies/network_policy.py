@@ -27,9 +27,9 @@ class NetworkPolicy(Policy):
     """Acts with the first output of a `Network`, the distribution parameters.
 
     A network policy supports memory, action masks and normalised observations. It computes in NumPy
-    if NumPy is faster. A subclass must define `loss`, and `compute_gradients` or `learn_on_batch`
-    or both. A subclass may define `make_network`. The subclass `ActorCriticPolicy` also uses the
-    second output of the network, the values.
+    if NumPy is faster. A subclass must define `loss`, and at least one of the methods
+    `compute_gradients` and `learn_on_batch`. A subclass may define `make_network`. The subclass
+    `ActorCriticPolicy` also uses the second output of the network, the values.
 
     `Policy` describes the arguments.
 

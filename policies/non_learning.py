@@ -27,9 +27,10 @@ class NonLearningConfig(Config):
 
     Attributes:
         actor: a `torch.nn.Module`, a callable, or None for random actions.
-        outputs: the outputs of a module: `params` for parameters of the action distribution, or
+        outputs: what a module returns: `params` for the parameters of the action distribution, or
             `actions`.
-        squash_actions: squash Box actions of a module with tanh instead of clipping them.
+        squash_actions: whether to squash Box actions of a module with tanh instead of clipping
+            them.
     """
 
     actor: Any = None
@@ -166,15 +167,16 @@ class ActionModulePolicy(ModulePolicy):
     """Chooses actions with a module `obs [N, ...] -> actions [N, ...]`, or with a
     `TensorDictModule` that has the out-key `action`.
 
-    A `TensorDictModule` with one in-key gets the whole observation. For a Dict space, the module
-    gets the parts of the observation that its in-keys name. `split` makes the tensors of these
-    parts. For Discrete, the module may return one-hot vectors, as modules of TorchRL do. The module
-    decides whether it samples its actions. polopt calls the module with tensors, which
-    `tensordict.nn.dispatch` supports, so polopt does not import tensordict.
+    For a Dict space, a `TensorDictModule` gets the parts of the observation that its in-keys name.
+    `split` makes the tensors of these parts. For other spaces, a `TensorDictModule` must have one
+    in-key, and gets the whole observation. For Discrete, the module may return one-hot vectors, as
+    modules of TorchRL do. The module decides whether it samples its actions. polopt calls the
+    module with tensors, which `tensordict.nn.dispatch` supports, so polopt does not import
+    tensordict.
 
     Raises:
-        ConfigError: a `TensorDictModule` lacks the out-key `action`, or its in-keys are not keys of
-            the observation space.
+        ConfigError: a `TensorDictModule` lacks the out-key `action`, or its in-keys do not fit the
+            observation space.
     """
 
     dist: PassThroughActions

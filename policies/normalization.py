@@ -81,7 +81,7 @@ class Normalizer:
                 )
             self._elements = np.flatnonzero(numeric)
             self._limit = self._dtype.type(clip_observations)
-            if not numeric.all():  # an infinite limit does not clip the elements that keep values
+            if not numeric.all():  # an infinite limit does not clip, so these elements keep values
                 limits = np.where(numeric, clip_observations, np.inf)
                 self._limit = limits.reshape(self._shape).astype(self._dtype)
         self.moments = Moments.zero(len(self._elements) + (clip_rewards is not None))
@@ -102,7 +102,7 @@ class Normalizer:
                 f"moments must have shape [{size}]; got {list(moments.mean.shape)} and "
                 f"{list(moments.m2.shape)}: they belong to another policy"
             )
-        # Without rows the variance is 1.
+        # Before the first row, the variance is 1.
         variance = moments.variance if moments.rows else np.ones(size)
         inverse_std = 1.0 / np.sqrt(variance + (_EPSILON if moments.rows else 0.0))
         present: dict[str, np.ndarray] = {}
@@ -148,7 +148,8 @@ class Normalizer:
         return {name: np.repeat(one[None], envs, axis=0) for name, one in self._present.items()}
 
     def observations(self, obs: np.ndarray) -> np.ndarray:
-        """Normalises encoded observations `[N, ...]` with the current moments. Returns float32."""
+        """Normalises encoded observations `[N, ...]` with the current moments. Returns float32. If
+        observations are not normalised, returns them unchanged."""
         if self.clip_observations is None:
             return obs
         return self._apply(obs, self._present["obs_mean"], self._present["obs_inverse_std"])
@@ -231,8 +232,9 @@ def kinds_of(state: Mapping[str, Any] | None) -> str:
 def sum_moments(moments: Moments, reducer: Reducer) -> Moments:
     """Combines the moments of all learners. Every learner gets the same result.
 
-    This takes two sums over the learners. The first sum gives the mean of all rows. The second sum
-    adds squared deviations from that mean. The difference of two large sums would lose digits.
+    The function sums over the learners twice. The first sum gives the mean of all rows. The second
+    sum adds squared deviations from that mean. A variance computed as the difference of two large
+    sums would lose digits.
     """
     total = torch.from_numpy(np.append(moments.mean * moments.rows, float(moments.rows)))
     reducer.sum_(total)

@@ -38,8 +38,8 @@ class Policy(ActingPolicy):
         batch = policy.postprocess(batch)      # in the worker that sampled the batch
         stats = policy.learn_on_batch(batch)   # in the learner
 
-    A subclass must define `make_segments`, `action_params`, and `compute_gradients` or
-    `learn_on_batch` or both. It sets `learns_from` to the type of its batches.
+    A subclass must define `make_segments`, `action_params`, and at least one of the methods
+    `compute_gradients` and `learn_on_batch`. It sets `learns_from` to the type of its batches.
 
     Two subclasses already define most of these methods. `NetworkPolicy` defines how to act with a
     `Network`. `ActorCriticPolicy` also defines how to learn, so that its subclasses need to define

@@ -30,22 +30,24 @@ class PPOConfig(ActorCriticConfig):
     weight of the KL penalty stays `kl_coeff`, and the policy learns for all epochs.
 
     Attributes:
-        clip_param: clip the ratio of new to old probability to the range from `1 - clip_param` to
-            `1 + clip_param`.
-        vf_loss_coeff: weight of the value loss. The value loss is the mean squared error, as in
+        clip_param: the ratio of new to old probability is clipped to the range from
+            `1 - clip_param` to `1 + clip_param`.
+        vf_loss_coeff: the weight of the value loss. The value loss is the mean squared error, as in
             RLlib's PPO and in Stable-Baselines3.
-        vf_clip_param: largest squared error in the value loss. A value with a larger squared error
-            gets no gradient. `None` means that errors are not bounded. (RLlib's default is 10.)
-        vf_clip_range: in the value loss, clip the change of a value since sampling to plus and
-            minus this bound (`clip_range_vf` of Stable-Baselines3). `None` means that changes are
-            not clipped.
-        kl_coeff: initial weight of the KL penalty. 0 disables the penalty.
-        kl_target: target of the mean KL between the old and the new policy. After each batch, the
-            policy adapts the weight of the KL penalty. If the KL is more than twice the target, the
-            weight is multiplied by 1.5. If the KL is less than half the target, the weight is
+        vf_clip_param: the largest squared error in the value loss. A value with a larger squared
+            error gets no gradient. `None` means that errors are not bounded. (RLlib's default is
+            10.)
+        vf_clip_range: the largest change of a value since sampling. The value loss clips larger
+            changes, like `clip_range_vf` of Stable-Baselines3. `None` means that changes are not
+            clipped.
+        kl_coeff: the initial weight of the KL penalty. 0 disables the penalty.
+        kl_target: the target of the mean KL between the old and the new policy. After each batch,
+            the policy adapts the weight of the KL penalty. If the KL is more than twice the target,
+            the weight is multiplied by 1.5. If the KL is less than half the target, the weight is
             halved.
-        kl_stop: stop learning from a batch after an epoch whose mean KL is larger than this limit.
-            `None` means that the policy always learns for all epochs.
+        kl_stop: the largest mean KL of an epoch. After an epoch with a larger mean KL, the policy
+            stops learning from the batch. `None` means that the policy always learns for all
+            epochs.
     """
 
     lambda_: float = pydantic.Field(default=0.95, ge=0.0, le=1.0, alias="lambda")

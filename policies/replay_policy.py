@@ -31,16 +31,16 @@ class ReplayConfig(NormalizingConfig):
     `NormalizingConfig`.
 
     Attributes:
-        gamma: discount factor.
-        n_step: largest number of steps of a transition. The reward of a transition is the sum of
-            the discounted rewards of its steps. A transition has fewer steps if the episode ends
+        gamma: the discount factor.
+        n_step: the largest number of steps of a transition. The reward of a transition is the sum
+            of the discounted rewards of its steps. A transition has fewer steps if the episode ends
             earlier.
-        tau: in each move, a target network moves towards its network by this fraction of the
-            distance. With 1, the target network becomes a copy of its network.
-        target_network_update_freq: move the target networks once in this many updates of the
+        tau: how far each move brings a target network towards the trained network, as a fraction of
+            their distance. With 1, the target network becomes a copy of the trained network.
+        target_network_update_freq: the target networks move once in this number of updates of the
             weights. (RLlib and Stable-Baselines3 count environment steps instead.)
-        random_timesteps: number of environment steps at the beginning of a run in which actions are
-            uniformly random. After these steps, the policy chooses the actions.
+        random_timesteps: the number of environment steps at the beginning of a run in which actions
+            are uniformly random. After these steps, the policy chooses the actions.
     """
 
     adam_epsilon: float = pydantic.Field(default=1e-8, ge=1e-30, le=1e6)
@@ -72,7 +72,7 @@ class ReplayPolicy(Policy):
         observation_space: observation space of one environment.
         action_space: action space of one environment.
         config: an instance of `config_class`.
-        seed: seed of the initial weights.
+        seed: seed of the initial weights, and of the noise in losses.
         device: torch device of the networks.
 
     Raises:

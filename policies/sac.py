@@ -40,14 +40,14 @@ class SACConfig(ReplayConfig):
     """Options of `SACPolicy`, in addition to the options of `ReplayConfig`.
 
     Attributes:
-        lr: learning rate of the actor, the critics and the temperature.
-        actor_lr: learning rate of the actor. `None` means `lr`.
-        critic_lr: learning rate of the critics. `None` means `lr`.
-        alpha_lr: learning rate of the temperature. `None` means `lr`.
-        initial_alpha: initial temperature.
-        target_entropy: target of the entropy of the policy, for actions in [-1, 1]. The temperature
-            is tuned towards this target. `auto` means minus the number of action dimensions. `None`
-            keeps the temperature at `initial_alpha`.
+        lr: the learning rate of the actor, the critics and the temperature.
+        actor_lr: the learning rate of the actor. `None` means `lr`.
+        critic_lr: the learning rate of the critics. `None` means `lr`.
+        alpha_lr: the learning rate of the temperature. `None` means `lr`.
+        initial_alpha: the initial temperature.
+        target_entropy: the target of the policy's entropy, for actions in [-1, 1]. The temperature
+            is tuned so that the entropy approaches this target. `auto` means minus the number of
+            action dimensions. `None` keeps the temperature at `initial_alpha`.
     """
 
     lr: LearningRate = 3e-4

@@ -139,7 +139,7 @@ class ObservationEncoder:
         """Whether all values are finite, and stay finite in the dtype of encoded observations."""
         if array.dtype.kind != "f":
             return True
-        if self.dtype.kind != "f":  # `_checked` has already compared the values with their integers
+        if self.dtype.kind != "f":  # `_checked` has already checked the cast to this dtype
             return bool(np.isfinite(array).all())
         with np.errstate(all="ignore"):
             return bool(np.isfinite(array.astype(self.dtype, copy=False)).all())

@@ -41,17 +41,18 @@ class TD3Config(ReplayConfig):
     Standard deviations of noise refer to actions in [-1, 1].
 
     Attributes:
-        lr: learning rate of the actor and the critics.
-        actor_lr: learning rate of the actor. `None` means `lr`.
-        critic_lr: learning rate of the critics. `None` means `lr`.
-        policy_delay: number of updates of the critics for each update of the actor. By default,
+        lr: the learning rate of the actor and the critics.
+        actor_lr: the learning rate of the actor. `None` means `lr`.
+        critic_lr: the learning rate of the critics. `None` means `lr`.
+        policy_delay: the number of updates of the critics for each update of the actor. By default,
             this equals `target_network_update_freq`, so the target networks move whenever the actor
             is updated.
-        exploration_noise: standard deviation of the noise that is added to sampled actions. A
+        exploration_noise: the standard deviation of the noise that is added to sampled actions: a
             number, or a schedule like `lr`.
-        target_noise: standard deviation of the noise that is added to the actions of the target
+        target_noise: the standard deviation of the noise that is added to the actions of the target
             actor.
-        target_noise_clip: clip the noise of the target actor to plus and minus this bound.
+        target_noise_clip: the largest absolute value of the noise of the target actor. Larger
+            values are clipped.
     """
 
     lr: LearningRate = 1e-3
@@ -122,7 +123,8 @@ class TD3Policy(ReplayPolicy):
 
     @property
     def resting(self) -> Collection[str]:
-        """`network`, the segment of the actor, in all updates except every `policy_delay`-th."""
+        """Holds the actor's segment `network`, except in every `policy_delay`-th update, in which
+        the actor learns."""
         return () if (self.version + 1) % self.config.policy_delay == 0 else ("network",)
 
     @torch.no_grad()

@@ -17,11 +17,11 @@ class VTraceConfig(ActorCriticConfig):
     """Options of policies with V-trace. `lambda` is the lambda of V-trace.
 
     Attributes:
-        vtrace_clip_rho_threshold: upper bound of the importance ratio in temporal differences (rho
-            bar in the paper). The bound determines the policy whose values are learned. With 1,
-            this is a policy between the policy that acted and the current policy. With a very large
-            bound, it is the current policy.
-        vtrace_clip_pg_rho_threshold: upper bound of the importance ratio that multiplies
+        vtrace_clip_rho_threshold: the upper bound of the importance ratio in temporal differences
+            (rho bar in the paper). The bound determines the policy whose values are learned. With
+            1, this is a policy between the policy that acted and the current policy. With a very
+            large bound, it is the current policy.
+        vtrace_clip_pg_rho_threshold: the upper bound of the importance ratio that multiplies
             advantages.
     """
 

@@ -11,7 +11,8 @@ from polopt.common.transitions import Transitions
 
 
 class Windows(NamedTuple):
-    """The n-step transitions of a fragment whose windows are complete within the fragment.
+    """The n-step transitions of a fragment. Transitions whose windows need steps after the fragment
+    are not included.
 
     Attributes:
         rows: the B transitions. `indices` are the positions `t * N + n` of the rows in the
@@ -28,7 +29,7 @@ def windows_of(batch: SampleBatch, gamma: float, n_step: int) -> Windows:
     transitions.
 
     The window of a row ends early at the end of an episode, and before a row that only resets. The
-    result does not contain rows that only reset, and rows whose windows need steps after the
+    result does not contain rows that only reset, or rows whose windows need steps after the
     fragment. All weights are 1.
 
     Args:

@@ -25,9 +25,10 @@ class RateLimiter:
     not exceed `error_buffer` afterwards. The credit is an exact fraction of integers, so it has no
     rounding errors, and a checkpoint saves the exact value.
 
-    The first `min_size` rows do not add credit, because learning has not begun. If the buffer loses
-    rows, for example in a restore without the buffer, it must be filled again. The rows that fill
-    the buffer again do not add credit, so that the learner continues at the same rate.
+    The first `min_size` rows do not add credit, because learning has not begun. The buffer can lose
+    its rows, for example when a run continues from a checkpoint without the rows. Learning then
+    waits until the buffer has `min_size` rows again. The rows that fill the buffer again do not add
+    credit, so that the learner continues at the same rate.
 
         while not limiter.can_learn(batch_size):     # one step of a synchronous strategy
             limiter.inserted(buffer.add(next_fragment()))

@@ -75,9 +75,10 @@ class ReplayBuffer:
     A fragment `[T, N]` is stored as T * N rows. The next observation of a row is usually the
     observation of the row one step later, so each observation is stored only once. In two cases,
     the next observation is stored in a separate row, which is called the successor. The first case
-    is a truncated episode, if the next episode begins in the same step. The second case is a stream
-    that was interrupted. Data keep the dtypes of the fragment, so uint8 images stay uint8. All
-    values must be finite. Workers check this before they send a fragment.
+    is a truncated episode, if the next episode begins in the same step. (With `unit="sequence"`,
+    this also applies to terminated episodes.) The second case is a stream that was interrupted.
+    Observations and actions keep their dtypes, so uint8 images stay uint8. All values must be
+    finite. Workers check this before they send a fragment.
 
     A row needs only rows that arrived later than the row itself. So the buffer overwrites a row
     before it overwrites the rows that this row needs.
@@ -267,11 +268,11 @@ class ReplayBuffer:
 
         Args:
             batch: `[T, N]`, with observations and rewards as the environment returned them.
-            priorities: `[K + T, N]`, or `[N]` for sequences. The last T steps are the priorities of
-                this fragment. The first K steps are priorities of the last K steps of the previous
-                fragment, whose windows are complete only now. The buffer ignores these K steps if
-                the fragment does not continue the previous one. NaN or None stands for the largest
-                priority so far.
+            priorities: `[K + T, N]`, or `[N]` for sequences. The last T rows of the array are the
+                priorities of this fragment. The first K rows are the priorities of the last K steps
+                of the previous fragment, whose windows are complete only now. The buffer ignores
+                these K rows if the fragment does not continue the previous one. NaN or None stands
+                for the largest priority so far.
             follows: whether the fragment continues the previous fragment with the same
                 `worker_index`. With `None`, `batch.place` decides. A batch without a place never
                 continues another one.
@@ -809,8 +810,9 @@ class ReplayBuffer:
 
         Raises:
             RowFilesError: a file is missing or damaged, or does not fit the state.
-            ConfigError: the saved buffer has another capacity, unit or window, or is larger than
-                the free memory.
+            ConfigError: the saved buffer has another capacity, unit or window, or only one of the
+                two buffers has priorities. Also raised if the buffer is larger than the free
+                memory.
         """
         kind = {key: state["kind"].get(key) for key in self._kind()}
         for key, value in self._kind().items():

@@ -22,8 +22,7 @@ _FILE_BYTES = 8 << 20
 
 
 class RowFilesError(RuntimeError):
-    """Files of rows are missing or damaged, or belong to another buffer. The message names the
-    file."""
+    """Files of rows are missing or damaged, or belong to another buffer."""
 
 
 class ColumnSpec(NamedTuple):

@@ -39,8 +39,8 @@ class SquashedGaussian(DiagGaussian):
         self.log_half_width = float(np.log(self._half_width).sum())
 
     def mean(self, params: np.ndarray) -> np.ndarray:
-        """The means of the squashed actions, computed with Gauss-Hermite quadrature. Returns them
-        before squashing, `[N, A]`."""
+        """Computes the means of the squashed actions with Gauss-Hermite quadrature. Returns the
+        inverse of tanh of these means, `[N, A]`, because batches hold actions before squashing."""
         nodes, weights = np.polynomial.hermite_e.hermegauss(32)
         mean, std = params[..., : self._size], np.exp(params[..., self._size :])
         squashed = np.tanh(mean[..., None] + std[..., None] * nodes)

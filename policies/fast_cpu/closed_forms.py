@@ -1,8 +1,9 @@
 """Closed forms of the gradients of losses, in NumPy, registered by policy class.
 
-The file of each policy defines the loss in torch. A closed form returns the same statistics as the
-loss, and the gradients of the loss with respect to log-probability, entropy, KL and values.
-`tests/unit/test_fast_cpu.py` compares each closed form with torch.
+The file of each policy defines the loss in torch. The closed form of an actor-critic loss returns
+the same statistics as the loss, and the gradients of the loss with respect to log-probability,
+entropy, KL and values. The closed forms of DQN (`numpy_q`) and SAC (`numpy_sac`) instead add the
+gradients of the weights to the `.grad` of the networks. Tests compare each closed form with torch.
 """
 
 from __future__ import annotations
@@ -61,15 +62,17 @@ def closed_form_of(
 ) -> Callable[[_Form], _Form]:
     """Returns a decorator that registers a function as the closed form of a policy's loss.
 
-    A subclass of the policy class uses the same closed form unless it overrides a member that
-    `of_family` or `parts` names. Such a subclass learns in torch, or registers its own closed form.
+    A subclass of the policy class uses the same closed form, unless the subclass overrides a member
+    that `of_family` or `parts` names. A subclass that overrides such a member learns in torch, or
+    registers its own closed form.
 
     Args:
         policy_class: a subclass of `ActorCriticPolicy`, whose closed form is a `ClosedForm`, or a
             subclass of another class that calls `find_closed_form`. A built-in class is given as
             text, `module:Class`.
-        parts: names of further methods that `loss` of this class calls.
-        of_family: names of the loss, and of the members that all losses of the family use.
+        parts: names of further methods that only the loss of this class calls.
+        of_family: names of the members that all policies of the same family share: the loss, and
+            the members that every such loss uses.
     """
 
     def register(compute: _Form) -> _Form:

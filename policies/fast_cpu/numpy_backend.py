@@ -25,8 +25,9 @@ MAX_PARAMETERS = 100_000
 def is_supported(network: nn.Module) -> TypeGuard[MLPNetwork]:
     """Whether `NumpyMLP` supports `network`.
 
-    The network must be an `MLPNetwork` on the CPU, without memory, and with tanh or ReLU. A
-    subclass of `MLPNetwork` is not supported, because it may compute something else.
+    The network must be an `MLPNetwork` on the CPU, with tanh or ReLU, and without memory and layer
+    normalisation. A subclass of `MLPNetwork` is not supported, because it may compute something
+    else.
     """
     if type(network) is not MLPNetwork or network.state_size:
         return False

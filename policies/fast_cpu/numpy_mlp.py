@@ -88,7 +88,7 @@ class NumpyMLP:
 
     def _flat(self, obs: np.ndarray) -> np.ndarray:
         if obs.ndim != 2:
-            obs = obs.reshape(len(obs), math.prod(obs.shape[1:]))  # -1 fails with zero rows
+            obs = obs.reshape(len(obs), math.prod(obs.shape[1:]))  # -1 fails for zero rows
         obs = obs.astype(np.float32, copy=False)
         if self._image is None:
             return obs
@@ -137,7 +137,7 @@ class Layers:
         """Returns a list of the input and the outputs of all layers."""
         done = [x]
         for weight, bias, activated in self._steps:
-            x = x.dot(weight)  # `@` has more overhead, a third of the time with 8 rows
+            x = x.dot(weight)  # `@` has more overhead: a third of the time for 8 rows
             x += bias
             if activated:
                 if self._relu:
@@ -156,7 +156,8 @@ class Layers:
             done: the list from `forward`.
             gradient: gradient of the loss with respect to the outputs, `[B, out]`.
             needed: whether to compute the gradient with respect to the inputs.
-            learn: False does not change the gradients of the weights and biases.
+            learn: whether to add the gradients of the weights and biases. With False, the method
+                only computes the gradient with respect to the inputs.
 
         Returns:
             the gradient with respect to the inputs, `[B, in]`. The result is undefined if `needed`

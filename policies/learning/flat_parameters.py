@@ -134,7 +134,8 @@ class FlatParameters:
             self._reduced_buffers[:] = self._params[self._own_buffers]
 
     def unpack_buffers(self) -> None:
-        """Copies the end of `buffer` back to the buffers of trained segments, if it is finite."""
+        """Copies the end of `buffer` back to the buffers of trained segments. Does nothing if a
+        value is not finite."""
         if self._buffers and math.isfinite(float(self._reduced_buffers.sum())):
             self._params[self._own_buffers] = self._reduced_buffers
 

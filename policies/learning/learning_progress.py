@@ -15,7 +15,8 @@ class LearningProgress:
         gradient_rows: number of rows of all learners from which the gradient in `flat.grads` was
             computed. Each update sets this number to 0.
         rows_applied: sum of `gradient_rows` over all updates.
-        skipped_updates: number of gradients that were not applied because they were not finite.
+        skipped_updates: number of gradients that were not applied because they were not finite or
+            too large (see `WeightUpdater.apply`).
         non_finite_gradients: number of gradients of this learner that were not finite, if several
             learners learn together. Each learner counts its own gradients, because the sum over all
             learners does not show which gradient was not finite.

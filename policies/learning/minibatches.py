@@ -25,8 +25,8 @@ class Minibatches:
         unit: the unit that is shuffled. `rows` shuffles single rows. `sequences` shuffles columns
             of the prepared batch, for a policy with memory. `columns` shuffles columns of the batch
             before `prepare`.
-        size: largest average number of rows of a minibatch in one learner. `None` means that there
-            is only one minibatch.
+        size: upper bound of the average number of rows of a minibatch in one learner. `None` means
+            that there is only one minibatch.
         rng: random generator for the order.
         reducer: sums over all learners.
 
@@ -88,7 +88,7 @@ def valid_rows(batch: SampleBatch, names: Iterable[str]) -> dict[str, np.ndarray
 
 
 def num_minibatches(rows: int, world_size: int, minibatch_size: int | None) -> int:
-    """The number of minibatches for `rows` rows, which is the number of rows of all learners.
+    """The number of minibatches for `rows` rows. `rows` counts the rows of all learners.
 
     On average, a minibatch has at most `minibatch_size` rows in each learner. If `minibatch_size`
     is None, there is one minibatch.
@@ -157,9 +157,10 @@ def microbatches(rows: Rows, size: int, sequences: bool) -> Iterator[Rows]:
 
 
 def _sequences(rows: Rows, parts: Iterable[np.ndarray]) -> Iterator[Rows]:
-    """Yields the rows of a policy with memory, in one part for each array of environments."""
+    """Yields the rows of a policy with memory. Each array of environments in `parts` becomes one
+    minibatch."""
     valid = rows["valid"]
-    numbers = (valid.flatten().cumsum(0) - 1).reshape(valid.shape)  # [T, N] rows of valid steps
+    numbers = (valid.flatten().cumsum(0) - 1).reshape(valid.shape)  # [T, N] row of each valid step
     for envs in parts:
         part = {name: rows[name][:, envs] for name in ("obs", "starts", "valid")}
         picked = numbers[:, envs][part["valid"]]

@@ -16,27 +16,29 @@ class PolicyConfig(Config):
     """Options that all policies have.
 
     Attributes:
-        lr: learning rate. A number or `[[environment steps, value], ...]`.
+        lr: the learning rate: a number, or a piecewise linear schedule `[[environment steps,
+            value], ...]`.
         torch_optimizer: the algorithm of `torch.optim` that updates the weights, `adam` or
             `rmsprop`.
-        adam_epsilon: epsilon of Adam.
-        rmsprop_alpha: decay of RMSprop's mean of squared gradients.
-        rmsprop_epsilon: epsilon of RMSprop. torch adds epsilon after taking the root of the mean
-            square. Mnih et al. (2016) add an epsilon of 0.1 before taking the root.
-        grad_clip: largest global norm of a gradient. A larger gradient is scaled down to this norm.
-            `None` disables clipping.
-        fast_cpu: use faster code that gives the same results. Small multi-layer perceptrons on the
-            CPU then act in NumPy. They also learn in NumPy if the policy has a closed form of its
-            loss gradients. Environments that are stepped one after another use
-            `FastSyncVectorEnv`. False uses torch, and `SyncVectorEnv` of Gymnasium.
-        normalize_actions: map actions of the policy from [-1, 1] to the bounds of a Box. -1 becomes
-            the lower bound, and 1 becomes the upper bound. Dimensions without two finite bounds are
-            not mapped. The option has no effect on other spaces, or together with
+        adam_epsilon: the epsilon of Adam.
+        rmsprop_alpha: the decay of RMSprop's mean of squared gradients.
+        rmsprop_epsilon: the epsilon of RMSprop. torch adds epsilon after taking the root of the
+            mean square. Mnih et al. (2016) add an epsilon of 0.1 before taking the root.
+        grad_clip: the largest global norm of a gradient. A larger gradient is scaled down to this
+            norm. `None` disables clipping.
+        fast_cpu: whether to use faster code that gives the same results. With True, small
+            multi-layer perceptrons on the CPU act in NumPy. They also learn in NumPy if the policy
+            has a closed form of its loss gradients. Environments that are stepped one after another
+            use `FastSyncVectorEnv`. With False, networks use torch, and environments use
+            `SyncVectorEnv` of Gymnasium.
+        normalize_actions: whether to map actions of the policy from [-1, 1] to the bounds of a Box.
+            -1 becomes the lower bound, and 1 becomes the upper bound. Dimensions without two finite
+            bounds are not mapped. The option has no effect on other spaces, or together with
             `squash_actions`. RLlib has the same option.
-        clip_actions: clip actions to the bounds of a Box. With False, only the dimensions that
-            `normalize_actions` maps are clipped. RLlib has the same option, and its default is
-            False.
-        model: options of the network.
+        clip_actions: whether to clip actions to the bounds of a Box. With False, only the
+            dimensions that `normalize_actions` maps are clipped. RLlib has the same option, and its
+            default is False.
+        model: the options of the network.
     """
 
     lr: LearningRate = 1e-3
@@ -72,9 +74,10 @@ class NormalizingConfig(PolicyConfig):
     """Options of policies that normalise observations, in addition to `PolicyConfig`.
 
     Attributes:
-        normalize_observations: normalise each element of an observation by its running mean and
-            standard deviation over all samples so far. See `Normalizer`.
-        clip_observations: clip normalised observations to plus and minus this bound.
+        normalize_observations: whether to normalise each element of an observation by its running
+            mean and standard deviation over all samples so far. See `Normalizer`.
+        clip_observations: the largest absolute value of a normalised observation. Larger values are
+            clipped.
     """
 
     normalize_observations: bool = False

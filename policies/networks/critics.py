@@ -99,9 +99,9 @@ def check_bounded(space: Space[Any], policy: str) -> None:
     is_box = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
     if not (is_box and np.isfinite(space.low).all() and np.isfinite(space.high).all()):  # type: ignore[attr-defined]
         raise ConfigError(
-            f"action space {space} with policy {policy}. Allowed: a Box of floats with finite "
-            "bounds, because critics get actions scaled to the range from -1 to 1. Policies for "
-            "other spaces: 'dqn' (Discrete), 'ppo' (any)"
+            f"action space {space} is not supported by policy {policy}. Allowed: a Box of floats "
+            "with finite bounds, because critics get actions scaled to the range from -1 to 1. "
+            "Policies for other spaces: 'dqn' (Discrete), 'ppo' (any)"
         )
 
 

@@ -57,39 +57,41 @@ def _json_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 class ModelConfig(Config):
-    """Options of the network, under RLlib's names.
+    """Options of the network. Options that RLlib also has use RLlib's names.
 
     Attributes:
-        fcnet_hiddens: widths of the hidden layers.
-        fcnet_activation: activation of the hidden layers. See `ACTIVATIONS`.
-        conv_filters: `(channels, kernel, stride)` or `(channels, kernel, stride, padding)` of each
-            convolution over an image `[C, H, W]` or `[H, W, C]`. A ReLU follows each convolution.
-            Each image of a Dict or Tuple has its own convolutions. An empty list disables
-            convolutions. With `None`, only images of uint8 or bool have convolutions. Images of at
-            least 36 x 36 pixels then get the convolutions of Mnih et al. (2015), and smaller images
-            get 16 filters of 3 x 3.
-        post_fcnet_hiddens: widths of the layers after the convolutions. A ReLU follows each layer.
-            `None` means one layer of 512 units. If `conv_filters` is also `None`, an image smaller
-            than 36 x 36 pixels gets one layer of 128 units.
-        layer_norm: layer normalisation (Ba et al., 2016) before each activation. The normalisation
-            after a convolution is over channels and positions.
-        use_lstm: add an LSTM between the hidden layers and the heads, as memory for policy and
-            value. In one update, the LSTM reads one fragment of `rollout_fragment_length` steps.
-        lstm_cell_size: number of cells of the LSTM.
-        vf_share_layers: policy and value share the hidden layers. `None` means True for networks
-            with convolutions, because convolutions take most of the time, and False for other
-            networks.
-        free_log_std: for Box actions, the log standard deviation is a separate parameter that does
-            not depend on the observation. False computes it from the observation.
-        initial_log_std: initial log standard deviation of the action before the action is mapped to
-            the bounds. If `free_log_std` is False, this is the initial bias of the layer that
+        fcnet_hiddens: the widths of the hidden layers.
+        fcnet_activation: the activation of the hidden layers. See `ACTIVATIONS`.
+        conv_filters: a tuple `(channels, kernel, stride)` or `(channels, kernel, stride, padding)`
+            for each convolution over an image `[C, H, W]` or `[H, W, C]`. A ReLU follows each
+            convolution. Each image of a Dict or Tuple has its own convolutions. An empty list
+            disables convolutions. With `None`, only images of uint8 or bool have convolutions.
+            Images of at least 36 x 36 pixels then get the convolutions of Mnih et al. (2015), and
+            smaller images get 16 filters of 3 x 3.
+        post_fcnet_hiddens: the widths of the layers after the convolutions. A ReLU follows each
+            layer. `None` means one layer of 512 units. If `conv_filters` is also `None`, an image
+            smaller than 36 x 36 pixels gets one layer of 128 units.
+        layer_norm: whether to apply layer normalisation (Ba et al., 2016) before each activation.
+            The normalisation after a convolution is over channels and positions.
+        use_lstm: whether to add an LSTM between the hidden layers and the heads, as memory for
+            policy and value. In one update, the LSTM reads one fragment of
+            `rollout_fragment_length` steps.
+        lstm_cell_size: the number of cells of the LSTM.
+        vf_share_layers: whether policy and value share the hidden layers. `None` means True for
+            networks with convolutions, because convolutions take most of the time, and False for
+            other networks.
+        free_log_std: whether the log standard deviation of Box actions is a separate parameter that
+            does not depend on the observation. With False, the network computes the log standard
+            deviation from the observation.
+        initial_log_std: the initial log standard deviation of an action before the action is mapped
+            to the bounds. If `free_log_std` is False, this is the initial bias of the layer that
             computes the log standard deviation.
-        squash_actions: squash Box actions into the box with tanh. Then `normalize_actions` and
-            `clip_actions` of `PolicyConfig` have no effect.
+        squash_actions: whether to squash Box actions into the box with tanh. With True,
+            `normalize_actions` and `clip_actions` of `PolicyConfig` have no effect.
         custom: a `torch.nn.Module` class that replaces the network. Pass the class, its registered
             name, or `module:Class`. See `CustomNetwork`. Of the options above, only
             `squash_actions` has an effect together with `custom`.
-        custom_options: keyword arguments of the constructor of `custom`.
+        custom_options: the keyword arguments of the constructor of `custom`.
     """
 
     fcnet_hiddens: Widths = pydantic.Field(default=(64, 64), description=_ALLOWED_WIDTHS)

@@ -14,8 +14,8 @@ from polopt.policies.networks.lstm import LSTM
 from polopt.policies.networks.model_config import ModelConfig
 from polopt.policies.networks.observations import Part
 
-#: The memory `[B, S]` after each of some steps, by index of the step. This includes the last step,
-#: and each step after which the memory of a sequence is reset.
+#: The memory `[B, S]` after some of the steps, by index of the step. These steps include the last
+#: step, and each step after which the memory of a sequence is reset.
 States = dict[int, Tensor]
 
 

@@ -119,7 +119,7 @@ def flattened(obs: Tensor) -> Tensor:
     return obs.reshape(obs.shape[0], math.prod(obs.shape[1:]))
 
 
-#: Networks get a Box with one of these dtypes unchanged.
+#: `split` keeps these dtypes of a Box.
 _KEPT: dict[Any, torch.dtype] = {np.dtype(np.uint8): torch.uint8, np.dtype(np.bool_): torch.bool}
 
 

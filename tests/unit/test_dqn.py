@@ -330,7 +330,7 @@ def test_observation_that_allows_no_action_has_no_value() -> None:
 
 @pytest.mark.parametrize("space", [spaces.MultiDiscrete([2, 3]), spaces.Box(-1.0, 1.0, (2,))])
 def test_other_actions_are_refused(space: Any) -> None:
-    with pytest.raises(ConfigError, match=r"with policy DQNPolicy. Allowed: Discrete"):
+    with pytest.raises(ConfigError, match=r"by policy DQNPolicy. Allowed: Discrete"):
         replay_policy("dqn", action_space=space)
 
 
