@@ -32,7 +32,7 @@ from torch import Tensor
 
 from polopt.common.files import open_regular, printable, read_regular
 
-#: Version of the checkpoint format. A change that older code cannot read increments the version.
+#: Version of the checkpoint format. Increment it with each change that older code cannot read.
 FORMAT = 2
 #: Versions that this code reads. In version 1, all values of the config are JSON values.
 _READ_FORMATS = (1, FORMAT)
@@ -212,7 +212,9 @@ def read_state_file(directory: str | Path) -> dict[str, Any]:
     data = _read(path)
     try:
         whole = _read_manifest(path.parent).get(path.name) == _sha256(data)
-    except DamagedCheckpoint:  # a complete file, because files are renamed after they are written
+    except DamagedCheckpoint:
+        # The manifest is missing or damaged. `state.json` is complete, because it is renamed only
+        # after it is written.
         whole = True
     if not whole:
         raise DamagedCheckpoint(
@@ -316,7 +318,7 @@ def _stored(data: bytes) -> io.BytesIO:
     interpret a manipulated file differently, but they agree about the copy.
 
     Raises:
-        ValueError: the file is not such a file.
+        ValueError: an entry of the file is not allowed, or the pickle refers to another name.
         Exception: `zipfile` or `pickletools` cannot read the file.
     """
     copy = io.BytesIO()

@@ -404,8 +404,8 @@ def _preset_options(name: Any) -> Mapping[str, Any]:
         trainer: Any = found
         return dict(trainer.preset)
     raise ConfigError(
-        f"key 'preset': got {shown(name)}{problem} A preset is given by its name, as its class or "
-        "'module:Class', or as a dict of its 'name' and options"
+        f"key 'preset': got {shown(name)}{problem} Allowed: the name of a preset, its class or "
+        "'module:Class', or a dict of its 'name' and options"
     )
 
 
