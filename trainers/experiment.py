@@ -311,8 +311,8 @@ class Experiment:
 
 
 def merged_options(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options with the changes applied. Where `options` and `changes` both have a dict
-    under a key, these two dicts are merged in the same way."""
+    """Returns the options with the changes applied. If `options` and `changes` both have a dict
+    under the same key, these two dicts are merged in the same way."""
     merged = dict(options)
     for key, value in changes.items():
         old = merged.get(key)

@@ -20,7 +20,7 @@ _COUNTS = (
     "env_runners/num_env_steps_sampled",
     "env_runners/num_env_steps_sampled_lifetime",
 )
-#: Blocks whose keys depend on the optimizer and the policy.
+#: Blocks whose keys depend on the config.
 _OPEN_BLOCKS = (
     "optimizer/",
     "timers/",

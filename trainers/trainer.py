@@ -596,8 +596,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self._has_warned = True
             logger.warning(
                 "checkpoints of this run do not contain %s, because values of these types cannot "
-                "be saved. Give them to `polopt evaluate` or `polopt.load` if an error asks for "
-                "them",
+                "be saved. Give them to `polopt evaluate` or `from_checkpoint` if an error asks "
+                "for them",
                 described(named),
             )
 

@@ -97,7 +97,7 @@ def train(
 
     Args:
         experiment: the name or class of a preset, a tuned example, or the path of a YAML or Python
-            file. `None` means the experiment in the config of the checkpoint `restore`.
+            file. `None` means that the run continues with the config of the checkpoint `restore`.
         config: a dict of options.
         stop: maps each result key to the value at which the run ends. The run ends at the first
             limit that a result reaches. `None` means the limits of the example. A preset does not

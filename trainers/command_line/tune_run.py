@@ -246,8 +246,8 @@ def _new_folder(experiment: str, results_dir: Path) -> Path:
 
 
 def _report(folder: Path, experiment: Experiment, exists: bool, stopped: bool) -> None:
-    """Prints the results and checkpoints in the folder of a run. Removes the folder if the run has
-    ended without a result."""
+    """Prints the results and checkpoints in the folder of a run. If `exists` is False, the run has
+    ended without a result and without an error, and this function removes the folder."""
     checkpoint = None
     if exists:
         say(f"results     {next(filter(Path.is_dir, folder.iterdir()), folder)}")
