@@ -1,4 +1,4 @@
-"""Runs scripts for RLlib with the presets of polopt after one changed import.
+"""Runs scripts that were written for RLlib with the presets of polopt. Only one import changes.
 
     from polopt.rllib import PPOConfig  # was: from ray.rllib.algorithms.ppo import PPOConfig
 

@@ -396,8 +396,8 @@ class AlgorithmConfig:
 
 
 class _Live(dict[str, Any]):
-    """A dict of RLlib that was read from a builder. A change to the dict also changes the
-    builder."""
+    """The value of a dict option of RLlib, such as `replay_buffer_config`, that was read from a
+    builder. A change to the dict also changes the builder."""
 
     def __init__(self, values: Mapping[str, Any], config: AlgorithmConfig, name: str) -> None:
         super().__init__(values)
@@ -418,7 +418,7 @@ class _Live(dict[str, Any]):
 
 
 def _method(function: Any) -> Any:
-    """Returns a method that calls a function without passing the object."""
+    """Returns a method that calls `function` without the argument `self`."""
 
     def call(self: Any, **arguments: Any) -> Any:
         return function(**arguments)

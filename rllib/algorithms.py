@@ -26,28 +26,27 @@ OLD_RESULTS = {
 }
 #: Attributes of RLlib's algorithms that a trainer does not have, and what to use instead.
 _INSTEAD = {
-    "add_policy": "polopt trains one policy",
-    "remove_policy": "polopt trains one policy",
-    "env_runner": "get_policy() returns the policy, and `workers` has the workers",
-    "env_runner_group": "`workers` has the workers: polopt.foreach_worker(algo.workers, function)",
-    "eval_env_runner_group": "`evaluation.workers` has the workers of evaluation",
-    "evaluation_workers": "`evaluation.workers` has the workers of evaluation",
-    "learner_group": "get_policy() returns the policy, which learns in the driver",
-    "local_replay_buffer": "`optimizer` has the replay buffer",
-    "compute_actions": "get_policy().predict(observations) takes a batch of observations",
-    "export_policy_model": "`polopt export CHECKPOINT` writes an ONNX model",
+    "add_policy": "get_policy() for the only policy that polopt trains",
+    "remove_policy": "get_policy() for the only policy that polopt trains",
+    "env_runner": "get_policy() for the policy, and `workers` for the workers",
+    "env_runner_group": "`workers`, for example polopt.foreach_worker(algo.workers, function)",
+    "eval_env_runner_group": "`evaluation.workers`",
+    "evaluation_workers": "`evaluation.workers`",
+    "learner_group": "get_policy(), because the policy learns in the driver",
+    "local_replay_buffer": "`optimizer`, which has the replay buffer",
+    "compute_actions": "get_policy().predict(observations), which takes a batch of observations",
+    "export_policy_model": "`polopt export CHECKPOINT`, which writes an ONNX model",
     "from_state": "from_checkpoint(path)",
     "get_weights": "get_policy().get_weights()",
     "set_weights": "get_policy().set_weights(weights)",
-    "import_model": "polopt.rllib.load_rl_module(path) reads the weights of an RLModule",
+    "import_model": "polopt.rllib.load_rl_module(path), which reads the weights of an RLModule",
     "metrics": "the return value of train()",
     "training_step": "`optimizer.step()`",
 }
 
 
 class Algorithm(PolicyOptimizerTrainer):
-    """A trainer with methods of RLlib's `Algorithm` that polopt's trainers have under other
-    names."""
+    """A trainer that also has methods of RLlib's `Algorithm` and the result keys of RLlib 2.7."""
 
     def step(self) -> dict[str, Any]:
         """Runs one iteration. The result also has the keys of RLlib 2.7. Stop conditions and

@@ -40,8 +40,8 @@ def filters_of(cnn: nn.Sequential) -> list[tuple[int, int, int, int]]:
     """Returns the `conv_filters` of a network of polopt that computes the same as RLlib's layers.
 
     RLlib uses the padding of TensorFlow, which may be larger by one on the right than on the left.
-    The network of polopt uses the larger padding on both sides. To compute the same, its kernel
-    begins with an additional row and column of zeros.
+    The network of polopt uses the larger padding on both sides. Its kernel then begins with an
+    additional row and column of zeros, which keeps the results equal.
 
     Raises:
         ConfigError: polopt does not have such a layer.

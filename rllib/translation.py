@@ -275,8 +275,8 @@ def _resolve_evaluation(options: dict[str, Any], where: str) -> None:
         }
 
 
-#: Keys that users of RLlib set in `evaluation_config` to turn off features. In polopt, evaluation
-#: never has these features.
+#: Keys of RLlib's `evaluation_config` that are ignored, because they do not change how polopt plays
+#: evaluation episodes.
 _OF_EVALUATION = ("in_evaluation", "evaluation_interval", "num_env_runners", "num_workers")
 
 

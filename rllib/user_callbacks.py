@@ -16,8 +16,8 @@ from polopt.rollouts.workers.callbacks import Callbacks
 
 #: Methods of RLlib's callbacks that polopt does not call, and what to use instead.
 _NOT_CALLED = {
-    "on_algorithm_init": "move its code behind `build_algo()`, or into `on_train_result` for the "
-    "first result",
+    "on_algorithm_init": "run its code after `build_algo()`, or in `on_train_result` for the first "
+    "result",
     "on_create_policy": "set the network with the option `model`, for example with a class under "
     "`custom`",
     "on_environment_created": "move its code into the environment, or into the function that makes "
@@ -35,7 +35,7 @@ _NOT_CALLED = {
     "on_workers_recreated": "read `fault_tolerance/` in the result that `on_train_result` gets",
     "on_env_runners_recreated": "read `fault_tolerance/` in the result that `on_train_result` gets",
     "on_offline_eval_runners_recreated": "remove it, because polopt has no offline data",
-    "on_checkpoint_loaded": "move its code behind `restore()`",
+    "on_checkpoint_loaded": "run its code after `restore()`",
     "on_sub_environment_created": "move its code into the environment, or into the function that "
     "makes the environment",
 }
@@ -158,9 +158,10 @@ _REDUCED: dict[str, Any] = {"mean": np.mean, "min": np.min, "max": np.max, "sum"
 class MetricsLogger:
     """Collects numbers for the block `env_runners/custom_metrics` of results.
 
-    If a callback logs several numbers under one name in an episode, they are combined into one
-    number. The argument `reduce` decides how: `mean`, `min`, `max` or `sum`. Results contain the
-    mean, minimum and maximum of this number over the episodes of an iteration.
+    If a callback logs several numbers under one name in an episode or for a fragment, they are
+    combined into one number. The argument `reduce` decides how: `mean`, `min`, `max` or `sum`.
+    Results contain the mean, minimum and maximum of this number over the episodes or fragments of
+    an iteration.
     """
 
     def __init__(self) -> None:
@@ -314,8 +315,8 @@ def _adapter(cls: type, methods: Mapping[str, Callable[..., Any]]) -> type[Callb
 
 
 def _taken(method: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments that a method declares. A required argument that polopt does not have
-    is an object that raises an error when it is used."""
+    """Returns the arguments that a method declares. For a required argument that polopt does not
+    have, the value is a `_Missing`, which raises an error when the method uses the argument."""
     parameters = inspect.signature(method).parameters.values()
     named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     taken = {

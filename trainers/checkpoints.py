@@ -5,8 +5,8 @@ tensors.pt     a flat dict of tensors, in the format of `torch.save`
 state.json     the whole state, with `{"__tensor__": name}` in place of each tensor
 replay/        the rows of a replay buffer, if the buffer is saved. These files are large, and are
                read only when needed
-manifest.json  the SHA-256 of all other files, and of the manifest itself. This file is written
-               last. A checkpoint without a manifest is incomplete
+manifest.json  the SHA-256 of each other file and of the manifest's own content. This file is
+               written last. A checkpoint without a manifest is incomplete
 
 A checkpoint may come from an untrusted user. This module therefore reads only regular files of
 limited size. The memory for the tensors is at most a few times the size of `tensors.pt`.
@@ -32,7 +32,7 @@ from torch import Tensor
 
 from polopt.common.files import open_regular, printable, read_regular
 
-#: Version of the checkpoint format. A change that older code cannot read increments the version.
+#: Version of the checkpoint format. Increment it with each change that older code cannot read.
 FORMAT = 2
 #: Versions that this code reads. In version 1, all values of the config are JSON values.
 _READ_FORMATS = (1, FORMAT)
@@ -40,7 +40,7 @@ _READ_FORMATS = (1, FORMAT)
 FILES = ("tensors.pt", "state.json")
 #: Directory for the files of the replay buffer in a checkpoint.
 REPLAY = "replay"
-#: Names of these files in the manifest.
+#: Names of the replay buffer's files in the manifest.
 _FURTHER_FILE = re.compile(rf"{REPLAY}/\w[\w.-]{{0,99}}")
 #: Maximum size of each file in bytes. `data.pkl` is the pickle inside `tensors.pt`. Its maximum is
 #: enough for the names and shapes of about 150,000 tensors.
@@ -212,7 +212,9 @@ def read_state_file(directory: str | Path) -> dict[str, Any]:
     data = _read(path)
     try:
         whole = _read_manifest(path.parent).get(path.name) == _sha256(data)
-    except DamagedCheckpoint:  # a complete file, because files are renamed after they are written
+    except DamagedCheckpoint:
+        # The manifest is missing or damaged. `state.json` is complete, because it is renamed only
+        # after it is written.
         whole = True
     if not whole:
         raise DamagedCheckpoint(
@@ -316,7 +318,7 @@ def _stored(data: bytes) -> io.BytesIO:
     interpret a manipulated file differently, but they agree about the copy.
 
     Raises:
-        ValueError: the file is not such a file.
+        ValueError: an entry of the file is not allowed, or the pickle refers to another name.
         Exception: `zipfile` or `pickletools` cannot read the file.
     """
     copy = io.BytesIO()

@@ -264,8 +264,8 @@ class Evaluation:
 
     def is_due(self, iteration: int) -> bool:
         """Returns whether an evaluation has to begin after an iteration. If another evaluation is
-        still running, the new evaluation begins after the first iteration in which the other one
-        has ended.
+        still running, the new evaluation begins after the iteration in which the running evaluation
+        ends.
 
         Args:
             iteration: number of the iteration, counted from 1.

@@ -311,8 +311,8 @@ class Experiment:
 
 
 def merged_options(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options with the changes applied. Where `options` and `changes` both have a dict
-    under a key, these two dicts are merged in the same way."""
+    """Returns the options with the changes applied. If `options` and `changes` both have a dict
+    under the same key, these two dicts are merged in the same way."""
     merged = dict(options)
     for key, value in changes.items():
         old = merged.get(key)
@@ -404,8 +404,8 @@ def _preset_options(name: Any) -> Mapping[str, Any]:
         trainer: Any = found
         return dict(trainer.preset)
     raise ConfigError(
-        f"key 'preset': got {shown(name)}{problem} A preset is given by its name, as its class or "
-        "'module:Class', or as a dict of its 'name' and options"
+        f"key 'preset': got {shown(name)}{problem} Allowed: the name of a preset, its class or "
+        "'module:Class', or a dict of its 'name' and options"
     )
 
 

@@ -57,8 +57,8 @@ class Option:
         aliases: other keys that configs may use for this option.
         rllib: names of the option in RLlib. Configs may use the names in current versions of RLlib.
         annotation: type of the option without pydantic's constraints.
-        owner: the first config class in the class hierarchy that has this option. It is None for
-            `optimizer`, `policy` and `preset`.
+        owner: the class that introduces this option, which is the config class or one of its base
+            classes. It is None for `optimizer`, `policy` and `preset`.
     """
 
     key: str

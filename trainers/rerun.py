@@ -40,8 +40,8 @@ def rerun(
     The rerun starts real workers. The driver takes their replies in the recorded order, repeats the
     deaths of workers, and reads the recorded clock. All results are therefore equal to the results
     of the recorded run, even the durations in them. If a program changed the trainer between two
-    results, for example with `trainer.workers.add_workers(1)`, the loop has to make the same change
-    again.
+    results, for example with `trainer.workers.add_workers(1)`, the loop over the rerun has to make
+    the same change.
 
     Args:
         trial: directory of a trial that was trained with `record_arrivals: true`. It may also be

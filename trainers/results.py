@@ -20,7 +20,7 @@ _COUNTS = (
     "env_runners/num_env_steps_sampled",
     "env_runners/num_env_steps_sampled_lifetime",
 )
-#: Blocks whose keys depend on the optimizer and the policy.
+#: Blocks whose keys depend on the config.
 _OPEN_BLOCKS = (
     "optimizer/",
     "timers/",
@@ -56,9 +56,10 @@ def make_result(
 ) -> dict[str, Any]:
     """Returns the result of one iteration.
 
-    The first result already has every key, because Tune's CSV logger takes its columns from the
-    first result. The order of the keys matters: Tune's table of trials shows the first four numbers
-    of the top level, or the first three in a notebook. Tune has no option to choose other columns.
+    The first result already has every key except the keys of custom metrics, because Tune's CSV
+    logger takes its columns from the first result. The order of the keys matters: Tune's table of
+    trials shows the first four numbers of the top level, or the first three in a notebook. Tune has
+    no option to choose other columns.
 
     Args:
         optimizer: the optimizer after the iteration.

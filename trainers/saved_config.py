@@ -271,8 +271,8 @@ def _array(name: Any, shape: Any, data: bytes) -> np.ndarray:
 
 
 def unsaved_in(state: Mapping[str, Any], *keys: str) -> dict[str, str]:
-    """Returns the values of some options that the checkpoint does not contain. The result maps the
-    path of each value to its type.
+    """Returns which values of some options are missing in the checkpoint. The result maps the path
+    of each missing value to its type.
 
     Args:
         state: the state of the checkpoint.

@@ -46,9 +46,9 @@ def load(
             registered.
 
     Raises:
-        CheckpointError: the checkpoint is missing, incomplete or damaged, or its network is
-            different. Also raised if the checkpoint lacks its spaces, or an option of the policy
-            that could not be saved.
+        CheckpointError: the checkpoint is missing, incomplete or damaged, or its network differs
+            from the network of the policy class. Also raised if the checkpoint lacks its spaces, or
+            an option of the policy that could not be saved.
         ConfigError: the class of the policy or of the network is unknown. The message names this
             class.
     """

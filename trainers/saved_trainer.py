@@ -239,7 +239,7 @@ def restore_env_statistics(state: Mapping[str, Any], env: Any) -> None:
     Raises:
         CheckpointError: the wrappers of the environment differ from the wrappers in training.
     """
-    # Imported late, because `polopt.load` imports this module without any environment.
+    # Imported here, because `polopt.load` imports this module but needs no environment.
     from polopt.rollouts.envs.env_state import set_evaluation_statistics
 
     try:

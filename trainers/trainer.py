@@ -162,8 +162,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
     #: The path to which Tune will move the checkpoint that is being restored. `None` means that
     #: Tune does not move this checkpoint.
     _restored_as: Path | None = None
-    #: Identifiers of the runs from which this run was restored. The last identifier is the
-    #: identifier of this run itself.
+    #: Identifiers of the earlier runs from which this run was restored, and of this run itself. The
+    #: identifier of this run is the last one.
     _runs: list[str]
     _has_warned = False
     #: Iterations and seconds before a restore. Tune's own counters do not include them.
@@ -402,9 +402,10 @@ class PolicyOptimizerTrainer(tune.Trainable):
     def request_stop(self, reason: str) -> None:
         """Requests that the current iteration ends early, and that the run ends after it.
 
-        The result of the iteration has `done=True`, and the reason as `stop_reason`. Tune,
-        `polopt train` and `polopt.train` then save a checkpoint and end the run. Callbacks and
-        signal handlers may call this method.
+        The result of the iteration has `done=True`, and the reason as `stop_reason`. `polopt train`
+        and `polopt.train` then save a checkpoint and end the run. Tune also ends the trial, but
+        saves a checkpoint only with `checkpoint_at_end=True`. Callbacks and signal handlers may
+        call this method.
 
         Raises:
             ValueError: the reason is empty.
@@ -602,8 +603,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self._has_warned = True
             logger.warning(
                 "checkpoints of this run do not contain %s, because values of these types cannot "
-                "be saved. Give them to `polopt evaluate` or `polopt.load` if an error asks for "
-                "them",
+                "be saved. Give them to `polopt evaluate` or `from_checkpoint` if an error asks "
+                "for them",
                 described(named),
             )
 

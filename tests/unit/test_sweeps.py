@@ -175,9 +175,9 @@ def test_options_of_one_preset_precede_the_others() -> None:
     [
         ({"preset": "A3D"}, {}, "did you mean 'A3C'?"),
         ({"preset": "PPO"}, {}, "PPO is 'SyncPPO' here"),
-        ({"preset": {"lr": 1}}, {}, "key 'preset': got {'lr': 1}. A preset is given by"),
+        ({"preset": {"lr": 1}}, {}, "key 'preset': got {'lr': 1}. Allowed: the name"),
         ({"preset": "polopt:A3D"}, {}, "has no attribute 'A3D'"),
-        ({"preset": int}, {}, "A preset is given by its name"),
+        ({"preset": int}, {}, "Allowed: the name of a preset"),
         ({"preset": "A3C"}, polopt.A2C.preset, "this trainer is a preset already"),
         (
             {"preset": "A3C", "optimizer": "sync_samples"},

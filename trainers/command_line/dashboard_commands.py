@@ -80,8 +80,8 @@ def grafana(
         target = Path(given or metrics / "grafana" / "dashboards").expanduser()
         if not given and not target.is_dir():
             raise ConfigError(
-                f"no Ray that you have started exports metrics: {target} does not exist. First "
-                "run `pip install 'polopt[metrics]'` and `ray start --head`, or give a directory"
+                f"{target} does not exist, because no Ray that you have started exports metrics. "
+                "Run `pip install 'polopt[metrics]'` and `ray start --head`, or give a directory"
             )
         tabs = []
         for name in OPTIMIZERS.names():

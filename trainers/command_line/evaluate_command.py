@@ -26,11 +26,10 @@ _KEYS = ("env_config", "max_frames_per_traj")
 def load(
     checkpoint: Path, env: Any = None, changes: Sequence[str] | Mapping[str, Any] = ()
 ) -> tuple[dict[str, Any], Experiment]:
-    """Returns the state and the config of a checkpoint. The config has the environment of
-    evaluation.
+    """Returns the state of a checkpoint, and its config with the environment of evaluation.
 
-    The environment in the config is already a return value of `resolve_env`. Resolving it again
-    could import a module that only the checkpoint names.
+    This function has already called `resolve_env` for the environment in the returned config. A
+    second call could import a module that only the checkpoint names.
 
     Args:
         checkpoint: directory of the checkpoint.

@@ -24,8 +24,8 @@ FAILED, BAD_INPUT = 1, 2
 
 @contextmanager
 def bad_input() -> Iterator[None]:
-    """Reports an error of the block in one line if a config or a checkpoint has caused the error,
-    and ends the command."""
+    """Catches an error that a wrong config or a bad checkpoint has caused in the block. Prints the
+    error in one line, and ends the command."""
     try:
         yield
     except (ConfigError, RuntimeError) as error:

@@ -91,8 +91,8 @@ def plan(
     """Reads, changes and checks an experiment. Starts no process.
 
     Args:
-        example_or_config: see `load_example`. `None` means the experiment in the config of the
-            checkpoint `restore`.
+        example_or_config: see `load_example`. `None` means that the run continues with the config
+            of the checkpoint `restore`.
         changes: `key=value` arguments.
         restore: a checkpoint to start from, or a directory that contains checkpoints.
         num_samples: see `Example`. `None` means the value in the experiment.

@@ -21,7 +21,8 @@ def rerun(
     trial: Annotated[
         Path,
         typer.Argument(
-            help="Directory of a trial that was trained with record_arrivals=true, or its record."
+            help="Directory of a trial that was trained with record_arrivals=true, or a file of "
+            "its record."
         ),
     ],
     until: Annotated[
@@ -30,12 +31,17 @@ def rerun(
     ] = None,
     at: Annotated[
         int | None,
-        typer.Option(min=0, metavar="EVENT", help="Stop before this event of the first record."),
+        typer.Option(
+            min=0,
+            metavar="EVENT",
+            help="Stop before the event with this number in the first file that the rerun repeats.",
+        ),
     ] = None,
     debug: Annotated[
         bool,
         typer.Option(
-            "--pdb", help="Open Python's debugger in the driver instead of stopping at --at."
+            "--pdb",
+            help="At the event of --at, open Python's debugger in the driver instead of stopping.",
         ),
     ] = False,
     start: Annotated[
@@ -43,13 +49,14 @@ def rerun(
         typer.Option(
             "--from",
             metavar="CHECKPOINT",
-            help="Begin where the recorded run was restored from this checkpoint.",
+            help="Begin at this checkpoint, from which the recorded run was restored.",
         ),
     ] = None,
     show: Annotated[
         str | None,
         typer.Option(
-            metavar="FIRST:LAST", help="Print these events of the record instead of a rerun."
+            metavar="FIRST:LAST",
+            help="Print these events of the first file of the record, and do not repeat the run.",
         ),
     ] = None,
     env: Annotated[

@@ -17,7 +17,7 @@ _STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 GRACE_S = 5.5
 #: Seconds after a signal at which the process exits, even if the main thread is still busy.
 EXIT_S = 7.5
-#: Seconds that `before_exit` may take at that time. This function may never return, because it
+#: Seconds that `before_exit` may take after `EXIT_S`. This function may never return, because it
 #: prints to a pipe that may have no reader.
 _REPORT_S = 1.5
 

@@ -142,10 +142,10 @@ def with_seeds(config: Mapping[str, Any], seeds: int | None) -> dict[str, Any]:
 def configs_to_check(config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields configs of trials that a sweep may start, so that they can be checked.
 
-    First, this function yields the configs of all points of the grids. Then it yields configs with
-    further values of the distributions: each choice of a `tune.choice`, and the largest value of
-    each other distribution. The smallest value is already in the first configs. A value of
-    `tune.sample_from` is drawn.
+    First, this function yields the configs of at most `_MOST_CHECKED` points of the grids. In these
+    configs, each distribution has its first choice or its smallest value. Then this function yields
+    configs with each further choice of a `tune.choice`, and with the largest value of each other
+    distribution. The value of an unbounded distribution or of `tune.sample_from` is drawn once.
 
     Yields:
         a string with the values that distinguish the trial, and the config. The string is empty if

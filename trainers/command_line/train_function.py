@@ -1,4 +1,4 @@
-"""`train`: does the same as the command `polopt train`, in the process that calls it."""
+"""`train`: does the same as the command `polopt train`, but in the calling process."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def train(
 
     Args:
         experiment: the name or class of a preset, a tuned example, or the path of a YAML or Python
-            file. `None` means the experiment in the config of the checkpoint `restore`.
+            file. `None` means that the run continues with the config of the checkpoint `restore`.
         config: a dict of options.
         stop: maps each result key to the value at which the run ends. The run ends at the first
             limit that a result reaches. `None` means the limits of the example. A preset does not
@@ -108,8 +108,8 @@ def train(
             saved only at the end. The last three checkpoints are kept.
         restore: a checkpoint to start from, or a directory that contains checkpoints.
         verbose: how much is shown. 0 shows nothing. 1 shows a table and a progress bar on a
-            terminal and in a notebook, and lines of text elsewhere. 2 shows one line for each
-            iteration.
+            terminal, and in a notebook if `ipywidgets` is installed. Elsewhere, 1 shows lines of
+            text. 2 always shows lines of text, one for each iteration.
         options: further options, such as `env`, as keyword arguments.
 
     Raises:

@@ -220,8 +220,8 @@ class _TrialFailure(tune.Callback):
         return f"{several * (len(results) > 1)}{self.with_full_disk(last)} {traceback}"
 
     def with_full_disk(self, error: str) -> str:
-        """Adds the directories on a full disk to the error of a write to a full disk, because that
-        error has no path. Returns other errors unchanged."""
+        """If an error says that a disk is full, returns this error with the directories on the full
+        disk, because the error itself has no path. Returns other errors unchanged."""
         for number in (errno.ENOSPC, errno.EDQUOT):
             if error.rstrip().endswith(f"[Errno {number}] {os.strerror(number)}"):
                 full = [f for f in self._folders if shutil.disk_usage(f).free < _FULL_BYTES]
@@ -246,8 +246,8 @@ def _new_folder(experiment: str, results_dir: Path) -> Path:
 
 
 def _report(folder: Path, experiment: Experiment, exists: bool, stopped: bool) -> None:
-    """Prints the results and checkpoints in the folder of a run. Removes the folder if the run has
-    ended without a result."""
+    """Prints the results and checkpoints in the folder of a run. If `exists` is False, the run has
+    ended without a result and without an error, and this function removes the folder."""
     checkpoint = None
     if exists:
         say(f"results     {next(filter(Path.is_dir, folder.iterdir()), folder)}")
@@ -298,8 +298,9 @@ def _mean(trials: Sequence[SweepTrial]) -> float:
 
 
 def _next_step(checkpoint: Path, experiment: Experiment) -> str:
-    """Returns a command for the current directory that evaluates a checkpoint. The command has
-    options for all values that the checkpoint cannot contain."""
+    """Returns a command that evaluates a checkpoint if it is run in the current directory. The
+    command has options for all values that the checkpoint cannot contain. If no command can
+    evaluate the checkpoint, returns a sentence that says why."""
     command = [*program(), "evaluate", str(checkpoint)]
     network = getattr(getattr(experiment.policy, "model", None), "custom", None)
     env = experiment.trainer.evaluation_config.env or experiment.rollout.env
