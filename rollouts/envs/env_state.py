@@ -97,7 +97,9 @@ def _restore(env: Any, state: Any) -> bool:
     restore = _method(env, _SET)
     try:
         if restore is None:
-            raise AttributeError("the environment has no such method (checkpoints of older commits call it set_state)")
+            raise AttributeError(
+                "the environment has no such method (checkpoints of older commits call it set_state)"
+            )
         restore(state)
     except Exception as error:  # a user's method may raise anything
         warn_without(innermost(env), f"{_SET}()", error, "its environments begin new episodes")

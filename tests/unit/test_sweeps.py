@@ -245,9 +245,24 @@ def test_end_of_a_sweep_has_means_over_seeds(
         progress.on_trial_start(0, [], one)
         returns = {"env_runners": {"episode_return_mean": float(mean)}}
         progress.on_trial_result(0, [], one, result(**returns))
-    tune_run._report_sweep(tmp_path, progress)
+    tune_run._report_sweep(tmp_path, progress, failed=False)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "return      preset=A3C: 40.0"
     assert lines[1] == "return      preset=A2C: 20.0 (10.0, 30.0)"
     assert lines[2] == f"results     {tmp_path}"
     assert lines[-1].endswith(f"dashboard {tmp_path}")
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_folder_of_a_failed_sweep_without_results_stays(
+    failed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    (folder / "error.txt").write_text("from Tune")
+    progress = Progress(Console(file=io.StringIO()), "t", {}, Path("none"), True)
+    tune_run._report_sweep(folder, progress, failed)
+    said = capsys.readouterr().out
+    assert folder.exists() == failed
+    assert (f"results     {folder}" in said) == failed
+    assert ("Nothing was saved" in said) != failed

@@ -131,7 +131,7 @@ def run(
         if is_sweep:
             if signals.number:
                 say(f"ended       {_signal_name(signals)}")
-            _report_sweep(folder, progress)
+            _report_sweep(folder, progress, bool(error))
             return
         say_findings(diagnose(progress.history.results()))
         exists, stopped = bool(progress.history.num_results or error), bool(signals.number)
@@ -265,9 +265,10 @@ def _report(folder: Path, experiment: Experiment, exists: bool, stopped: bool) -
         say(f"stopped{'' if exists else ' before the first result'}. Nothing was saved")
 
 
-def _report_sweep(folder: Path, progress: Progress) -> None:
+def _report_sweep(folder: Path, progress: Progress, failed: bool) -> None:
     """Prints the returns of a sweep, beginning with the best. All seeds of a config share one
-    line."""
+    line. If the sweep has ended without a result and has not failed, this function removes the
+    folder. The folder of a failed sweep has Tune's error files."""
     trials = [trial for trial in progress.trials.values() if trial.row]
     groups: dict[str, list[SweepTrial]] = {}
     for trial in sorted(trials, key=lambda trial: trial.label):
@@ -279,11 +280,13 @@ def _report_sweep(folder: Path, progress: Progress) -> None:
         say(f"return      {label or 'all seeds'}: {mean}")
     if len(ranked) > _MOST_SHOWN:
         say(f"            and {len(ranked) - _MOST_SHOWN} more")
-    if not trials:
+    if not trials and not failed:
         shutil.rmtree(folder, ignore_errors=True)
         say("stopped before the first result. Nothing was saved")
         return
     say(f"results     {folder}")
+    if not trials:
+        return
     best = max(trials, key=lambda trial: _mean([trial]))
     with suppress(CheckpointError):  # raised if the trial has no checkpoint
         say(f"best        {find_checkpoint(folder / best.folder)} ({best.label})")
