@@ -98,7 +98,7 @@ def _restore(env: Any, state: Any) -> bool:
     try:
         if restore is None:
             raise AttributeError(
-                "the environment has no such method (checkpoints of older commits call it set_state)"
+                "the environment has no such method. Its earlier name was set_state"
             )
         restore(state)
     except Exception as error:  # a user's method may raise anything
