@@ -249,8 +249,8 @@ def _options(runs: Sequence[Run], shown: Sequence[Run]) -> Selection:
     startup = st.toggle(
         "Count start-up",
         help="Includes start-up in seconds, rates and shares of time. Start-up is the time before "
-        "the first worker begins to work. During start-up, processes start, libraries are imported and "
-        "environments are made.",
+        "the first worker begins to work. During start-up, processes start, libraries are imported "
+        "and environments are made.",
         key="startup",
         bind="query-params",
     )

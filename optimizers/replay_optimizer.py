@@ -36,7 +36,7 @@ class ReplayOptions(OptimizerConfig):
         prioritized_replay_beta: exponent of the importance-sampling weights at the start of a run.
         final_prioritized_replay_beta: exponent of the importance-sampling weights at the end of the
             annealing. With 1, the weights correct the whole bias.
-        prioritized_replay_beta_annealing_timesteps: number of environment steps in which the
+        prioritized_replay_beta_annealing_timesteps: number of environment steps over which the
             exponent changes from its first to its final value.
         prioritized_replay_eps: a constant that is added to each absolute TD error, so that every
             row can be drawn.

@@ -34,7 +34,8 @@ STEPS = "num_env_steps_sampled_lifetime"
 #: Seconds of wall time since the end of start-up, and seconds of start-up.
 TRAINING_S, STARTUP_S = "optimizer/training_s", "optimizer/startup_s"
 EVENTS = "optimizer/num_events_recorded"
-#: A trial whose result file has not changed for this time is no longer `running`.
+#: A trial is no longer `running` if its result file has not changed for this time. If three
+#: iterations take longer than this time, the limit is the duration of three iterations.
 _SILENT_S = 120.0
 #: Tune is no longer running if it has not saved its state for this time. Tune saves its state every
 #: 10 s, or less often if saving would take more than 5 percent of its time.
