@@ -62,7 +62,7 @@ const draw = (id, figure) => {
 </script>
 {% for section in sections %}{% set number = loop.index0 %}
 <h2 id="s{{ number }}">{{ section.title }}</h2>
-{% if section.run %}<p>Shares and histograms are of the run {{ section.run.label }}.</p>{% endif %}
+{% if section.run %}<p>Shares and histograms show the run {{ section.run.label }}.</p>{% endif %}
 <div class="panels">
 {% for panel in section.panels %}
 <section class="{{ "wide" if panel.wide else "panel" }}">
