@@ -261,8 +261,8 @@ def _return_fell(run: RunResults) -> Found:
 @_rule(
     "no-learning",
     "over at least 100,000 steps, the mean return has changed by less than R/10 and was never more "
-    "than R/5 below its present value (median of three results), where R is the range of returns of "
-    "the last 100 episodes",
+    "than R/5 below its present value (median of three results), where R is the range of returns "
+    "of the last 100 episodes",
     unless=(
         *("no-reward", "deterministic", "value-loss", "clipped-actions", "update-size"),
         "return-fell",
