@@ -1,8 +1,8 @@
 """AsyncSamples: the driver learns from the first fragments that arrive (IMPALA, APPO).
 
-Workers do not wait for the driver. This is the data flow of IMPALA (Espeholt et al., 2018) and of
-RLlib's APPO. The lag of samples can be bounded. The policy's loss corrects for the lag, with
-V-trace or with PPO's importance ratio.
+This is the data flow of IMPALA (Espeholt et al., 2018) and of RLlib's APPO. Workers wait for the
+driver only if the lag of samples is bounded and reaches its bound. The policy's loss corrects for
+the lag, with V-trace or with PPO's importance ratio.
 """
 
 from __future__ import annotations
