@@ -129,7 +129,11 @@ VIEWS = (
         "Rates of steps and updates over at least a minute.",
         ("polopt_env_steps", "polopt_env_steps_trained", "polopt_updates"),
     ),
-    View("Bytes", "Weights, gradients and batches between processes.", ("polopt_bytes",)),
+    View(
+        "Bytes",
+        "Bytes of weights, gradients and batches that the driver sends and receives.",
+        ("polopt_bytes",),
+    ),
     View(
         "Faults",
         "Numbers of faults so far. If another curve dips when a number rises, the fault is a "
@@ -210,7 +214,7 @@ ALERTS = (
     Alert(
         "polopt-workers-lost",
         "polopt: fewer healthy workers than before",
-        "Workers of trial {trial} are gone, and none has replaced them for 3 minutes.",
+        "For at least 3 minutes, trial {trial} has had fewer healthy workers than before.",
         _of_trial("max_over_time(ray_polopt_healthy_workers[15m]) - ray_polopt_healthy_workers"),
         3,
     ),
@@ -222,7 +226,7 @@ ALERTS = (
     ),
     Alert(
         "polopt-env-faults",
-        "polopt: environments raise",
+        "polopt: environments raise exceptions",
         "Environments of trial {trial} raised exceptions within the last ten minutes.",
         _of_trial(_rise("polopt_env_faults")),
     ),
@@ -268,8 +272,8 @@ def metrics_folder() -> tuple[Path, str]:
     running = [path for path in sessions if is_own(path) and _is_running(path)]
     if not running:
         return root / "session_latest" / "metrics", ""
-    newest = f"the newest of {len(running)} of yours that run"
-    which = newest if len(running) > 1 else "your only one that runs"
+    newest = f"the newest of your {len(running)} running sessions"
+    which = newest if len(running) > 1 else "your only running session"
     return running[0] / "metrics", f"{running[0].name}, {which}"
 
 
@@ -302,7 +306,8 @@ def write_alerts(path: Path, source: str) -> None:
 
 
 def _uid_of_source(name: str) -> str:
-    """Returns the identifier that Grafana generates for a data source that has none, like Ray's."""
+    """Returns the identifier that Grafana generates for a data source without an identifier. Ray
+    provisions such a data source."""
     return f"P{hashlib.sha256(name.encode()).hexdigest()[:16]}".upper()
 
 

@@ -119,7 +119,7 @@ def _several(label: str, options: Sequence[str], key: str, placeholder: str = "a
 
 
 def _number(label: str, key: str, step: float, lowest: float | None = None) -> float | None:
-    """Draws a field for a number. Returns None if the field is empty and the page chooses."""
+    """Draws a field for a number. If the field is empty, returns None, and the page chooses."""
     value = st.number_input(
         label, value=None, min_value=lowest, step=step, placeholder="automatic",
         help="If empty, the page uses the highest number that at least half of the runs of each "
@@ -161,8 +161,8 @@ def _unique(names: Sequence[str]) -> list[str]:
 def _focus(tab: Tab, runs: Sequence[Run], root: Path) -> str:
     """Draws the choice of the run in focus, and returns the directory of this run.
 
-    In the address, the run has its path below `root` as its name, because the label of a run can
-    change when other runs arrive.
+    The address identifies the run by its path below `root`, because the label of a run can change
+    when other runs arrive.
     """
     by_name = {_path_below(root, run.trial.folder): run for run in runs}
     names, key = list(by_name), f"focus-{tab.key}"
@@ -249,8 +249,8 @@ def _options(runs: Sequence[Run], shown: Sequence[Run]) -> Selection:
     startup = st.toggle(
         "Count start-up",
         help="Includes start-up in seconds, rates and shares of time. Start-up is the time before "
-        "the first reply of a worker, in which processes start, libraries are imported and "
-        "environments are made.",
+        "the first worker begins to work. During start-up, processes start, libraries are imported "
+        "and environments are made.",
         key="startup",
         bind="query-params",
     )
@@ -273,8 +273,8 @@ def _options(runs: Sequence[Run], shown: Sequence[Run]) -> Selection:
         "Smoothing",
         0.0,
         _MOST_SMOOTHING,
-        help="The weight of an exponential moving average of the curves of single runs: the weight "
-        "of a result, relative to the next result. 0 means no smoothing. Faint lines show the "
+        help="Smooths the curves of single runs by an exponential moving average. Each result has "
+        "this weight relative to the next result. 0 means no smoothing. Faint lines show the "
         "measured values. Counts, means over runs and shares of time are not smoothed.",
         key="smoothing",
         bind="query-params",

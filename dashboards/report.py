@@ -62,7 +62,7 @@ const draw = (id, figure) => {
 </script>
 {% for section in sections %}{% set number = loop.index0 %}
 <h2 id="s{{ number }}">{{ section.title }}</h2>
-{% if section.run %}<p>Shares and histograms are of the run {{ section.run.label }}.</p>{% endif %}
+{% if section.run %}<p>Shares and histograms show the run {{ section.run.label }}.</p>{% endif %}
 <div class="panels">
 {% for panel in section.panels %}
 <section class="{{ "wide" if panel.wide else "panel" }}">
@@ -131,7 +131,8 @@ class _Section:
 
     Attributes:
         tab: the tab.
-        run: the run whose shares and histograms the section shows. None for other tabs.
+        run: the run whose shares and histograms the section shows. None if the tab does not belong
+            to an optimizer.
         panels: the panels in order.
     """
 
@@ -148,9 +149,9 @@ class _Section:
 def _sections(runs: Sequence[Run]) -> Iterator[_Section]:
     """Yields the sections of the report.
 
-    If an optimizer has several groups, the panels of the run in focus are repeated for the first
-    run of each group. There are at most `_MOST_GROUPS` such groups, the groups with the highest
-    returns.
+    Some panels of an optimizer's tab show a single run. If the optimizer has several groups, there
+    is a section with these panels for the first run of each group. If there are more than
+    `_MOST_GROUPS` groups, only the groups with the highest returns have a section.
     """
     for tab in tabs_of(runs):
         groups = Selection(runs).of([tab.optimizer]).groups if tab.optimizer else {}

@@ -169,7 +169,8 @@ def _deterministic(run: RunResults) -> Found:
         if now > then + max(noise if math.isfinite(noise) else 0.0, 1e-9):
             return None
     return (
-        f"The policy is deterministic since step {steps[begin]:,.0f}: entropy {entropy[-1]:.2g}",
+        f"The policy has been deterministic since step {steps[begin]:,.0f}: entropy "
+        f"{entropy[-1]:.2g}",
         "lower lr or raise entropy_coeff",
         1.0 - float(steps[begin] / steps[-1]),
     )
@@ -259,9 +260,9 @@ def _return_fell(run: RunResults) -> Found:
 
 @_rule(
     "no-learning",
-    "over at least 100,000 steps, the mean return has changed by less than a tenth of the range of "
-    "returns of the last 100 episodes, and at no time was the mean return lower than now by more "
-    "than a fifth of this range (median of three results)",
+    "over at least 100,000 steps, the mean return has changed by less than R/10 and was never more "
+    "than R/5 below its present value (median of three results), where R is the range of returns "
+    "of the last 100 episodes",
     unless=(
         *("no-reward", "deterministic", "value-loss", "clipped-actions", "update-size"),
         "return-fell",
@@ -277,8 +278,8 @@ def _no_learning(run: RunResults) -> Found:
     high = run.last("return_max")
     if low == high == 0.0 or not abs(last - first) < 0.1 * (high - low):
         return None
-    # A run that learned only at the beginning has learned, because its first returns were lower.
-    # The comparison uses medians of three results, because a mean over few episodes is noisy.
+    # If returns were lower at the beginning, the run has learned, even if it learned only then. The
+    # comparison uses medians of three results, because a mean over few episodes is noisy.
     medians = np.median(np.lib.stride_tricks.sliding_window_view(returns, 3), axis=1)
     if last - medians.min() > 0.2 * (high - low):
         return None

@@ -132,7 +132,8 @@ class DoublingHistogram:
 
     def add(self, values: np.ndarray) -> None:
         """Counts integers of shape `[B]`, all at least 0."""
-        _, exponents = np.frexp(values.astype(np.float64))  # 1 for 1, 2 for 2 and 3, 3 for 4 to 7
+        # The exponents are 0 for 0, 1 for 1, 2 for the values 2 and 3, and 3 for the values 4 to 7.
+        _, exponents = np.frexp(values.astype(np.float64))
         places = np.minimum(exponents, self._bins - 1)
         self._counts += np.bincount(places, minlength=self._bins)
         self._sum += int(values.sum())

@@ -38,10 +38,10 @@ class OptimizerStats:
     """Collects the counters and statistics of a policy optimizer.
 
     Start-up is the time in which processes start, environments are made and libraries are imported.
-    Start-up begins when this object is constructed. It ends when the worker with the first reply
-    begins the work for this reply. The other phases, the rates and the training time do not include
-    start-up. The rates and the training time do not include the phase `evaluation` either, because
-    training pauses during this phase.
+    Start-up begins when this object is constructed. Start-up ends when a worker begins the call
+    whose reply is the first reply in the driver. The other phases, the rates and the training time
+    do not include start-up. The rates and the training time do not include the phase `evaluation`
+    either, because training pauses during this phase.
 
     Args:
         phases: names of the timed phases of a step in the driver. Phases do not overlap. This class
@@ -204,8 +204,8 @@ class OptimizerStats:
         """Counts the lag of a batch that a worker used for its own learning.
 
         Args:
-            updates: the lag in updates of this worker.
-            rollouts: the lag in batches of this worker.
+            updates: the lag, counted in updates that this worker made.
+            rollouts: the lag, counted in batches from which this worker learned.
         """
         TRACER.count("policy lag", updates)
         self.lag.in_updates.add(updates)

@@ -54,7 +54,7 @@ PEAK_RATES = Plot(
     "rates",
     "Realised rate against peaks",
     "The peaks are the highest rates of sampling alone and of learning alone. If the realised rate "
-    "is close to the lower peak, this side limits the run.",
+    "is close to the lower peak, the phase with this peak limits the run.",
     "env steps/s",
     {
         "realised": _OPT + "env_steps_per_s",
@@ -121,17 +121,16 @@ ALLREDUCE_LEARN = Plot(
 SKEW_SAMPLE = Plot(
     "skew-sample",
     "Skew against sampling",
-    "Skew is the time in which a rank waits for the slowest rank. Skew close to the sampling time "
-    "means that one rank samples much longer than the other ranks. fraction_workers below 1 ends "
-    "the fragments of slow ranks early.",
+    "Skew is the time in which the fastest rank waits for the slowest rank. Skew close to the "
+    "sampling time means that one rank samples much longer than the other ranks. fraction_workers "
+    "below 1 ends the fragments of slow ranks early.",
     "ms",
     {"sample": _OPT + "sample_time_ms", "skew": _OPT + "skew_time_ms"},
 )
 RANKS = Plot(
     "ranks",
     "Ranks",
-    "The number of ranks in the group. A star marks a broken round, which a fault interrupted and "
-    "which the ranks repeated.",
+    "The number of ranks in the group. A star marks a broken round, which a fault interrupted.",
     "ranks",
     {"ranks": _OPT + "num_ranks"},
     kind="runs",
@@ -159,8 +158,8 @@ ROW_AGE = Plot(
 INTENSITY = Plot(
     "training-intensity",
     "Training intensity",
-    "The number of rows learned per row sampled, since learning began. It equals the option "
-    "training_intensity, up to one batch.",
+    "The number of rows learned per row sampled, since learning began. It should be close to the "
+    "option training_intensity.",
     "rows learned per row sampled",
     {"intensity": _OPT + "training_intensity"},
     kind="runs",
@@ -219,7 +218,8 @@ PEAK_METRIC = Metric(
     "polopt_peak_env_steps_per_s",
     "environment steps/s",
     _OPT + "*_peak_throughput",
-    "highest rate of a single phase so far; it limits the run if the realised rate is close to it",
+    "highest rate of a phase so far; the phase limits the run if the realised rate is almost as "
+    "high",
     "phase",
 )
 EARLY_STOPPED_METRIC = Metric(

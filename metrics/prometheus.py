@@ -188,7 +188,8 @@ METRICS = (
         "polopt_policy_lag",
         "updates",
         _OPT + "policy_lag/histogram",
-        "lag of the weights that chose the actions; counts of 5 s are scaled down to about 256",
+        "lag of the weights that chose the actions; if 5 s have more than 256 counts, the exporter "
+        "scales them down to about 256",
     ),
     _gauge(
         "polopt_lag_mean", "updates", _OPT + "*_lag/mean", "mean policy or gradient lag", "kind"

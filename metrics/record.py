@@ -281,10 +281,7 @@ def _received(*values: Any) -> Record:
 
 
 def payload_bytes(value: Any) -> int:
-    """Returns the bytes of the arrays in a value.
-
-    Looks into tuples, lists and dicts, and at all objects with an attribute `nbytes`.
-    """
+    """Returns the sum of `nbytes` of all arrays in a value, also within tuples, lists and dicts."""
     size = getattr(value, "nbytes", None)
     if isinstance(size, int):
         return size

@@ -15,9 +15,9 @@ REPORT = "report"
 #: The phase of the driver between two iterations, in which the driver evaluates the policy and
 #: saves the best policy. The driver plays the episodes itself, or requests them from workers.
 EVALUATION = "evaluation"
-#: The time before the first reply of a worker. No other phase includes this time.
+#: The phase of start-up. No other phase includes this time. See `OptimizerStats`.
 STARTUP = "startup"
-#: Percentiles use at most this many durations of an interval, the last ones. This bounds memory.
+#: Percentiles use only this many of the last durations of an interval. This bounds memory.
 MAX_DURATIONS = 10_000
 
 
@@ -141,7 +141,10 @@ class LoadMeter:
             self._max = value
 
     def report(self) -> dict[str, float]:
-        """Returns `{mean, max}` since the last report, or 0 without values, and resets them."""
+        """Returns `{mean, max}` since the last report, and resets them.
+
+        Both are 0 without values.
+        """
         report = {"mean": self._sum / max(self._count, 1), "max": self._max}
         self._sum = self._count = self._max = 0
         return report

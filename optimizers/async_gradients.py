@@ -30,6 +30,8 @@ class GradientsConfig(OptimizerConfig):
 
     Attributes:
         grads_per_step: number of gradients that the driver receives in one `step()`.
+            `sync_gradients` always waits for one gradient from each worker, so a step may receive
+            more gradients.
     """
 
     grads_per_step: int = pydantic.Field(default=100, ge=1, le=10**7)

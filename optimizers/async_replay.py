@@ -1,8 +1,8 @@
 """AsyncReplay: samplers, replay shards and the learner run at the same time (Ape-X).
 
 The strategy follows Horgan et al., 2018. A sampler computes the initial priorities of its rows. The
-shard receives a fragment by reference, directly from the sampler. So the only data that pass
-through the driver are the batches from which it learns.
+shard receives a fragment by reference, directly from the sampler. So fragments do not pass through
+the driver. The driver receives only the batches from which it learns.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from polopt.rollouts.workers.worker_set import WorkerSet
 #: batch at once, the message might not fit into the kernel's buffer, and the shard would have to
 #: wait while the driver learns.
 REFERENCE_BYTES = 100_000
-#: This limit of calls per process is larger than any number that occurs. The rate limiter,
-#: `prefetch_batches`, and `most_fragments` of each sampler limit the requests instead.
+#: The limit of pending calls per process. It is too large to have an effect, because the rate
+#: limiter, `prefetch_batches` and `most_fragments` limit the requests.
 _MOST_CALLS = 10_000
 
 

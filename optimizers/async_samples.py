@@ -1,7 +1,8 @@
-"""AsyncSamples: the driver learns from the first fragments that arrive. Workers do not wait for it.
+"""AsyncSamples: the driver learns from the first fragments that arrive (IMPALA, APPO).
 
-This is the data flow of IMPALA (Espeholt et al., 2018) and of RLlib's APPO. The lag of samples can
-be bounded. The policy's loss corrects for the lag, with V-trace or with PPO's importance ratio.
+This is the data flow of IMPALA (Espeholt et al., 2018) and of RLlib's APPO. Workers wait for the
+driver only if the lag of samples is bounded and reaches its bound. The policy's loss corrects for
+the lag, with V-trace or with PPO's importance ratio.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from polopt.rollouts.workers.gathering import Fragments, check_batch, num_fragme
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-#: If a worker will probably end its fragment within this time, the driver already requests the next
-#: fragment. So the worker does not have to wait for the request.
+#: A margin for the estimated end of a fragment. The driver requests the next fragment this much
+#: earlier, so that a worker that ends its fragment early does not wait for the request.
 SOON_S = 0.05
 
 
@@ -150,10 +151,9 @@ class AsyncSamples(PolicyOptimizer):
         This is the lag of the fragment.
 
         If a worker still samples a fragment, the driver requests another fragment only if the
-        current fragment may end while the driver learns. An earlier request has no advantage: the
-        lag of its fragment is larger, so that fewer fragments can be requested from faster workers.
-        With a bound of 0, the driver always requests at once, because results must not depend on
-        timing.
+        current fragment may end while the driver learns. An earlier request would only increase the
+        lag of its fragment. Fewer fragments could then be requested from faster workers. With a
+        bound of 0, the driver always requests at once, because results must not depend on timing.
 
         Args:
             taken: number of fragments of the current batch that were already taken.

@@ -84,7 +84,8 @@ class PolicyOptimizer(ABC):
     worker_phases: ClassVar[tuple[str, ...]] = ()
     #: True if the strategy also runs in one process, with `num_workers=0`.
     runs_in_process: ClassVar[bool] = False
-    #: If this strategy needs remote workers, the error for `num_workers=0` suggests this optimizer.
+    #: Name of the optimizer that the error for `num_workers=0` suggests. Not used by strategies
+    #: that run in one process.
     in_process_instead: ClassVar[str] = "sync_samples"
     #: The rule for the calls of a worker that fails. See `AfterFailure`.
     after_failure: ClassVar[AfterFailure] = "send again"
@@ -192,8 +193,8 @@ class PolicyOptimizer(ABC):
             gradients: the gradient of a worker. None if the gradient was not finite.
             lr_scale: a factor on the learning rate. With 0, the gradient is dropped. A gradient
                 with a factor below 1 counts as stale.
-            parts: if `gradients` is a mean, the gradients of the workers. Empty if `gradients` is
-                the gradient of one worker.
+            parts: the gradients of the workers if `gradients` is their mean. Empty if `gradients`
+                comes from one worker.
 
         Raises:
             NonFiniteError: too many updates in a row were skipped.
@@ -315,7 +316,8 @@ class PolicyOptimizer(ABC):
 
     def update_algorithm_parameter(self, name: str, value: Any) -> None:
         """Changes an option of the policy in the driver, in all workers and in the workers below
-        them. Also changes their torch optimizers. Returns once all workers have applied the change.
+        them. The torch optimizers of these policies use the new value, too. Returns once all
+        workers have applied the change.
 
         Raises:
             ConfigError: the name is unknown or the value is wrong. In this case, nothing changes.

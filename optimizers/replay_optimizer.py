@@ -26,8 +26,9 @@ class ReplayOptions(OptimizerConfig):
         train_batch_size: number of rows of one update.
         training_intensity: number of rows learned per row sampled, once learning has begun. For
             example, with batches of 32 rows, an intensity of 8 means one update for every 4
-            environment steps. After every step, the rows learned differ from the intensity times
-            the rows sampled by less than one batch.
+            environment steps. With `sync_replay`, after every step, the rows learned differ from
+            the intensity times the rows sampled by less than one batch. With `async_replay`,
+            `error_buffer` limits the difference.
         prioritized_replay: if True, rows are drawn in proportion to `|TD error|^alpha` (Schaul et
             al., 2016). If False, all rows have the same probability.
         prioritized_replay_alpha: the exponent alpha of the priorities. An exponent of 0 would give
@@ -35,7 +36,7 @@ class ReplayOptions(OptimizerConfig):
         prioritized_replay_beta: exponent of the importance-sampling weights at the start of a run.
         final_prioritized_replay_beta: exponent of the importance-sampling weights at the end of the
             annealing. With 1, the weights correct the whole bias.
-        prioritized_replay_beta_annealing_timesteps: number of environment steps in which the
+        prioritized_replay_beta_annealing_timesteps: number of environment steps over which the
             exponent changes from its first to its final value.
         prioritized_replay_eps: a constant that is added to each absolute TD error, so that every
             row can be drawn.

@@ -72,7 +72,7 @@ class Batch(NamedTuple):
     """The return value of `draw`.
 
     Attributes:
-        rows: B rows.
+        rows: the B rows that were drawn.
         ages: for each row, the number of rows that the shard has stored after this row.
         priority_versions: for each row, the version of the weights that computed its priority.
         report: the report of the shard.

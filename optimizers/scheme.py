@@ -5,7 +5,7 @@ returns these options.
 
 Collection, for each process that computes gradients:
 
-- `central sync`: this process collects samples itself.
+- `central sync`: this process collects samples itself, or waits for the samples of one collector.
 - `central async`: one other process collects samples, and continues while gradients are computed.
 - `parallel sync`: several processes collect samples. The process that computes gradients waits for
   all of them.
@@ -14,8 +14,10 @@ Collection, for each process that computes gradients:
 
 Gradients:
 
-- `central sync`: the driver computes gradients between two updates.
-- `central async`: one other process computes gradients, and does not wait for updates.
+- `central sync`: one process computes gradients, and waits for each update. With `scheme_config`,
+  this process is the driver.
+- `central async`: one process other than the driver computes gradients, and does not wait for
+  updates.
 - `parallel sync`: several processes compute gradients. One update applies the mean of their
   gradients.
 - `parallel async`: several processes compute gradients. The driver applies each gradient when it
@@ -150,8 +152,8 @@ def _check_term(name: str, given: str, allowed: tuple[str, ...]) -> None:
 
 
 def scheme_of(optimizer: PolicyOptimizer) -> Scheme:
-    """Returns the cell of an optimizer with its options. For an optimizer outside of the matrix,
-    all terms are "unspecified"."""
+    """Returns the cell of the matrix that describes an optimizer with its current options. For an
+    optimizer outside of the matrix, all terms are "unspecified"."""
     rollout = optimizer.workers.config.rollout
     workers, how = rollout.num_workers, rollout.collection
     below = collection_of(rollout.num_workers_below, how)

@@ -52,7 +52,7 @@ class SyncReplayConfig(ReplayOptions):
             rows. Rows of the burn-in do not count.
         sequence_length: number of steps of a sequence, including burn-in steps. Sequences
             begin at the beginnings of fragments, so `rollout_fragment_length` must not be larger
-            than `sequence_length`. None with `replay_unit: transition`.
+            than `sequence_length`. With `replay_unit: transition`, it must be None.
         burn_in: number of steps at the start of each sequence that only serve to recompute the
             memory with the current weights. These steps do not contribute to the loss (Kapturowski
             et al., 2019).

@@ -90,10 +90,10 @@ def evaluation_dash(dash: str) -> str:
 
 
 def phase_color(name: str, number: int) -> str:
-    """Returns the color of a phase. For another name, the color depends on `number`.
+    """Returns the color of a line.
 
     Args:
-        name: name of the line.
-        number: index of the line in its plot.
+        name: name of the line. Each phase in `PHASE_COLORS` has a fixed color.
+        number: index of the line in its plot, which determines the color of other lines.
     """
     return PHASE_COLORS.get(name, PALETTE[number % len(PALETTE)])

@@ -139,7 +139,7 @@ class LineParser:
     """Parses the lines of a result file.
 
     Args:
-        notes: the notes on the lines so far. The parser continues them with the next lines.
+        notes: the notes on the lines so far. The parser adds the notes on the next lines.
     """
 
     def __init__(self, notes: FileNotes | None = None) -> None:

@@ -124,9 +124,9 @@ def robust_range(groups: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[f
     The reach of a run is the largest absolute value of the run. The reach of a group is the median
     reach of its runs. A run is an outlier if its reach is more than `OUTLIER_FACTOR` times the 0.75
     quantile of the reaches of all groups. So values that occur in more than a quarter of the groups
-    are always in the range, and of two or three groups, only the group with the largest values may
-    leave the range. If a quantile is between two values, the lower value is used. Runs and groups
-    with a reach of 0 are ignored.
+    are always in the range. If there are two or three groups, only the group with the largest
+    values may leave the range. If a quantile is between two values, the lower value is used. Runs
+    and groups with a reach of 0 are ignored.
 
     Args:
         groups: for each group, minimum and maximum of each run.

@@ -138,7 +138,7 @@ def probability_of_improvement(
 
 
 def median_reach(found: Array) -> Estimate:
-    """Returns the median of the steps or seconds until a return, with its 95 percent interval.
+    """Returns the median steps or seconds that runs need for a return, with a 95 percent interval.
 
     Runs that do not reach the return count as infinite. So the median is infinite if half of the
     runs do not reach the return. A bound is infinite if half of the runs in the corresponding

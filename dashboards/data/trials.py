@@ -34,10 +34,11 @@ STEPS = "num_env_steps_sampled_lifetime"
 #: Seconds of wall time since the end of start-up, and seconds of start-up.
 TRAINING_S, STARTUP_S = "optimizer/training_s", "optimizer/startup_s"
 EVENTS = "optimizer/num_events_recorded"
-#: A trial whose result file has not changed for this time is no longer `running`.
+#: A trial is no longer `running` if its result file has not changed for this time. If three
+#: iterations take longer than this time, the limit is the duration of three iterations.
 _SILENT_S = 120.0
 #: Tune is no longer running if it has not saved its state for this time. Tune saves its state every
-#: 10 s, but at most 5 percent of the time.
+#: 10 s, or less often if saving would take more than 5 percent of its time.
 _STATE_SILENT_S = 300.0
 _MAX_DEPTH = 6  # maximum depth of directories below the results directory
 _MOST_PARAMS_BYTES = 16 << 20
@@ -87,7 +88,11 @@ class Trial:
 
     @property
     def trainable(self) -> str:
-        """The name of the preset, such as `A3C`, or of the optimizer if the preset is unknown."""
+        """The name of the preset, such as `A3C`.
+
+        If the config contains no preset, this is the name of the trainable in the trial's name, the
+        name of the optimizer, or the trial's name. The first known name is used.
+        """
         chosen = self.config.get("preset")
         name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
         if isinstance(name, str) and name:
@@ -326,7 +331,8 @@ def _update(trial: Trial, place: _Place) -> None:
         if known or not trial.config:
             trial.config = known or (dict(place.tune.config) if place.tune is not None else {})
     if trial.rows.config_changes and trial.rows.config is not None:
-        # Each change of the config overwrites `params.json`, so the first config is in the rows.
+        # Each change of the config overwrites `params.json`, so only the rows contain the first
+        # config.
         trial.config = trial.rows.config
     if trial.declared is None or trial.declared.name != trial.optimizer:
         try:

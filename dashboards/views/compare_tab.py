@@ -91,8 +91,8 @@ def panels(selection: Selection) -> list[Panel]:
 def _after_startup(run: Run, rates: Array) -> Array:
     """Replaces the rates of intervals that contain start-up by NaN.
 
-    The steps of such an interval do not fit its training time, because training time does not
-    include start-up.
+    The rate of such an interval would be wrong: some of its steps may have been sampled during
+    start-up, which training time does not include.
     """
     startup = run.trial.values(f"{DRIVER}/{STARTUP}")
     return rates if startup is None else np.where(startup > 0.0, np.nan, rates)
@@ -248,7 +248,7 @@ def _final_scores(selection: Selection, scored: Sequence[Scored]) -> list[Panel]
     final = (
         "final-score",
         f"Interquartile mean of returns {at}",
-        f"{about} Open circles are groups without an interval, because an interval needs at least "
+        f"{about} Open symbols are groups without an interval, because an interval needs at least "
         f"{LEAST_RUNS_FOR_BAND} seeds.",
     )
     pairs = (
@@ -299,12 +299,12 @@ def _final_scores(selection: Selection, scored: Sequence[Scored]) -> list[Panel]
 
 
 def _left_out(runs: Sequence[Scored]) -> str:
-    """Returns a sentence with the names of runs that have no result at the budget, or ""."""
+    """Returns a sentence with the names of runs that ended before the budget, or ""."""
     if not runs:
         return ""
     names = ", ".join(f"{one.run.label} ({one.run.trial.state})" for one in runs[:3])
     more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
-    return f" Not included, because they ended before: {names}{more}."
+    return f" Not included, because they ended after fewer steps: {names}{more}."
 
 
 def _pairs(panel: tuple[str, str, str], scores: dict[str, list[Array]]) -> Panel:

@@ -42,7 +42,7 @@ def episode_panels(selection: Selection, run: Run) -> list[Panel]:
 
 
 def _histogram(run: Run, which: str, title: str, x_title: str) -> Panel:
-    """Draws the histogram in the newest result."""
+    """Draws the histogram of the newest result."""
     name = f"{_BLOCK}episode_{which}"
     panel = (
         f"{which}-histogram",

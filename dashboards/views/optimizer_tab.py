@@ -1,4 +1,4 @@
-"""The tab of an optimizer: the panels of all optimizers, and the panels that it declares."""
+"""The tab of an optimizer: the panels that every optimizer has, and the panels that it declares."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def worker_panels(selection: Selection, run: Run) -> list[Panel]:
 
 
 def _of_processes(key: str) -> dict[str, str]:
-    """Returns the lines of a plot of a number of the driver's and the workers' processes."""
+    """Returns the lines of a plot of one statistic of the driver's and the workers' processes."""
     return {
         "driver": f"optimizer/machine/driver_{key}",
         "worker, mean": f"optimizer/workers/{key}/mean",
@@ -105,7 +105,7 @@ def _uses_gpu(run: Run) -> bool:
 def _per_worker(
     panel: tuple[str, str, str], selection: Selection, run: Run, key: str, unit: str, form: str
 ) -> Panel:
-    """Draws a number of each worker of one run over time as a heat map.
+    """Draws one statistic of each worker of a run over time, as a heat map.
 
     The title names the worker with the lowest value.
 
@@ -113,9 +113,9 @@ def _per_worker(
         panel: key, title and help of the panel.
         selection: gives the x axis.
         run: the run.
-        key: key of the number in `workers/per_worker` of the results.
-        unit: unit of the number.
-        form: format of the number, in the format language of d3.
+        key: key of the statistic in `workers/per_worker` of the results.
+        unit: unit of the statistic.
+        form: format of the statistic, in the format language of d3.
     """
     x, interval_s = selection.x_of(run), run.trial.values(INTERVAL_S)
     names = [f"{PER_WORKER}/{number}/{key}" for number in range(run.trial.num_workers)]

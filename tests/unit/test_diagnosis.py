@@ -182,7 +182,7 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
             "learners/default_policy/entropy": lambda i: 0.69 if i < 2 else 0.001,
             "env_runners/episode_return_mean": 9.3,
         },
-        ("The policy is deterministic since step 24,000: entropy 0.001",),
+        ("The policy has been deterministic since step 24,000: entropy 0.001",),
     ),
     (
         "deterministic",
@@ -191,7 +191,7 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
             "learners/default_policy/entropy": 0.001,
             "env_runners/episode_return_mean": 9.3,
         },
-        ("The policy is deterministic since step 8,000: entropy 0.001",),
+        ("The policy has been deterministic since step 8,000: entropy 0.001",),
     ),
     (
         "deterministic",  # the mean returns of nearly equal episodes still differ slightly
@@ -203,7 +203,7 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
             "env_runners/episode_return_max": 11.0,
             "learners/default_policy/mean_kl_loss": 0.0,
         },
-        ("The policy is deterministic since step 8,000: entropy 1e-18",),
+        ("The policy has been deterministic since step 8,000: entropy 1e-18",),
     ),
     (
         "value-loss",

@@ -413,12 +413,12 @@ def test_command_takes_a_session_that_runs_and_says_which(ray_tmpdir: Path) -> N
     with running_session(ray_tmpdir, "session_1"):
         done = CliRunner().invoke(app, ["grafana"])
         assert done.exit_code == 0, done.output
-        assert "session     session_1, your only one that runs" in done.output
+        assert "session     session_1, your only running session" in done.output
         with running_session(ray_tmpdir, "session_2") as second:
             done = CliRunner().invoke(app, ["grafana"])
             alerting = second / "metrics" / "grafana" / "provisioning" / "alerting"
             assert [path.name for path in alerting.iterdir()] == ["polopt_alert_rules.yaml"]
-            assert "session_2, the newest of 2 of yours that run" in done.output
+            assert "session_2, the newest of your 2 running sessions" in done.output
             assert len(list((second / "metrics/grafana/dashboards").iterdir())) == len(
                 board_names()
             )
