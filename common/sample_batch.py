@@ -39,7 +39,7 @@ class SampleBatch:
         columns: the arrays listed above.
         successor_index: `[K]`, the flat indices `t * N + n` of the rows whose next observation is
             not `all_obs[t + 1, n]`. In these rows, an episode ended and the next episode began in
-            the same step.
+            the same step, or padding follows the row.
         successor_obs: `[K, ...]`, the next observations of these rows. In truncated rows, bootstrap
             values are computed from these observations.
         version: the version of the weights that chose the actions. If several versions chose

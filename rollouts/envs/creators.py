@@ -100,8 +100,8 @@ def _takes_context(parameters: Sequence[inspect.Parameter], context: EnvContext)
     - The parameter is the only required parameter.
 
     A parameter with the annotation always receives the whole config. For other parameters, there is
-    an exception if `env_config` has a key with the name of the first parameter. Then the parameter
-    may instead receive only the value of this key:
+    an exception if `env_config` has a key with the name of the first parameter. In these two cases,
+    the parameter receives only the value of this key:
 
     - A parameter with a name in `_CONFIG_NAMES` receives the value if the creator has other
       parameters and accepts all other keys. This condition is strict because the config of an RLlib

@@ -116,7 +116,8 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     Raises:
         EnvironmentFailedError: from `__init__`, `step` and `reset`, after `max_failures`
-            exceptions, or at the first exception that says that a package is missing.
+            consecutive exceptions. From `step` and `reset`, also at the first exception that says
+            that a package is missing.
         ImportError, DependencyNotInstalled: from `__init__`, if `make` raises them.
         EnvironmentAPIError: from `step` and `reset`, at the first violation of Gymnasium's API.
     """
@@ -181,8 +182,8 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             if self._other_dtype:
                 observation = _cast(observation, self._space_dtype)
         except Exception as error:
-            # Handled below. Outside of this block, the exception does not become the context of
-            # later exceptions.
+            # Handled below, outside of this block, so that the exception does not become the
+            # context of later exceptions.
             raised = error
         else:
             self._steps += 1
@@ -342,8 +343,9 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def _cast(observation: Any, dtype: Any) -> np.ndarray:
-    """Returns an observation in the dtype of its space. Vectors would cast the observation as well,
-    but under the user's `np.seterr` settings, which may raise for numbers that do not fit."""
+    """Returns an observation in the dtype of its space. Gymnasium's vectors would also cast the
+    observation. However, they would raise for numbers that do not fit if the user's `np.seterr`
+    settings ask for this."""
     if isinstance(observation, np.ndarray) and observation.dtype == dtype:
         return observation
     with np.errstate(all="ignore"):  # the user's `np.seterr` applies only to the environment
