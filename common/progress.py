@@ -18,9 +18,9 @@ class Progress:
         at_s: the time of the last progress, `[1]` float64, as seconds of `time.monotonic`.
             `ControlPage` replaces this buffer by memory that other processes of the node can read.
             The buffer is a memoryview, because access to one number takes twice as long in NumPy.
-        by_environment: whether each environment of a vector notes its own steps. True only while
-            steps are slow. For fast environments, noting each step would take a fiftieth of the
-            time of a step.
+        by_environment: whether each environment of a vector notes its own steps. True before the
+            first step of a vector, and while steps are slow. For fast environments, noting each
+            step would take a fiftieth of the time of a step.
     """
 
     by_environment = True

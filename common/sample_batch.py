@@ -62,8 +62,8 @@ class SampleBatch:
             worker has already counted the moments, or that the policy does not normalise.
         place: `(stream, step)`, the position of the fragment in the data of its sampler. A stream
             is a sequence of consecutive steps of the same environments. `step` is the number of
-            steps of the stream before the fragment. `None` means that the batch combines several
-            fragments.
+            steps of the stream before the fragment. `None` means that the batch has no such
+            position, for example because the batch combines several fragments.
     """
 
     all_obs: np.ndarray  # [T + 1, N, ...]
