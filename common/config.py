@@ -30,7 +30,7 @@ Automatic = Annotated[int | None, pydantic.AfterValidator(lambda value: value or
 
 
 class ConfigError(ValueError):
-    """Raised when the config is wrong, before any actor starts.
+    """Raised when the config is wrong, usually before any actor starts.
 
     The message names the key, the given value and the allowed values.
     """
@@ -191,7 +191,7 @@ class Config(pydantic.BaseModel):
 
     @classmethod
     def keys(cls) -> list[str]:
-        """Returns the keys of this config. If a pydantic field has an alias, this is its key."""
+        """Returns the keys of this config. If a field has an alias, the alias is the key."""
         return [field.alias or name for name, field in cls.model_fields.items()]
 
     @classmethod
@@ -315,7 +315,7 @@ _PLAIN_WORDS = {
     "int_type": "a whole number",
     "list_type": "a list",
     "model_type": "a dict of options",
-    "string_type": "a text",
+    "string_type": "a string",
     "tuple_type": "a list",
 }
 

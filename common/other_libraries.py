@@ -1,7 +1,7 @@
 """Options of RLlib, Stable-Baselines3 and CleanRL, and the corresponding options of polopt.
 
 Error messages and the tables of `docs/migration.md` use the texts in this file. The texts are
-Markdown. The words between backquotes in the text of an option are the names of the option.
+Markdown. In `Option.given`, the words between backquotes are the names of options.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ RLLIB = (
         "10.0, None",
     ),
     Option("`entropy_coeff`", "`entropy_coeff`", "0.0, 0.01"),
-    Option("`use_kl_loss`", "`kl_coeff`, 0 turns it off", "True, 0.0"),
+    Option("`use_kl_loss`", "`kl_coeff`. 0 turns the KL loss off", "True, 0.0"),
     Option("`kl_coeff`, `kl_target`", "`kl_coeff`, `kl_target`", "0.2 and 0.01, 0.0 and 0.01"),
     Option(
         "`normalize_actions`",
@@ -875,7 +875,7 @@ STABLE_BASELINES3_REPLAY = (
     ),
     Option(
         "`ent_coef`: `auto` or a number",
-        "`initial_alpha`. `target_entropy=None` keeps it fixed",
+        "`initial_alpha`. `target_entropy=None` keeps alpha fixed",
     ),
     Option("`target_entropy`", "`target_entropy`", "auto, auto"),
     Option(

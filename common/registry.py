@@ -68,7 +68,9 @@ class Registry:
         `name`.
 
         Raises:
-            ConfigError: if the name is unknown. The message suggests the nearest known name.
+            ConfigError: if the name is unknown, if an entry point cannot be imported, or if the
+                class is not a subclass of the base class. For an unknown name, the message suggests
+                the nearest known name.
         """
         if isinstance(name, type):
             self._check(name.__name__, name)
@@ -95,7 +97,7 @@ class Registry:
         and such names must not cause an import.
 
         Raises:
-            ConfigError: if the class cannot be found.
+            ConfigError: if the class cannot be found, or is not a subclass of the base class.
         """
         if not isinstance(value, str) or ":" not in value:
             return value

@@ -39,7 +39,7 @@ class SampleBatch:
         columns: the arrays listed above.
         successor_index: `[K]`, the flat indices `t * N + n` of the rows whose next observation is
             not `all_obs[t + 1, n]`. In these rows, an episode ended and the next episode began in
-            the same step.
+            the same step, or padding follows the row.
         successor_obs: `[K, ...]`, the next observations of these rows. In truncated rows, bootstrap
             values are computed from these observations.
         version: the version of the weights that chose the actions. If several versions chose
@@ -62,8 +62,8 @@ class SampleBatch:
             worker has already counted the moments, or that the policy does not normalise.
         place: `(stream, step)`, the position of the fragment in the data of its sampler. A stream
             is a sequence of consecutive steps of the same environments. `step` is the number of
-            steps of the stream before the fragment. `None` means that the batch combines several
-            fragments.
+            steps of the stream before the fragment. `None` means that the batch has no such
+            position, for example because the batch combines several fragments.
     """
 
     all_obs: np.ndarray  # [T + 1, N, ...]

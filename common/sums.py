@@ -1,10 +1,10 @@
-"""`SUMS`: counts the sums over a group of processes that the current call has made."""
+"""`SUMS`: counts the sums (all-reduces) that the current call has made with other processes."""
 
 from __future__ import annotations
 
 
 class SumCount:
-    """Counts the sums (all-reduces) of a call, so that a rerun can repeat the failure of a sum.
+    """Counts the sums of a call, so that a rerun can repeat the failure of a sum.
 
     When a rank dies, the sums of the other ranks fail. The number of sums that a surviving rank
     completes before it notices the failure depends on timing. The record of a run therefore

@@ -45,9 +45,9 @@ class RolloutConfig(Config):
             workers, which are sampled with the newest weights. With `overlapped`, the workers
             sample the next fragments while the process learns. Their weights are then one batch
             older. With `async`, the process takes one fragment at a time, in order of arrival.
-        fraction_workers_below: when this share of the workers below a gradient worker has finished,
-            in (0, 1], the fragments of the other workers below are stopped early. 1 means that no
-            fragment is stopped early. This option applies to synchronous collection.
+        fraction_workers_below: a share in (0, 1] of the workers below a gradient worker. When this
+            share has finished, the fragments of the other workers below are stopped early. 1 means
+            that no fragment is stopped early. This option applies to synchronous collection.
         fraction_samples_below: a fragment that is stopped early keeps at least this share of its
             steps, in [0, 1].
         compress_data: the codec that compresses fragments for the network. See
@@ -159,8 +159,8 @@ class RolloutConfig(Config):
 
     @property
     def workers_needed(self) -> int:
-        """The number of workers that a run needs to start, and to continue after a worker is not
-        replaced any more."""
+        """The number of workers that a run needs to start. The run also needs this number of
+        workers to continue when a failed worker is no longer replaced."""
         return self.num_workers if self.min_workers is None else self.min_workers
 
     @property

@@ -69,7 +69,8 @@ class Collector:
         options: see `CollectorConfig`.
 
     Raises:
-        ConfigError: if an argument is invalid. This is raised before any actor starts.
+        ConfigError: if an argument is invalid. This is raised before any actor starts, except if
+            the file `record_to` cannot be written.
     """
 
     def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any) -> None:
@@ -146,7 +147,10 @@ class Collector:
         Raises:
             StopIteration: after `total_frames` frames, or with `rerun_of` at the end of the record.
             WorkersFailedError: if workers keep failing.
-            EnvironmentFailedError: if this process collects and an environment cannot be made.
+            EnvironmentFailedError: if this process collects, and an environment cannot be made or
+                fails repeatedly.
+            EnvironmentAPIError: if an environment breaks Gymnasium's API.
+            NonFiniteError: if too many consecutive fragments contain non-finite values.
             RuntimeError: if another thread is collecting, or if all workers were removed.
             RerunDifference: with `rerun_of`, at the first difference from the record.
         """
@@ -331,7 +335,8 @@ class Collector:
             accepts them.
 
         Raises:
-            ConfigError: if the spaces of the environments differ from the policy's spaces.
+            ConfigError: if an argument is invalid, or if the spaces of the environments differ from
+                the policy's spaces.
             RuntimeError: if this Collector did not make its workers.
         """
         if self._arguments is None:

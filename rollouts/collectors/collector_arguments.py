@@ -37,7 +37,8 @@ REMOTE_OPTIONS = (
     "runtime_env",
     "scheduling_strategy",
 )
-#: The arguments of a Collector for the environment, its options and N. Error messages name them.
+#: The arguments of a Collector for the environment, its options and the number of environments.
+#: Error messages name these arguments.
 ENV_KEYS = ("create_env_fn", "create_env_kwargs", "num_envs")
 
 

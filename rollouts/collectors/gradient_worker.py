@@ -51,8 +51,8 @@ class GradientWorker(RolloutWorker):
     weights. The gradient worker adds the counts in the replies of the workers below to its own
     record.
 
-    Strategies use a gradient worker like any `RolloutWorker`. The method `get_data` and the methods
-    after it come from PyTorchRL. They are for programs that call gradient workers directly.
+    Policy optimizers use a gradient worker like any `RolloutWorker`. The method `get_data` and the
+    methods after it come from PyTorchRL. They are for programs that call gradient workers directly.
 
     Args:
         config: the config of the worker. `config.rollout` says how many workers are below, and how
@@ -119,8 +119,8 @@ class GradientWorker(RolloutWorker):
                 "num_gpus_per_worker": 0.0,  # the workers below do not learn
             }
         )
-        # The workers below draw other random numbers than the workers below other gradient workers
-        # and below predecessors of this worker.
+        # Each gradient worker, and each of its replacements, has a different seed for the workers
+        # below. The workers below therefore draw different random numbers.
         stream = np.random.SeedSequence(config.seed, spawn_key=(self.index, config.restart_count))
         seed = int(stream.generate_state(1)[0]) >> 1
         offset = max(self.index - 1, 0) * rollout.num_workers_below
@@ -129,8 +129,8 @@ class GradientWorker(RolloutWorker):
         )
 
     def next_batch(self) -> SampleBatch:
-        """Returns the next batch of the Collector. With synchronous collection, the batch is
-        sampled with this worker's current weights."""
+        """Returns the next batch of the Collector. With `collection: sync`, the batch is sampled
+        with this worker's current weights."""
         # Replaces a request to stop early that an earlier call left in the Collector.
         self.collector.stop_batch_early(self.stop_after())
         with self.phase("sample"):

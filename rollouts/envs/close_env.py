@@ -14,7 +14,7 @@ def close_env(env: Any, name: str, terminate: bool = False) -> None:
     """Closes an environment or a vector environment.
 
     If `close()` raises, this function logs the exception and returns. Training can continue,
-    because the results of this environment are complete.
+    because this environment is no longer used.
 
     Args:
         env: an environment in any state, including one that has raised.

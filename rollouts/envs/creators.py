@@ -35,7 +35,8 @@ class EnvContext(dict[str, Any]):
             evaluation in the driver's process and in `polopt evaluate`.
         vector_index: the index of the environment within its worker.
         num_workers: the number of remote training workers. In an evaluation environment, the number
-            of remote evaluation workers.
+            of remote evaluation workers. If a worker below a gradient worker makes the environment,
+            the number of workers below this gradient worker.
         in_evaluation: whether the environment is used for evaluation. The policy does not learn
             from such an environment.
     """
@@ -78,10 +79,10 @@ def make_env(make: Callable[..., Any], context: EnvContext) -> Any:
 def call_creator(make: Callable[..., Any], context: EnvContext) -> Any:
     """Calls a creator with the arguments that fit its signature.
 
-    There are two conventions, and `_takes_context` decides between them. As in RLlib, the context
-    is the only argument of the creator. As in Gymnasium, the options in the config are keyword
-    arguments of the creator. A creator without parameters is called without arguments if the config
-    is empty.
+    There are two conventions, and `_takes_context` decides between them. In RLlib's convention, the
+    context is the only argument of the creator. In Gymnasium's convention, the options in the
+    config are keyword arguments of the creator. A creator without parameters is therefore called
+    without arguments if the config is empty.
     """
     try:
         parameters = list(inspect.signature(make).parameters.values())
@@ -100,8 +101,8 @@ def _takes_context(parameters: Sequence[inspect.Parameter], context: EnvContext)
     - The parameter is the only required parameter.
 
     A parameter with the annotation always receives the whole config. For other parameters, there is
-    an exception if `env_config` has a key with the name of the first parameter. Then the parameter
-    may instead receive only the value of this key:
+    an exception if `env_config` has a key with the name of the first parameter. In these two cases,
+    the parameter receives only the value of this key:
 
     - A parameter with a name in `_CONFIG_NAMES` receives the value if the creator has other
       parameters and accepts all other keys. This condition is strict because the config of an RLlib

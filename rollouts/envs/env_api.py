@@ -38,7 +38,7 @@ def check_step(result: Any, space: Space[Any]) -> None:
     Raises:
         APIViolation: if the result is not a tuple of five values, the observation does not match
             `space` (see `check_observation`), the reward is not one number, `terminated` or
-            `truncated` is not a boolean, or `info` is not a dict.
+            `truncated` is neither a boolean nor an integer, or `info` is not a dict.
     """
     if not isinstance(result, tuple) or len(result) != 5:
         raise APIViolation(

@@ -21,8 +21,9 @@ _MOST_QUOTED = 300
 
 
 class EnvironmentFailedError(RuntimeError):
-    """Raised when an environment fails repeatedly. The message names the environment, its worker
-    and the step in the episode. The message ends with the environment's own traceback."""
+    """Raised when an environment cannot be made, or fails repeatedly. The message names the
+    environment. After repeated failures, the message also names the worker and the step, and ends
+    with the environment's own traceback."""
 
 
 class EnvironmentAPIError(EnvironmentFailedError):

@@ -16,7 +16,7 @@ from polopt.common.config import ConfigError, nearest, shown
 from polopt.common.tune_registry import shared
 from polopt.rollouts.envs.missing_packages import missing_package
 
-#: Gymnasium's ids that make an environment from another package. An option of the environment names
+#: Gymnasium's ids that wrap an environment of another package. An option of the environment names
 #: this package.
 _ADAPTERS = ("GymV21Environment-v0", "GymV26Environment-v0")
 #: Maps a namespace of ids to the module that registers these ids.
@@ -49,9 +49,9 @@ def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
             names.
 
     Raises:
-        ConfigError: if the id is unknown, the module cannot or must not be imported, or `env` is an
-            environment and not a source. For an unknown id, the message suggests the nearest known
-            id.
+        ConfigError: if the id is unknown, the module cannot or must not be imported, or `env` has
+            another type, for example if `env` is an environment that is already made. For an
+            unknown id, the message suggests the nearest known id.
     """
     refuse_made_env(env)
     if isinstance(env, EnvSpec):
@@ -74,13 +74,13 @@ def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
             return creator
     elif module_name and name not in gymnasium.registry:
         raise ConfigError(
-            f"key 'env': got {env!r}; polopt imports a module only if the user names the module, "
-            f"and the id {name!r} is unknown without this import"
+            f"key 'env': got {env!r}; polopt does not import a module that only a saved config "
+            f"names, and the id {name!r} is unknown without this import"
         )
     elif name in _ADAPTERS and not allow_import:
         raise ConfigError(
-            f"key 'env': got {env!r}; this environment imports a module that env_config names, so "
-            "polopt makes the environment only if the user names the environment"
+            f"key 'env': got {env!r}; this environment imports a module that env_config names. "
+            "polopt makes such an environment only if you give 'env' yourself"
         )
     try:
         return _without_main(gymnasium.spec(name))

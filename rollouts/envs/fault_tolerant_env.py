@@ -119,7 +119,8 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     Raises:
         EnvironmentFailedError: from `__init__`, `step` and `reset`, after `max_failures`
-            exceptions, or at the first exception that says that a package is missing.
+            consecutive exceptions. From `step` and `reset`, also at the first exception that says
+            that a package is missing.
         ImportError, DependencyNotInstalled: from `__init__`, if `make` raises them.
         EnvironmentAPIError: from `step` and `reset`, at the first violation of Gymnasium's API.
     """
@@ -187,8 +188,8 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             if self._other_dtype:
                 observation = self._cast(observation)
         except Exception as error:
-            # Handled below. Outside of this block, the exception does not become the context of
-            # later exceptions.
+            # Handled below, outside of this block, so that the exception does not become the
+            # context of later exceptions.
             raised = error
         else:
             self._steps += 1
@@ -365,8 +366,8 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 def cast_floats(observation: Any, space: spaces.Space[Any]) -> Any:
     """Returns an observation whose floats have the dtype of its space. Other values stay unchanged.
-    Vectors would cast the floats as well, but under the user's `np.seterr` settings, which may
-    raise for numbers that do not fit. These settings apply only to the environment itself."""
+    Gymnasium's vectors would also cast the floats. However, they would raise for numbers that do
+    not fit if the user's `np.seterr` settings ask for this."""
     if isinstance(space, spaces.Dict):
         return {key: cast_floats(observation[key], part) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):

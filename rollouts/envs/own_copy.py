@@ -30,8 +30,8 @@ def _copied(value: Any, made: dict[int, Any]) -> Any:
     try:
         return deepcopy(value)
     except Exception:  # a user's `__deepcopy__` may raise anything
-        # Copied part by part below. Outside of this block, the exception does not become the
-        # context of later exceptions.
+        # The value is copied part by part below, outside of this block, so that the exception does
+        # not become the context of later exceptions.
         pass
     kind = type(value)
     if kind is dict:

@@ -31,7 +31,8 @@ _NO_LIMIT = (
 )
 
 
-#: The keys of a trainer's config for the environment, its options and N. Error messages name them.
+#: The keys of a trainer's config for the environment, its options and the number of environments.
+#: Error messages name these keys.
 ENV_KEYS = ("env", "env_config", "num_envs_per_worker")
 
 
@@ -46,7 +47,7 @@ def make_vector_env(
     in_evaluation: bool = False,
 ) -> VectorEnv[Any, Any, Any]:
     """Makes a vector of environments. Each environment is wrapped in a `FaultTolerantEnv`, unless
-    the environment has its own vector implementation.
+    the environment's own vector implementation is used.
 
     Args:
         source: a result of `resolve_env`.

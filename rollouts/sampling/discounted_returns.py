@@ -1,4 +1,4 @@
-"""`DiscountedReturns`: computes the discounted return of each step across fragments."""
+"""`DiscountedReturns`: keeps running discounted returns, which continue across fragments."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_module_is_not_imported_without_permission(
 ) -> None:
     (tmp_path / "evilmod.py").write_text("Game = dict\nraise SystemExit('imported')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match="imports a module only if the user names"):
+    with pytest.raises(ConfigError, match="does not import a module that only a saved config"):
         resolve_env(f"evilmod:{name}", allow_import=False)
 
 
@@ -141,7 +141,7 @@ def test_registered_id_needs_no_import_of_its_module() -> None:
 
 
 def test_attribute_of_loaded_module_needs_permission() -> None:
-    with pytest.raises(ConfigError, match="imports a module only if the user names"):
+    with pytest.raises(ConfigError, match="does not import a module that only a saved config"):
         resolve_env("os:getcwd", allow_import=False)
 
 

@@ -162,7 +162,7 @@ def test_no_option_of_the_tables_of_fixed_ones_is_a_key() -> None:
         ("horizon", "For 'horizon' of RLlib: 'max_frames_per_traj'"),
         ("compress_observations", "Allowed: False. For 'compress_observations' of RLlib: 'compres"),
         ("multiagent", "polopt trains one policy"),
-        ("use_kl_loss", "For 'use_kl_loss' of RLlib: 'kl_coeff', 0 turns it off"),
+        ("use_kl_loss", "For 'use_kl_loss' of RLlib: 'kl_coeff'. 0 turns the KL loss off"),
         ("replay_buffer_config", "For 'replay_buffer_config' of RLlib: 'buffer_size', 'priori"),
         ("gradient_steps", "'gradient_steps * batch_size / (train_freq * n_envs)'"),
         ("ent_coef", "For 'ent_coef' of Stable-Baselines3's DQN, SAC and TD3: 'initial_alpha'"),
