@@ -89,7 +89,8 @@ class FakeChannel(SimulatedChannel):
         calls: `(name, arguments)` of all calls so far.
         values: the return values of these calls.
         next_error: the error with which the next call fails. None if it does not fail.
-        errors: the errors with which the next call of a function or method fails, by its name.
+        errors: errors by the name of a function or method. The next call of this function or method
+            fails with its error.
     """
 
     def __init__(self, make: Callable[..., Any], args: tuple[Any, ...], name: str) -> None:

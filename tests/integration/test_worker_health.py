@@ -85,7 +85,7 @@ def test_without_min_workers_waits_for_all_then_for_one(fake: FakeTransport, mak
     assert indices(workers.up()) == [2]
 
 
-def test_without_remote_workers_the_local_one_is_up(make: Any) -> None:
+def test_without_remote_workers_the_local_worker_is_up(make: Any) -> None:
     workers = make(0)
     assert workers.up() == [workers.here]
 
@@ -136,7 +136,8 @@ def test_slow_start_is_not_called_a_lack_of_resources(
 def test_warning_tells_how_many_workers_lack_resources(
     fake: FakeTransport, make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If several workers have no process, Ray does not report which of them have resources."""
+    """If several workers have no process, Ray does not report which of these workers have
+    resources."""
     workers = make(4, min_workers=1)
     fake.unplaced, fake.lacking = {"worker 2", "worker 3", "worker 4"}, 1
     fake.script = of_worker(1)
@@ -162,7 +163,7 @@ def test_a_start_may_take_as_long_as_others_come_up(fake: FakeTransport, make: A
     assert workers.faults.last.message == "no answer for 235.0 s: the process has not started"
 
 
-def test_worker_that_the_run_needs_has_a_limit_for_its_place(
+def test_wait_for_resources_is_limited_if_the_run_needs_the_worker(
     fake: FakeTransport, make: Any
 ) -> None:
     workers = make(2, max_consecutive_failures=1)
@@ -315,7 +316,7 @@ def test_save_does_not_wait_for_starting_workers(fake: FakeTransport, make: Any)
 
 
 def test_unplaced_replacement_is_not_a_hang(fake: FakeTransport, make: Any) -> None:
-    # Without `min_workers`, a run needs both workers to begin, and one worker to continue.
+    # Without `min_workers`, the run begins when both workers are up. Later, one worker suffices.
     workers = make(2)
     optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=2)
     optimizer.step()

@@ -85,7 +85,7 @@ def test_weights_changed_without_new_version_are_sent_again(fake: FakeTransport)
     assert again[0] is again[1] is not sent[0]
 
 
-def test_older_weights_are_sent_to_a_worker_that_had_others(fake: FakeTransport) -> None:
+def test_older_weights_are_sent_to_a_worker_with_newer_weights(fake: FakeTransport) -> None:
     workers = FakeWorkerSet(worker_config(), fake)
     one, two = workers.remote
     policy = workers.local.policy
