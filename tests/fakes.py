@@ -244,7 +244,7 @@ def inside(worker: WorkerHandle, function: Callable[..., Any], *args: Any) -> An
 def pid_of(worker: WorkerHandle) -> int:
     """Returns the process id of a worker that is up and not a fake."""
     pid = worker.channel.started.pid
-    assert pid > 0, "it is not up, and a signal to process 0 reaches the processes of the test"
+    assert pid > 0, "the worker is not up, and a signal to process 0 would reach the test itself"
     return pid
 
 

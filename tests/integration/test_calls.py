@@ -369,7 +369,7 @@ def test_call_carries_the_weights_at_the_time_of_sending(fake: FakeTransport, ma
     assert calls.first().value == 3
     update(workers, 4)
     fake.script = of_worker(2)
-    assert calls.first().value == 7, "not those of when it was asked for"
+    assert calls.first().value == 7, "not the weights at the time of `send`"
 
 
 def test_first_reply_of_a_replacement_has_current_weights(fake: FakeTransport, make: Any) -> None:
@@ -685,7 +685,7 @@ def test_odd_answer_is_the_workers_failure(make: Any, answer: Any, said: str) ->
     assert (reply.failure.kind, reply.worker) == ("exception", odd)
     assert f"its answer cannot be used: it is {said}" in reply.failure.message
     assert calls.first().worker is good
-    assert calls.first().worker is workers.remote[0], "its replacement answers as it should"
+    assert calls.first().worker is workers.remote[0], "the replacement answers correctly"
 
 
 @pytest.mark.parametrize("part", ["record", "error"])
@@ -721,7 +721,7 @@ def test_reply_is_counted_once_when_it_is_taken(fake: FakeTransport, make: Any) 
     calls.fill(sample, workers.remote)
     calls.drain()
     assert len(calls.kept) == 2
-    assert counted == [], "nobody has taken them"
+    assert counted == [], "no reply was taken yet"
     first = calls.first()
     assert counted == [first]
     calls.fill(sample, [first.worker])
@@ -798,7 +798,7 @@ def test_faults_are_counted_with_their_reply(make: Any) -> None:
     assert (one.counts.num_non_finite, two.counts.num_non_finite) == (1, 0)
     assert workers.faults.num_non_finite == 1
     assert workers.stats()["last_non_finite_worker"] == 1
-    assert one.counts.env_steps == two.counts.env_steps == 10, "finite rows alone"
+    assert one.counts.env_steps == two.counts.env_steps == 10, "only finite rows count"
 
 
 def test_non_finite_data_in_a_row_end_the_run(make: Any) -> None:

@@ -117,7 +117,7 @@ def test_environment_that_breaks_the_api_ends_the_run_at_once(
     stats = workers.stats()
     assert stats["num_remote_worker_restarts"] == 0, "another worker would fail the same way"
     assert "was replaced" not in caplog.text
-    assert stats["num_env_faults"] == 0, "none was replaced"
+    assert stats["num_env_faults"] == 0, "no environment was replaced"
 
 
 @pytest.mark.parametrize(("env", "said"), [(NeverMade, "OSError: no licence"), (3, "got 3")])

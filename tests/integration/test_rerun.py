@@ -108,7 +108,7 @@ def test_a_run_with_a_killed_worker_is_repeated(
         again.append(digest_of(trainer.get_policy()))
         restarts = trainer.workers.faults.num_restarts
     assert again == digests
-    assert restarts == 1, "nobody was killed, and the death is repeated"
+    assert restarts == 1, "the rerun repeats the recorded death"
 
 
 @pytest.mark.slow

@@ -153,7 +153,7 @@ def test_only_calls_that_need_ray_go_through_ray(connected: list[Line]) -> None:
         line.call(note, argument, by_reference=by_reference)
         assert transport.num_calls - before == over_socket, argument
     assert channel._connection is connection
-    assert channel._room == room, "of answered calls nothing is in the buffer"
+    assert channel._room == room, "answered calls take no space in the buffer"
 
 
 def test_full_buffer_sends_the_next_calls_through_ray(connected: list[Line]) -> None:

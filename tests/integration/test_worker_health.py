@@ -69,7 +69,7 @@ def test_a_run_begins_with_min_workers_and_grows(fake: FakeTransport, make: Any)
     fake.script = in_order([3, 1])  # the script fails if the driver waits for a third answer
     assert indices(workers.up()) == [1, 3]
     assert workers.stats()["num_healthy_workers"] == 2
-    assert indices(workers.up()) == [1, 3], "no wait for the third"
+    assert indices(workers.up()) == [1, 3], "did not wait for the third answer"
     workers.remote[1].channel.finish()
     assert indices(workers.up()) == [1, 2, 3]
     assert workers.stats()["num_healthy_workers"] == 3
@@ -155,7 +155,7 @@ def test_a_start_may_take_as_long_as_others_come_up(fake: FakeTransport, make: A
         fake.clock.now_s += 0.9 * STARTUP_S
         workers.remote[index - 1].channel.finish()
         assert indices(workers.up()) == list(range(1, index + 1))
-    assert workers.faults.num_restarts == 0, "the fifth has taken 3.6 times the limit"
+    assert workers.faults.num_restarts == 0, "the fifth worker has taken 3.6 times the limit"
     fake.clock.now_s += 1.1 * STARTUP_S
     workers.up()
     assert workers.faults.counts["hang"] == 1
@@ -295,7 +295,7 @@ def test_impossible_additions_and_removals_are_refused(make: Any) -> None:
         workers.add_workers(-1)
     with pytest.raises(KeyError):
         workers.remove_workers([1, 7])
-    assert indices(workers.remote) == [1, 2], "an error removes none"
+    assert indices(workers.remote) == [1, 2], "an error removes no worker"
     optimizer = make_optimizer(SyncSamples, workers)
     assert workers.remove_workers(2) == [1, 2]
     with pytest.raises(WorkersFailedError, match="no workers remain"):
@@ -477,6 +477,6 @@ def test_large_config_is_stored_once_in_the_object_store(
     try:
         optimizer = make_optimizer(SyncSamples, made)
         assert optimizer.step().updates > 0
-        assert stored == [made.config_of(1)], "for both workers"
+        assert stored == [made.config_of(1)], "one object for both workers"
     finally:
         made.stop()

@@ -103,10 +103,10 @@ def run(
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_rerun_is_equal_whatever_the_order_of_arrival(name: str) -> None:
     digests, recorded, workers = run(name, shuffled_by(1), dies_at=3)
-    assert workers.faults.num_restarts == 1, "the run has a death"
+    assert workers.faults.num_restarts == 1, "one worker died in the run"
     again, nothing, repeated = run(name, oldest_first, json.loads(json.dumps(recorded)))
     assert again == digests
-    assert repeated.faults.num_restarts == 1, "nobody died, and the death is repeated"
+    assert repeated.faults.num_restarts == 1, "the rerun repeats the recorded death"
     assert not nothing["events"]
     assert repeated.restart_counts == workers.restart_counts
     free, *_ = run(name, oldest_first)
@@ -145,7 +145,7 @@ def test_error_names_the_first_different_event_and_its_worker() -> None:
     ) as e:
         run("async_gradients", oldest_first, recorded, env=Clock)
     first = next(n for n, event in enumerate(recorded["events"]) if event[0] == "reply")
-    assert first <= e.value.event <= first + 8, "at once"
+    assert first <= e.value.event <= first + 8, "soon after the first reply"
 
 
 def test_another_program_is_a_difference() -> None:
@@ -176,7 +176,7 @@ def test_fragments_end_early_as_in_the_recorded_run() -> None:
     for timing in ({"steps": [3]}, {}):
         answer = worker.run(1, run_as_recorded, sample, timing, worker.policy.get_weights())
         batches.append(answer.value)
-        assert answer.record.timing == timing, "a rerun could be recorded"
+        assert answer.record.timing == timing, "the record of a rerun has the same timing"
     assert [batch.shape[0] for batch in batches] == [3, 5]
 
 

@@ -165,7 +165,9 @@ def test_only_the_running_call_is_stopped() -> None:
     def nested(runner: CallRunner) -> int | None:
         return runner.run_here(7, stop_after).value  # type: ignore[no-any-return]
 
-    assert runner.run(2, nested).value == 4, "a gradient worker's own call within the driver's"
+    assert runner.run(2, nested).value == 4, (
+        "a gradient worker's own call within a call of the driver"
+    )
 
 
 # ---- agents ------------------------------------------------------------------------------------

@@ -61,13 +61,15 @@ def test_value_stays_in_its_process_and_is_an_argument_elsewhere(
     replies = calls.all()
     made = [reply.value for reply in replies]
     assert [type(value) for value in made] == [Reference, Reference]
-    assert [reply.counts.num_bytes for reply in replies] == [160, 320], "as it is in its process"
+    assert [reply.counts.num_bytes for reply in replies] == [160, 320], (
+        "values by reference count, too"
+    )
     calls.send(three, add_rows, *made, np.zeros((1, 4), np.float32))
     calls.send(one, add_rows, made[1])
     calls.send(one, add_rows, made[1])
     first, second, of_three = calls.all()
     assert of_three.value == (31, 10 * 1.0 + 20 * 2.0)
-    assert (first.value, second.value) == ((20, 40.0), (40, 80.0)), "may be used again"
+    assert (first.value, second.value) == ((20, 40.0), (40, 80.0)), "used twice"
 
 
 @pytest.mark.parametrize("rule", ["send again", "reassign", "drop"])
@@ -87,7 +89,7 @@ def test_call_whose_argument_is_lost_is_dropped(
     said = "add_rows failed in shard 2: an argument is lost: its owner has exited"
     assert said in reply.failure.message
     assert said in caplog.text
-    assert calls.first().value == (3, 3.0), "the shard goes on"
+    assert calls.first().value == (3, 3.0), "the shard continues"
     calls.send(two, add_rows, lost)
     calls.send(two, count, "next")
     assert calls.first().value == ("next", 2, 3)
@@ -272,4 +274,4 @@ def test_set_closes_only_a_transport_that_it_opened(monkeypatch: pytest.MonkeyPa
     assert given.alive_at_close == []
     monkeypatch.setattr(worker_set, "open_transport", lambda *_: opened)
     WorkerSet(config).stop()
-    assert opened.alive_at_close == [0], "once, after its processes have ended"
+    assert opened.alive_at_close == [0], "closed once, after its processes have ended"

@@ -262,7 +262,7 @@ def test_group_is_formed_again_after_a_new_member_died_joining(
     new.channel.errors["listen"] = DEATH
     before = rank_of(group.ranks[0]).spec.generation
     group.ensure()
-    assert group.ranks == [w for w in workers.remote if w.index <= 3], "without the dead one"
+    assert group.ranks == [w for w in workers.remote if w.index <= 3], "without the dead rank"
     assert not group.broken
     # All ranks left their group when they listened for the group that did not form.
     assert rank_of(group.ranks[0]).spec.generation == before + 2

@@ -159,7 +159,9 @@ def test_thousand_silent_peers_delay_nobody() -> None:
             peers.enter_context(listener.connect())
             if number % 250 == 0:
                 listener.greet()
-        assert threading.active_count() <= threads + 2 * MAX_HANDSHAKES, "some are ending"
+        assert threading.active_count() <= threads + 2 * MAX_HANDSHAKES, (
+            "some threads are still ending"
+        )
         listener.greet()
         assert time.monotonic() - began_s < LIMIT_S / 2.0, "1000 handshakes in turn take 4000 s"
     listener.close()
@@ -267,7 +269,7 @@ def test_files_of_a_killed_process_are_removed_later(monkeypatch: pytest.MonkeyP
         run_alone(KILLED, parent, code=-signal.SIGKILL)
         (left,) = Path(parent).iterdir()
         living = Listener()
-        assert left.is_dir(), "it could be starting"
+        assert left.is_dir(), "its process could still be starting"
         (Path(parent) / "polopt-other").write_text("not ours to remove")
         for socket_path in Path(parent).glob("*/s"):
             then_s = time.time() - LEFT_BEHIND_S - 1.0

@@ -163,7 +163,7 @@ def test_call_that_makes_progress_has_no_limit(
     assert reply.value[0] == "after ten minutes"
     assert transport.clock() >= BEGIN_S + 600.0
     assert shards.faults.num_restarts == 0
-    assert len(shard.channel.asked) <= 13, "asking a process on another node takes a call"
+    assert len(shard.channel.asked) <= 13, "`silent_s` of another node is an actor call"
 
 
 def test_call_without_progress_ends_at_its_limit(transport: Stepping, make: Any) -> None:
