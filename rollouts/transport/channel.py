@@ -239,8 +239,9 @@ class Transport(ABC):
 
         Returns:
             the processes that may be waiting, and an upper limit of the number of processes that
-            really wait. The two can differ, because Ray only counts requests, and some requests may
-            come from other programs.
+            really wait. The list can be longer than this number, because Ray reports how many
+            requests are unmet, but not which processes made them. The number is only an upper
+            limit, because other programs may have made some of the requests.
         """
 
     @abstractmethod
