@@ -71,8 +71,8 @@ class PacedCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
 class DiesInConstructor(PacedCartPole):
     """An environment whose constructor kills its worker process while `FAULT_FILE` exists.
 
-    In the driver (worker index 0), which makes one environment to read the spaces, the constructor
-    does not do this.
+    The driver makes one environment to read the spaces. In the driver, whose worker index is 0, the
+    constructor has no such effect.
     """
 
     def __init__(self, config: Any) -> None:

@@ -89,7 +89,8 @@ class FakeChannel(SimulatedChannel):
         calls: `(name, arguments)` of all calls so far.
         values: the return values of these calls.
         next_error: the error with which the next call fails. None if it does not fail.
-        errors: the errors with which the next call of a function or method fails, by its name.
+        errors: errors by the name of a function or method. The next call of this function or method
+            fails with its error.
     """
 
     def __init__(self, make: Callable[..., Any], args: tuple[Any, ...], name: str) -> None:
@@ -243,7 +244,7 @@ def inside(worker: WorkerHandle, function: Callable[..., Any], *args: Any) -> An
 def pid_of(worker: WorkerHandle) -> int:
     """Returns the process id of a worker that is up and not a fake."""
     pid = worker.channel.started.pid
-    assert pid > 0, "it is not up, and a signal to process 0 reaches the processes of the test"
+    assert pid > 0, "the worker is not up, and a signal to process 0 would reach the test itself"
     return pid
 
 

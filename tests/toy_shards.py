@@ -73,7 +73,7 @@ def add_rows(shard: Shard, *parts: np.ndarray) -> tuple[int, float]:
 
 
 def count(shard: Shard, tag: Any = None) -> tuple[Any, int, int]:
-    """Returns the tag, the index of the shard, and its number of rows."""
+    """Returns the tag, the index of the shard, and the number of rows in the shard."""
     return tag, shard.index, len(shard.rows)
 
 

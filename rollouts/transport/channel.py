@@ -45,11 +45,13 @@ class Message(NamedTuple):
 
 
 class TransportError(RuntimeError):
-    """The driver cannot reach a process, and the config allows no other transport."""
+    """The transport or the all-reduce backend that the config requires cannot be used. For example,
+    `transport` is `socket`, but a process cannot connect to the driver."""
 
 
 class ChannelError(RuntimeError):
-    """A call got no answer, because the connection to its process ended."""
+    """A call got no answer that the driver can use. A plain `ChannelError` means that the
+    connection to the process ended."""
 
 
 class UndecodableAnswerError(ChannelError):
@@ -181,8 +183,8 @@ class Transport(ABC):
 
     Attributes:
         name: name of the transport, as in the option `transport`.
-        clock: a function that returns the seconds of a monotonic clock. All code behind `step()`
-            measures time with this clock.
+        clock: a function that returns the seconds of a monotonic clock. All code that runs within
+            the `step()` of a strategy measures time with this clock.
     """
 
     name: str
@@ -209,8 +211,9 @@ class Transport(ABC):
 
     @abstractmethod
     def remake(self, channel: Channel, args: tuple[Any, ...]) -> Ticket:
-        """Makes a process replace its object by a new object from `make`, with other arguments. The
-        process first runs the calls that were sent earlier. Returns the ticket of the new start."""
+        """Makes a process replace its object by a new object of the same class, with other
+        arguments. The process first runs the calls that were sent earlier. Returns the ticket of
+        the new start."""
 
     @abstractmethod
     def wait(self, tickets: Collection[Ticket], timeout_s: float) -> list[Ticket]:
@@ -236,8 +239,9 @@ class Transport(ABC):
 
         Returns:
             the processes that may be waiting, and an upper limit of the number of processes that
-            really wait. The two can differ, because Ray only counts requests, and some requests may
-            come from other programs.
+            really wait. The list can be longer than this number, because Ray reports how many
+            requests are unmet, but not which processes made them. The number is only an upper
+            limit, because other programs may have made some of the requests.
         """
 
     @abstractmethod

@@ -136,7 +136,8 @@ class AllReducer:
         """Replaces `tensor` by its sum over all ranks, in place.
 
         If the sum fails, this rank leaves the group at once. Other ranks may be waiting for this
-        rank, and not for the rank that failed, so they then also notice the failure at once.
+        rank instead of the rank that failed. They notice that this rank has left, and do not wait
+        until the timeout.
 
         Raises:
             GroupBroken: a rank died, or did not join the sum within the timeout.

@@ -37,8 +37,8 @@ class ProcessActor:
         """Makes the target, and returns the data that the driver needs about the process.
 
         Args:
-            make: returns the target for `make(*args, control=page)`. The target has the methods of
-                `polopt.rollouts.workers.call_runner.CallRunner`.
+            make: a function or class. `make(*args, control=page)` returns the target, which has the
+                methods of `polopt.rollouts.workers.call_runner.CallRunner`.
             args: the arguments of `make`.
         """
         self._target = make(*args, control=self._control)
@@ -94,7 +94,8 @@ class ProcessActor:
         return self._server.connect(endpoint)
 
     def serve(self, endpoint: Endpoint) -> str:
-        """Answers calls over the socket until the driver ends this. See `SocketServer.serve`."""
+        """Answers calls over the socket until the driver ends this actor call. See
+        `SocketServer.serve`."""
         return self._server.serve(self._target, endpoint)
 
     def stop(self) -> None:

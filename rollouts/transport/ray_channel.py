@@ -50,7 +50,8 @@ from polopt.rollouts.transport.ray_resources import (
 
 logger = logging.getLogger("polopt")
 
-#: The driver puts larger arguments of processes into the object store once for all processes.
+#: The driver puts an argument of `start` or `remake` above this size into the object store. All
+#: processes share this object.
 MAX_ARGUMENT_BYTES = 100_000
 #: The longest time to wait for the object of a reference.
 GET_TIMEOUT_S = 60.0

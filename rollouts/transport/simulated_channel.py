@@ -161,8 +161,7 @@ class SimulatedChannel(Channel):
         return None  # on the virtual clock, a call makes no progress until it ends
 
     def die(self, error: Exception | None = None) -> None:
-        """Ends all pending calls with an error. By default, this is the error after the death of
-        the process."""
+        """Ends all pending calls with an error. By default, this is a `LostProcessError`."""
         for ticket in self.tickets:
             if not ticket.done:
                 ticket.error = error or LostProcessError("the process died")

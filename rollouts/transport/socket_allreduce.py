@@ -49,7 +49,8 @@ class SocketAllReduce:
         self._rank = rank
         self._key = key
         self._timeout_s = timeout_s
-        self._doubling = 1 << (world_size.bit_length() - 1)  # largest power of two
+        # The largest power of two that is at most `world_size`.
+        self._doubling = 1 << (world_size.bit_length() - 1)
         self._beyond = world_size - self._doubling  # number of ranks beyond this power of two
         self._connections: dict[int, Connection] = {}  # by rank of the partner
         self._room = 0  # bytes that the kernel buffers for every connection

@@ -54,7 +54,7 @@ MESSAGE_TIMEOUT_S = 10.0
 #: The longest time that the selector waits while calls through Ray are pending. Ray does not report
 #: the end of every call (see `wait`).
 RECHECK_S = 1.0
-#: The longest timeout that every selector accepts.
+#: The longest timeout that is passed to a selector. Not every selector accepts longer timeouts.
 MAX_WAIT_S = 1e6
 #: The longest time to wait for the result of `serve` after a connection has ended. Ray reports the
 #: death of a process on the same node at once.

@@ -196,7 +196,8 @@ def hang_up(connection: Connection) -> None:
 
 def shut_down(connection: Connection) -> None:
     """Ends a connection, but keeps its file descriptor, because another thread may be using it."""
-    with contextlib.suppress(OSError), _as_socket(connection) as same:  # it may already have ended
+    # The connection may already have ended.
+    with contextlib.suppress(OSError), _as_socket(connection) as same:
         same.shutdown(socket.SHUT_RDWR)
 
 
@@ -218,7 +219,8 @@ def _register(connected: socket.socket) -> Connection:
 
 def _close_in_fork() -> None:
     """Closes all connections in a forked process, such as the process of an environment. Otherwise
-    they would stay open after the death of this process, and the other side would not notice it."""
+    the connections would stay open after the death of the parent process, and the other side would
+    not notice this death."""
     for either in list(_OPEN):
         either.close()
 
@@ -245,7 +247,7 @@ def _remove_left_behind() -> None:
                 probe.connect(directory)
             except ConnectionRefusedError:
                 _remove(os.path.dirname(directory), os.getpid())
-            except OSError:  # its listener is alive but busy, or another process has removed it
+            except OSError:  # the listener is busy, or another process has removed the socket
                 continue
 
 
@@ -258,7 +260,7 @@ def left_behind(pattern: str) -> list[str]:
     """
     found = []
     for path in glob.glob(f"{glob.escape(tempfile.gettempdir())}/{pattern}"):
-        with contextlib.suppress(OSError):  # another process has removed it
+        with contextlib.suppress(OSError):  # another process has removed the file
             status = os.lstat(path)
             old = time.time() - status.st_mtime > LEFT_BEHIND_S
             if old and status.st_uid == os.geteuid():

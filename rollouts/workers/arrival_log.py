@@ -28,7 +28,7 @@ logger = logging.getLogger("polopt")
 
 #: Version of the format.
 FORMAT = 1
-#: The kinds of events. Each text lists the values that follow the kind in the list, and says what
+#: The kinds of events. Each text lists the values that follow the kind in the event, and says what
 #: happened. Processes are numbered from 0 in the order of their starts. Tickets are numbered from 0
 #: in the order in which starts and calls were sent.
 EVENT_KINDS = {
@@ -37,14 +37,14 @@ EVENT_KINDS = {
     "send": "process, version of the driver's weights: the driver sends a call",
     "wait": "tickets: the driver waited, and these tickets have ended (none if nothing ended)",
     "up": "ticket: a process has started",
-    "reply": "ticket, fingerprint, environment steps, error, number of the names of phases, "
+    "reply": "ticket, fingerprint, environment steps, error, number for the names of phases, "
     "microseconds of each phase, effects of timing (see `Record.timing`): a call was answered",
     "fail": "ticket, kind, message, at start: a call got no answer",
     "kill": "process: the driver has noticed the failure of a process, and kills the process",
     "ended": "ticket, true or false: the driver checked whether a call has ended",
     "silent": "process, seconds without progress (null if unknown): the driver checked a process",
-    "waiting": "processes, number of them: the driver checked which processes wait for resources",
-    "phases": "names of phases: replies refer to these names by number",
+    "waiting": "processes, largest number that wait: the driver checked for a lack of resources",
+    "phases": "names of phases: replies refer to each such list of names by its number",
     "decide": "true or false: the trainer made a decision that depends on time",
     "train": "an iteration begins",
     "save": "the driver saves a checkpoint, for which it waits for all pending calls",
@@ -64,13 +64,14 @@ class ArrivalLog:
     """Records a run. `open` gives the log a file, and `take` returns the events of a log without a
     file. The log keeps a limited number of events in memory.
 
-    The log records only the thread that waits for calls. Other threads read the real clock.
+    The log records only the events and clock readings of the thread that waits for calls. Other
+    threads read the real clock.
 
     Args:
         clock: a function that returns the seconds of the real clock.
 
     Attributes:
-        repeats: always False. True for a `Rerun`.
+        repeats: always False, because this log does not repeat a record.
         num_events: number of events so far. The next event gets this number.
     """
 
@@ -224,15 +225,16 @@ class RecordEnded(BaseException):
 
 
 class Rerun:
-    """Repeats a record. Has the same methods as `ArrivalLog`.
+    """Repeats a record. Has the methods of `ArrivalLog`, except `open`.
 
     Args:
         recorded: the events and the deltas of the clock, as `ArrivalLog.take` returns them.
         clock: a function that returns the seconds of the real clock, for other threads and for the
             time after the end of the record.
         is_below: True if the record holds the calls of a gradient worker to the workers below it.
-            The end of such a record does not end the rerun, because the driver takes no later reply
-            of this gradient worker. From then on, calls are not compared with a record.
+            The end of such a record does not end the rerun, because in the recorded run the driver
+            received no later reply of this gradient worker. Later calls are not compared with a
+            record.
 
     Attributes:
         repeats: True until the end of the record.
@@ -318,11 +320,11 @@ class Rerun:
 
     def next(self, kind: str, *expected: Any) -> Event | None:
         """Returns the next recorded event, and compares it with the event that happens now. Returns
-        None after the end of the record of a gradient worker.
+        None after `finish`, and after the end of the record of a gradient worker.
 
         Args:
             kind: kind of the event that happens now.
-            expected: the values of this event that are known already. They follow the kind.
+            expected: the first values of this event, as far as they are known already.
 
         Raises:
             Departure: the record has a different event here.
@@ -418,7 +420,7 @@ def described(event: Event) -> str:
         case ["reply", ticket, *_]:
             return f"the reply to call {ticket}"
         case ["up", ticket, *_]:
-            return f"the start that is call {ticket} has ended"
+            return f"the end of call {ticket}, which starts a process"
         case ["fail", ticket, *rest]:
             return f"the failure of call {ticket}" + (f" ({rest[0]})" if rest else "")
         case ["kill", process, *_]:

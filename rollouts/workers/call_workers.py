@@ -25,7 +25,7 @@ def foreach_worker(
     name is RLlib's.
 
     Args:
-        workers: the workers. The function waits until as many of them are up as a run needs to
+        workers: the workers. `foreach_worker` first waits until enough workers are up for a run to
             begin.
         fn: a function that cloudpickle can pickle.
         args: further arguments. Call `ray.put` once for a large argument, and pass the reference.
@@ -117,7 +117,7 @@ def restore_workers(workers: WorkerSet, restore_count: int, states: Mapping[str,
     of the driver.
 
     Args:
-        workers: the workers. The function waits until as many of them are up as a run needs to
+        workers: the workers. The function first waits until enough workers are up for a run to
             begin.
         restore_count: number of times that the run had been restored when it was saved.
         states: see `restore_statistics`.
@@ -178,11 +178,10 @@ def sampler_states(workers: WorkerSet) -> dict[str, Any]:
     """Returns the state of the environments, random numbers and running statistics of all workers,
     by worker index. The index is a string.
 
-    A run that is restored from this state continues bit for bit on two conditions. Its environments
-    must have `get_checkpoint_state` and `set_checkpoint_state`
-    (`polopt.rollouts.envs.env_state`), and workers must not sample ahead of the learner
-    (`collection: overlapped`). If the environments do not have these methods, new episodes
-    begin."""
+    A run that is restored from this state continues bit for bit on two conditions. First, its
+    environments must have `get_checkpoint_state` and `set_checkpoint_state` (see
+    `polopt.rollouts.envs.env_state`). Without these methods, new episodes begin. Second, workers
+    must not sample while the driver learns, as they do with `collection: overlapped`."""
     up = {worker.index: (False,) for worker in workers.remote if worker.up}
     states = {0: workers.local.get_state(False)} | call_each(workers, "get_state", up)
     return {str(index): saved for index, saved in states.items()}

@@ -14,7 +14,7 @@ from polopt.common.registry import load_path
 from polopt.common.sample_batch import SampleBatch
 from polopt.rollouts.envs.env_errors import traceback_of
 
-_ALLOWED = "a subclass of polopt.Callbacks, 'module:Class' of one, or None"
+_ALLOWED = "a subclass of polopt.Callbacks, its path 'module:Class', or None"
 
 
 class CallbackError(RuntimeError):
@@ -36,7 +36,7 @@ class Callbacks:
         evaluation. The environment is in the state after the step. After the last step of an
         episode, the environment may already be in the state after the reset.
 
-        Keep data that a later step or `on_episode_end` needs in `episode.data`. `on_episode_end` is
+        Store data for later steps and for `on_episode_end` in `episode.data`. `on_episode_end` is
         never called for some episodes: episodes that are discarded because an environment fails or
         values are not finite, and episodes that evaluation does not need.
 

@@ -54,8 +54,8 @@ class Reply(NamedTuple):
 
     Attributes:
         worker: the worker that was called. After a failure of kind `reference`, the worker
-            continues. After any other failure, its process is no longer used, and a replacement is
-            starting.
+            continues. After any other failure, its process is no longer used. A replacement is
+            starting, unless the worker failed too often.
         value: return value of the function, or a reference to that value. None after a failure.
         tag: the tag given to `send`.
         counts: the steps, episodes, times and faults that the worker counted during the call.
@@ -263,14 +263,16 @@ class Calls:
         workers that fail during the wait.
 
         Args:
-            may_take: returns True if a reply may be taken now. After each arrival, `first` calls
-                this function with every kept reply. A reply that may not be taken yet stays kept.
+            may_take: returns True if a reply may be taken now. `first` calls this function with
+                every kept reply, at the beginning and after each arrival. A reply that may not be
+                taken yet stays kept.
             count: if True, `first` adds the counts of the reply now. If False, the caller adds them
                 later with `Calls.count`.
 
         Raises:
             CallsLostError: every pending call has failed, and none of them is sent again. Either
-                `after_failure` is `drop`, or an argument of the call is lost.
+                `after_failure` is `drop`, or an argument of a call is lost, or a worker failed too
+                often and was not replaced.
             RuntimeError: nothing is pending, so the wait would never end.
             FunctionError, NonFiniteError, EnvironmentAPIError, CallbackError: a call failed,
                 and would fail in the same way in any worker.
@@ -335,8 +337,7 @@ class Calls:
 
     def next(self, count: bool = True) -> Reply:
         """Waits for the next call to end, and returns its reply. A call ends with a value, with a
-        failure, or at its deadline. After a failure, the replacement of the worker is already
-        starting.
+        failure, or at its deadline. See `Reply.worker` for the state of the worker after a failure.
 
         Args:
             count: if True, `next` adds the counts of the reply now. If False, the caller adds them
@@ -619,7 +620,8 @@ class Calls:
         return Reply(worker, None, work.tag, Record(), work.order, failure)
 
     def _fail(self, call: Pending, failure: WorkerFailure, counts: Record | None = None) -> Reply:
-        """Replaces a worker that has failed, and treats its work as `after_failure` says."""
+        """Replaces a worker that has failed, and handles the worker's calls as `after_failure`
+        says."""
         worker, work = call.worker, call.work
         if counts is not None:
             self.count([Reply(worker, None, work.tag, counts, work.order, failure)])

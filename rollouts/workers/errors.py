@@ -5,7 +5,8 @@ from __future__ import annotations
 
 class FunctionError(RuntimeError):
     """A function that a strategy runs in workers is wrong: it would fail in every worker. The
-    message names the strategy and the function, and ends with the user's traceback."""
+    message names the strategy and the function. If the function raised, the message ends with the
+    user's traceback."""
 
 
 class NonFiniteError(RuntimeError):

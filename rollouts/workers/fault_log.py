@@ -56,10 +56,10 @@ class FaultLog:
     """Counts and logs failures of workers and faults in data. If failures persist, raises an error
     that ends the run.
 
-    All workers may die at the same time, for example with their node. This is one event, and does
-    not show that their replacements would die, too. So consecutive failures of workers that have
-    each succeeded since their last failure count as one failure together. A failure of a worker
-    that has not succeeded since its last failure counts as one failure by itself.
+    All workers may die at the same time, for example with their node. This does not mean that
+    their replacements would die, too. So several failures in a row count as one failure if each of
+    the workers had succeeded since its previous failure. A worker that fails again before it has
+    succeeded counts as one more failure.
 
     Args:
         max_consecutive_failures: the number of consecutive failures, without a success in between,

@@ -28,7 +28,7 @@ def sample(
         worker: the worker.
         weights: the weights. None means that the worker already has the current weights.
         request: says how the worker samples a fragment in its own environments. None means
-            `worker.next_batch()`. A gradient worker then returns a batch of the workers below it.
+            `worker.next_batch()`. A gradient worker then returns a batch from the workers below it.
 
     Returns:
         a batch `[T, N]`.

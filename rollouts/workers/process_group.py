@@ -55,8 +55,8 @@ class ProcessGroup(ABC):
         starting: the processes that are not up. The key is the ticket of the start or set-up call
             that the process has not answered yet.
         changes: a count of the times that a process came up, was replaced, or was removed.
-        started: True once as many processes have been up at the same time as the run needs to
-            begin. From then on, a single process that is up suffices.
+        started: True once `num_needed` processes have been up at the same time. From then on, the
+            run continues as long as one process is up.
         faults: the log of failures of processes, and of faults in the data of their answers.
         restart_counts: the number of failures of each process and its replacements, by index. A
             missing index means 0.
@@ -142,8 +142,8 @@ class ProcessGroup(ABC):
     def up(self) -> list[WorkerHandle]:
         """Returns the processes that are up, in order of index.
 
-        The first call waits until as many processes are up as the run needs to begin. Later calls
-        wait only while no process is up.
+        The first call waits until `num_needed` processes are up. Later calls wait only while no
+        process is up.
 
         Raises:
             WorkersFailedError: processes keep failing, or all were removed.

@@ -123,7 +123,9 @@ class RecordedTicket(Ticket):
         try:
             answer = self.inner.result(timeout_s)
         except (ChannelError, UnsendableError) as error:
-            log.depart(number, f"{self.place} gave no answer ({error}), but the record has one")
+            log.depart(
+                number, f"{self.place} gave no answer ({error}), but the record has an answer"
+            )
         if not _is_whole(answer):
             log.next("up", self.number)
             return answer
@@ -163,15 +165,15 @@ def _is_whole(answer: Any) -> bool:
 
 
 def _set_seconds(record: Record, names: Sequence[str], microseconds: Sequence[int]) -> None:
-    """Sets the seconds of each phase to whole microseconds, as the record has them. Strategies may
-    use these seconds in decisions, so they must be equal in a run and in its rerun."""
+    """Sets the seconds of each phase to the whole microseconds in the record. Strategies may use
+    these seconds in decisions, so the seconds must be equal in a run and in its rerun."""
     record.seconds = {name: us / 1e6 for name, us in zip(names, microseconds, strict=True)}
 
 
 def fingerprint(answer: Answer) -> int:
-    """Returns a 32-bit checksum of the arrays in the value of an answer and of the returns of
-    episodes. Strings and single numbers do not enter the checksum. They may be addresses or times,
-    which differ in each run."""
+    """Returns a 32-bit checksum of an answer, computed from the arrays in its value and from the
+    returns of its episodes. The checksum ignores strings and single numbers, because they may be
+    addresses or times, which differ in each run."""
     crc = zlib.crc32(np.asarray(answer.record.episodes.returns, np.float64).tobytes())
     for array in _arrays(answer.value, 0):
         flat = array.reshape(-1)
@@ -200,7 +202,7 @@ def _arrays(value: Any, depth: int) -> Iterator[np.ndarray]:
 
 
 class RecordedChannel(Channel):
-    """A channel to one process that records calls, or repeats a record of them.
+    """A channel that records the calls to one process, or repeats a record of these calls.
 
     Attributes:
         inner: the channel of the inner transport.

@@ -161,7 +161,8 @@ class RolloutWorker(CallRunner):
     def complete(self, record: Record) -> None:
         """Adds the running statistics of environments and the use of the machine to a record, at
         most once a second. In a run that is recorded, every record gets the statistics. A
-        replacement of this worker begins with them, so they must not depend on the time."""
+        replacement of this worker begins with the last statistics that the driver received. In a
+        rerun, these must be the same statistics, so they must not depend on the time."""
         now_s = self.clock()
         is_due = now_s - self._statistics_sent_s >= STATISTICS_INTERVAL_S
         if is_due or self.config.rollout.record_arrivals:

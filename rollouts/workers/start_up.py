@@ -49,8 +49,8 @@ class StartUp:
         self, starting: Sequence[WorkerHandle], options: RolloutConfig, enough_up: bool
     ) -> list[tuple[WorkerHandle, str]]:
         """Returns the processes that have taken too long to start, each with the reason. Also warns
-        about processes that wait for resources. Checks at most once in five seconds, and returns
-        an empty list in between.
+        about processes that wait for resources. Checks at most once in five seconds, or more often
+        if the time limit is shorter. Returns an empty list between checks.
 
         Args:
             starting: the processes that are not up yet.

@@ -78,7 +78,8 @@ class Pending:
         ticket: the ticket that the channel returned.
         version: version of the driver's weights when the call was sent.
         sent_s: time at which the call was sent.
-        progress_s: time of the last progress of the process that the supervisor knows.
+        progress_s: the last time at which the process made progress, as far as the supervisor
+            knows.
         latest_s: a deadline that progress does not extend.
         stopped: True once the driver has asked the process to end the fragments of this call early.
     """
@@ -102,7 +103,7 @@ class Pending:
 
 
 class Supervisor:
-    """Decides when a call has failed and why, and whether the failure is a failure of its process.
+    """Decides which calls have failed and why, and whether their processes have failed, too.
 
     A process has failed in each of these cases:
 
@@ -190,7 +191,7 @@ class Supervisor:
             if self._deadline_s(call) <= now_s:
                 late.append(call)
         for call in late:
-            # A call has also ended if its result is still on another node.
+            # A call whose result is still on another node has also ended.
             if not call.ticket.ended() and not self._transport.wait([call.ticket], 0.0):
                 return call
         deadlines = [self._deadline_s(call) for call in oldest if call not in late]
@@ -203,7 +204,10 @@ class Supervisor:
         """Returns the failure of a process that made no progress, or did not answer in time."""
         now_s, own_s = self._clock(), call.work.timeout_s
         if now_s >= call.latest_s:
-            why = f"no answer for {now_s - call.began_s:.1f} s, and other processes stopped waiting"
+            why = (
+                f"no answer for {now_s - call.began_s:.1f} s, and the processes that waited for "
+                "this answer timed out"
+            )
         else:
             limit = (
                 self._groups[call.worker.who].describe_hang()
@@ -220,8 +224,8 @@ class Supervisor:
         """Decides whether a call that has ended succeeded.
 
         Returns:
-            the answer of a call that succeeded. For a call that failed, the failure, or the failure
-            and the record of the call if the process has returned a record.
+            the answer of a call that succeeded, or the failure of a call that failed. If the
+            process has returned a `CallError`, both the failure and the record of the call.
 
         Raises:
             FunctionError, NonFiniteError, EnvironmentAPIError, CallbackError: the call would fail

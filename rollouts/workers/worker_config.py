@@ -43,9 +43,9 @@ class WorkerConfig:
         callbacks: class of the user's callbacks. None if the user has no callbacks.
         in_evaluation: True if the worker plays episodes only for evaluation.
         env_index_offset: `EnvContext.worker_index` is the index of the worker plus this number.
-        arrivals: in a rerun, the recorded calls to repeat. In the driver, these are the calls of
-            the driver. In a gradient worker, these are its calls to the workers below it.
-        is_below: True if the calls in `arrivals` are the calls of a gradient worker.
+        arrivals: in a rerun, the record to repeat. The driver repeats the record of its own calls.
+            A gradient worker repeats the record of its calls to the workers below it.
+        is_below: True if `arrivals` is the record of a gradient worker's calls.
     """
 
     rollout: RolloutConfig

@@ -99,7 +99,7 @@ def select(workers: Sequence[WorkerHandle], which: int | Iterable[int]) -> list[
 
     Raises:
         KeyError: an index does not exist.
-        ValueError: there are fewer workers than `which`.
+        ValueError: `which` is negative, or there are fewer workers than `which`.
     """
     by_index = {worker.index: worker for worker in workers}
     if not isinstance(which, int):

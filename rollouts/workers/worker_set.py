@@ -136,7 +136,7 @@ class WorkerSet(ProcessGroup):
         channel = self.transport.start(self.worker_class, (own, index), options, name)
         worker = WorkerHandle(index, channel, self.clock())
         statistics = self.env_statistics.get(index)
-        if statistics:  # of the worker that this worker replaces
+        if statistics:  # the replaced worker has reported these statistics
             worker.set_up.append((call_method, ("set_statistics", statistics)))
         return worker
 
@@ -218,7 +218,7 @@ class WorkerSet(ProcessGroup):
 
         Raises:
             KeyError: an index does not exist.
-            ValueError: there are fewer workers than `which`.
+            ValueError: `which` is negative, or there are fewer workers than `which`.
         """
         leaving = select(self.remote, which)
         for worker in leaving:
@@ -259,8 +259,8 @@ class WorkerSet(ProcessGroup):
             local: the new local worker. None means that this set makes the local worker.
 
         Returns:
-            True if the workers were made. False if the new config needs another number of workers
-            or other resources. In this case, nothing has changed.
+            True if the workers were made. False if the new config needs other processes, for
+            example another number of workers or other resources. In this case, nothing has changed.
 
         Raises:
             WorkersFailedError: workers keep failing with the new config.

@@ -119,7 +119,7 @@ def test_twenty_kills_during_allreduce(worker_pool: Pool, report: Report) -> Non
     assert stats["num_worker_deaths"] == stats["num_remote_worker_restarts"] == KILLS
     assert stats["num_worker_hangs"] == stats["num_worker_exceptions"] == 0
     assert num_compared > KILLS
-    # The medians are checked, because the driver may be late while processes start on few cores.
+    # The test checks medians, because the driver may be slow while processes start on few cores.
     assert sorted(notice_s)[KILLS // 2] < 1.0
     assert sorted(watch.formed_s)[len(watch.formed_s) // 2] < 2.0
     report(

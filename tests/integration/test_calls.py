@@ -149,7 +149,7 @@ def test_ready_workers_are_served_in_turn(make: Any) -> None:
     assert served == {1: 10, 2: 10, 3: 10}
 
 
-def test_waiting_for_nothing_is_an_error(make: Any) -> None:
+def test_wait_without_pending_calls_is_an_error(make: Any) -> None:
     _, calls = make()
     for wait in (calls.first, calls.next, calls.receive):
         with pytest.raises(RuntimeError, match="no call is pending"):
@@ -176,7 +176,7 @@ def test_local_worker_runs_calls_at_once(make: Any) -> None:
 # ---- limits ------------------------------------------------------------------------------------
 
 
-def test_fill_keeps_as_many_calls_as_a_worker_may_have(make: Any) -> None:
+def test_fill_sends_calls_up_to_the_limit_of_a_worker(make: Any) -> None:
     workers, calls = make(2, per_worker=3)
     calls.fill(version_of, workers.remote)
     calls.fill(version_of, workers.remote)
@@ -255,7 +255,7 @@ def test_queued_call_behind_an_ended_one_is_no_hang(fake: FakeTransport, make: A
     assert workers.faults.num_restarts == 0
 
 
-def test_call_has_a_limit_of_its_own(fake: FakeTransport, make: Any) -> None:
+def test_call_can_have_its_own_limit(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(2, after_failure="drop")
     longer, usual = workers.remote
     calls.send(longer, echo, tag="longer", timeout_s=TIMEOUT_S + 5.0)
@@ -285,7 +285,7 @@ def test_deadline_of_pending_calls_can_be_tightened(fake: FakeTransport, make: A
     assert fake.clock.now_s == 1000.0 + TIMEOUT_S
 
 
-def test_first_tells_that_all_calls_are_lost(fake: FakeTransport, make: Any) -> None:
+def test_first_raises_if_all_calls_are_lost(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(2, up=False, after_failure="drop")
     one, two = workers.up()
     calls.send(one, echo, "of one")
@@ -360,7 +360,7 @@ def test_work_waits_until_its_worker_is_up(fake: FakeTransport, make: Any) -> No
     assert calls.first().worker.index == 1
 
 
-def test_weights_are_those_of_the_moment_of_sending(fake: FakeTransport, make: Any) -> None:
+def test_call_carries_the_weights_at_the_time_of_sending(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(2, up=False)
     for worker in workers.remote:
         calls.send(worker, version_of, WEIGHTS)
@@ -369,7 +369,7 @@ def test_weights_are_those_of_the_moment_of_sending(fake: FakeTransport, make: A
     assert calls.first().value == 3
     update(workers, 4)
     fake.script = of_worker(2)
-    assert calls.first().value == 7, "not those of when it was asked for"
+    assert calls.first().value == 7, "not the weights at the time of `send`"
 
 
 def test_first_reply_of_a_replacement_has_current_weights(fake: FakeTransport, make: Any) -> None:
@@ -426,8 +426,8 @@ def test_replacement_that_never_starts_ends_the_run(fake: FakeTransport, make: A
 
 
 def send_and_kill(workers: FakeWorkerSet, calls: Calls) -> Reply:
-    """Sends three calls to worker 1, two of which are sent at once, and one call to worker 2. Then
-    worker 1 fails."""
+    """Makes three calls to worker 1 and one call to worker 2. `Calls` holds the third call, because
+    a worker has at most two calls. Then worker 1 fails."""
     one, two = workers.remote
     one.channel.next_error = DEATH
     for name in "abc":
@@ -471,7 +471,7 @@ def test_reassigned_work_does_not_wait_for_the_replacement(fake: FakeTransport, 
 
 
 @every_rule
-def test_removed_worker_leaves_no_wait_behind(fake: FakeTransport, make: Any, rule: str) -> None:
+def test_all_does_not_wait_for_a_removed_worker(fake: FakeTransport, make: Any, rule: str) -> None:
     workers, calls = make(3, per_worker=2, after_failure=rule)
     for name in "abc":
         calls.send(workers.remote[1], echo, name)
@@ -486,7 +486,7 @@ def test_removed_worker_leaves_no_wait_behind(fake: FakeTransport, make: Any, ru
 
 @every_rule
 @pytest.mark.parametrize("how", ["all", "drain", "first"])
-def test_wait_ends_if_all_that_is_pending_is_removed(make: Any, rule: str, how: str) -> None:
+def test_wait_ends_if_all_pending_workers_are_removed(make: Any, rule: str, how: str) -> None:
     workers, calls = make(2, after_failure=rule)
     for worker in workers.remote:
         calls.send(worker, echo, worker.index)
@@ -506,7 +506,7 @@ def test_wait_ends_if_all_that_is_pending_is_removed(make: Any, rule: str, how: 
 
 
 @every_rule
-def test_work_sent_to_a_removed_worker_is_not_waited_for(make: Any, rule: str) -> None:
+def test_work_for_a_removed_worker_is_reassigned_or_dropped(make: Any, rule: str) -> None:
     workers, calls = make(2, after_failure=rule)
     removed = workers.remote[1]
     workers.remove_workers([2])
@@ -526,7 +526,7 @@ def test_work_sent_to_a_replaced_worker_reaches_its_successor(make: Any) -> None
     assert (reply.worker, reply.value) == (workers.remote[0], 1)
 
 
-def test_worker_that_is_given_up_is_not_waited_for(fake: FakeTransport, make: Any) -> None:
+def test_all_does_not_wait_for_a_worker_that_is_given_up(fake: FakeTransport, make: Any) -> None:
     limits = {"min_workers": 1, "max_consecutive_failures": 3}
     workers, calls = make(2, rollout=limits)
     one, two = workers.remote
@@ -549,7 +549,7 @@ def test_exceptions_in_a_row_end_the_run(make: Any) -> None:
     assert workers.faults.counts["exception"] == 3
 
 
-def test_call_of_no_work_does_not_reset_failures_in_a_row(make: Any) -> None:
+def test_success_of_a_call_that_is_not_work_does_not_reset_the_failures(make: Any) -> None:
     workers, _ = make(2, rollout={"max_consecutive_failures": 3})
     pings = Calls(workers, "test", is_work=False)
     failure = WorkerFailure("exception", 1, "it fails")
@@ -589,7 +589,7 @@ def test_function_that_never_succeeded_is_one_error(make: Any) -> None:
     assert stats["num_worker_deaths"] == 0
 
 
-def test_function_that_fails_later_costs_its_worker(make: Any) -> None:
+def test_worker_is_replaced_if_a_function_fails_after_a_success(make: Any) -> None:
     workers, calls = make(2, after_failure="drop")
     one, two = workers.remote
     calls.send(one, fail_if, False)
@@ -603,7 +603,7 @@ def test_function_that_fails_later_costs_its_worker(make: Any) -> None:
     message_of(calls, one, fail)
 
 
-def test_lambdas_are_told_apart(make: Any) -> None:
+def test_two_lambdas_are_different_functions(make: Any) -> None:
     workers, calls = make(1)
     (worker,) = workers.remote
     assert run(calls, worker, lambda worker: 1) == 1
@@ -623,7 +623,7 @@ class FailsIf:
 @pytest.mark.parametrize(
     "function", [lambda failing: functools.partial(fail_if, fails=failing), FailsIf]
 )
-def test_partials_and_objects_succeed_as_their_function(make: Any, function: Any) -> None:
+def test_partials_and_objects_count_as_their_function(make: Any, function: Any) -> None:
     workers, calls = make(1, after_failure="drop")
     (worker,) = workers.remote
     run(calls, worker, function(False))
@@ -631,7 +631,7 @@ def test_partials_and_objects_succeed_as_their_function(make: Any, function: Any
     assert "ValueError: expected failure" in calls.next().failure.message
 
 
-def test_closure_is_captured_anew_at_each_call(make: Any) -> None:
+def test_each_call_carries_the_current_values_of_a_closure(make: Any) -> None:
     workers, calls = make(1)
     value = 1
 
@@ -685,7 +685,7 @@ def test_odd_answer_is_the_workers_failure(make: Any, answer: Any, said: str) ->
     assert (reply.failure.kind, reply.worker) == ("exception", odd)
     assert f"its answer cannot be used: it is {said}" in reply.failure.message
     assert calls.first().worker is good
-    assert calls.first().worker is workers.remote[0], "its replacement answers as it should"
+    assert calls.first().worker is workers.remote[0], "the replacement answers correctly"
 
 
 @pytest.mark.parametrize("part", ["record", "error"])
@@ -721,7 +721,7 @@ def test_reply_is_counted_once_when_it_is_taken(fake: FakeTransport, make: Any) 
     calls.fill(sample, workers.remote)
     calls.drain()
     assert len(calls.kept) == 2
-    assert counted == [], "nobody has taken them"
+    assert counted == [], "no reply was taken yet"
     first = calls.first()
     assert counted == [first]
     calls.fill(sample, [first.worker])
@@ -730,7 +730,7 @@ def test_reply_is_counted_once_when_it_is_taken(fake: FakeTransport, make: Any) 
     assert [reply.counts.env_steps for reply in counted] == [10, 10, 10]
 
 
-def test_a_rule_says_which_reply_may_be_taken_first(make: Any) -> None:
+def test_first_takes_only_replies_that_may_be_taken(make: Any) -> None:
     counted: list[Reply] = []
     workers, calls = make(3, count=counted.append)
     calls.fill(sample, workers.remote)
@@ -749,7 +749,7 @@ def test_a_rule_says_which_reply_may_be_taken_first(make: Any) -> None:
         calls.first(lambda reply: False)
 
 
-def test_next_counts_unless_the_caller_does(make: Any) -> None:
+def test_next_counts_the_reply_unless_the_caller_counts_it(make: Any) -> None:
     counted: list[Reply] = []
     workers, calls = make(2, count=counted.append)
     calls.fill(sample, workers.remote)
@@ -766,7 +766,7 @@ def sample_then_fail(worker: RolloutWorker, fails: bool) -> None:
     fail_if(worker, fails)
 
 
-def test_call_that_fails_counts_what_it_did(make: Any) -> None:
+def test_steps_of_a_call_that_fails_are_counted(make: Any) -> None:
     counted: list[Reply] = []
     workers, calls = make(1, count=counted.append, after_failure="drop")
     calls.send(workers.remote[0], version_of, WEIGHTS)
@@ -779,7 +779,7 @@ def test_call_that_fails_counts_what_it_did(make: Any) -> None:
     assert "sample" in counted[2].counts.seconds
 
 
-def test_death_counts_nothing(make: Any) -> None:
+def test_call_of_a_process_that_dies_is_not_counted(make: Any) -> None:
     counted: list[Reply] = []
     workers, calls = make(1, count=counted.append, after_failure="drop")
     workers.remote[0].channel.next_error = DEATH
@@ -798,7 +798,7 @@ def test_faults_are_counted_with_their_reply(make: Any) -> None:
     assert (one.counts.num_non_finite, two.counts.num_non_finite) == (1, 0)
     assert workers.faults.num_non_finite == 1
     assert workers.stats()["last_non_finite_worker"] == 1
-    assert one.counts.env_steps == two.counts.env_steps == 10, "finite rows alone"
+    assert one.counts.env_steps == two.counts.env_steps == 10, "only finite rows count"
 
 
 def test_non_finite_data_in_a_row_end_the_run(make: Any) -> None:
@@ -814,7 +814,9 @@ def test_non_finite_data_in_a_row_end_the_run(make: Any) -> None:
 # ---- early stop and interruption ---------------------------------------------------------------
 
 
-def test_wait_stops_stragglers_and_drops_what_has_not_begun(fake: FakeTransport, make: Any) -> None:
+def test_wait_stops_stragglers_and_drops_work_that_was_not_sent(
+    fake: FakeTransport, make: Any
+) -> None:
     workers, calls = make(3, after_failure="reassign")
     stopped: list[tuple[int, int]] = []
     for worker in workers.remote:
@@ -860,7 +862,7 @@ def test_workers_killed_by_an_interruption_are_replaced_later(make: Any, rule: s
     calls.kill_busy()
     assert not any(worker.channel.alive for worker in workers.remote)
     for worker in workers.remote:
-        worker.channel.alive = True  # with Ray, a dead process can be killed again without effect
+        worker.channel.alive = True  # with Ray, killing a dead process again has no effect
         worker.channel.die()
     with pytest.raises(CallsInterrupted):
         calls.first()
@@ -877,7 +879,7 @@ def test_load_counts_pending_calls(make: Any) -> None:
     assert calls.load.report() == {"mean": 2.0, "max": 3}
 
 
-def test_end_of_time_is_no_limit(make: Any) -> None:
+def test_infinite_limit_is_allowed(make: Any) -> None:
     workers, calls = make(1, rollout={"worker_timeout_s": 1e7})
     calls.send(workers.remote[0], echo, 1, timeout_s=math.inf)
     assert calls.first().value == 1

@@ -1,4 +1,4 @@
-"""The promises of every channel: through Ray, over sockets, in this process, and simulated."""
+"""The contract of `Channel`, tested through Ray, over sockets, in this process, and simulated."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def connect(line: Line) -> None:
 
 @pytest.fixture(scope="module")
 def pool(make: Make) -> Callable[[str], Line]:
-    """Returns a function that gives the same process of each kind to all tests that do not kill it,
-    with a new object."""
+    """Returns a function that returns a `Line` to one process of each kind. All tests that do not
+    kill this process share it. Each test gets a new object in the process."""
     made: dict[str, Line] = {}
 
     def get(kind: str) -> Line:
@@ -292,7 +292,8 @@ def make_undecodable(book: Notebook, raises: Callable[..., Any], argument: str) 
 def test_answer_that_cannot_be_unpickled_fails_only_its_call(
     process: Line, raises: Callable[..., Any], argument: str, large: bool
 ) -> None:
-    """This includes a large answer, which comes through Ray. Ray does not report its end."""
+    """One of the answers is large and comes through Ray. Ray does not report the end of its
+    call."""
     size = bytes(1_000_000 if large else 10)
     ticket = process.send(lambda book, data: make_undecodable(book, raises, argument), size)
     later, began_s = process.send(note, 1), time.monotonic()
@@ -327,7 +328,7 @@ def test_signal_while_an_answer_is_unpickled_is_not_the_processs_failure(process
 # ---- references --------------------------------------------------------------------------------
 
 
-def test_reference_stands_for_its_object(line: Line) -> None:
+def test_function_gets_the_object_of_a_reference(line: Line) -> None:
     reference = line.transport.put({"key": [1, 2]})
     assert line.call(note, reference) == {"key": [1, 2]}
     assert line.call(lambda book, *args: args, 1, reference, 2) == (1, {"key": [1, 2]}, 2)
@@ -335,7 +336,7 @@ def test_reference_stands_for_its_object(line: Line) -> None:
     assert line.transport.get("a value") == "a value"
 
 
-def test_value_can_stay_where_it_was_made(line: Line) -> None:
+def test_value_can_stay_in_the_process_that_made_it(line: Line) -> None:
     reference = line.call(make_array, 1000, by_reference=True)
     assert not isinstance(reference, np.ndarray)
     np.testing.assert_array_equal(line.call(note, reference), np.arange(1000.0))
@@ -418,7 +419,7 @@ def phases(runner: CallRunner, duration_s: float) -> None:
             time.sleep(0.02)
 
 
-def test_progress_is_told_while_a_call_runs(process: Line) -> None:
+def test_progress_is_visible_while_a_call_runs(process: Line) -> None:
     working = process.send(phases, 1.5)
     time.sleep(1.2)
     silent_s = process.channel.silent_s()
@@ -438,7 +439,7 @@ def test_local_process_is_never_silent(pool: Callable[[str], Line]) -> None:
 # ---- ends --------------------------------------------------------------------------------------
 
 
-def test_new_object_takes_the_place_of_the_old_one(process: Line) -> None:
+def test_remake_replaces_the_object_of_a_process(process: Line) -> None:
     own = process.call(pid)
     pending = process.send(note_slowly, "before", 0.2)
     process.transport.remake(process.channel, ("first",))
@@ -520,7 +521,7 @@ def test_sending_to_a_stopped_process_does_not_wait(make: Make, kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", PROCESSES)
-def test_stop_lets_objects_end_what_they_have_opened(make: Make, kind: str, tmp_path: Any) -> None:
+def test_stop_lets_objects_close_their_resources(make: Make, kind: str, tmp_path: Any) -> None:
     line, path = make(kind), tmp_path / "stopped"
 
     class Closing:
@@ -534,5 +535,5 @@ def test_stop_lets_objects_end_what_they_have_opened(make: Make, kind: str, tmp_
         line.answer(line.send(note, 1))
 
 
-def test_transport_names_how_calls_travel(process: Line) -> None:
+def test_transport_names_the_paths_of_calls(process: Line) -> None:
     assert process.transport.paths([process.channel]) == process.kind

@@ -1,4 +1,4 @@
-"""Early stop of slow workers by `SyncSamples`, and the parts of it in the driver and in workers."""
+"""Early stop of slow workers by `SyncSamples`, and its implementation in driver and workers."""
 
 from __future__ import annotations
 

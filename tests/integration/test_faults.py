@@ -97,7 +97,7 @@ def test_env_that_always_fails_ends_run_with_its_traceback(
     assert stats["num_remote_worker_restarts"] == 0
     assert stats["num_worker_exceptions"] == stats["num_worker_deaths"] == 0
     assert said in stats["last_environment"]
-    workers.faults = FaultLog(10)  # another test can then use the workers of the pool
+    workers.faults = FaultLog(10)  # without failures, so another test can use these workers
 
 
 def replaced(config: WorkerConfig, env: Any) -> WorkerConfig:
@@ -117,7 +117,7 @@ def test_environment_that_breaks_the_api_ends_the_run_at_once(
     stats = workers.stats()
     assert stats["num_remote_worker_restarts"] == 0, "another worker would fail the same way"
     assert "was replaced" not in caplog.text
-    assert stats["num_env_faults"] == 0, "none was replaced"
+    assert stats["num_env_faults"] == 0, "no environment was replaced"
 
 
 @pytest.mark.parametrize(("env", "said"), [(NeverMade, "OSError: no licence"), (3, "got 3")])
@@ -135,7 +135,7 @@ def test_env_that_cannot_be_made_is_found_before_any_actor(env: Any, said: str) 
         (FunctionError("it broke"), "function"),
     ],
 )
-def test_kind_of_an_error_travels_with_its_message(error: Exception, kind: str) -> None:
+def test_call_error_has_the_kind_and_message_of_the_exception(error: Exception, kind: str) -> None:
     assert CallError.of(error) == CallError(kind, "it broke")  # type: ignore[arg-type]
     other = CallError.of(KeyError("it broke"))
     assert other.kind == "exception"

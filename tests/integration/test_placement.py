@@ -45,8 +45,8 @@ def test_started_actor_does_not_wait(transport: RayTransport) -> None:
 def test_placed_actors_that_boot_slowly_do_not_wait(
     transport: RayTransport, tmp_path: Path
 ) -> None:
-    """Two actors have all resources, and the third actor waits. Ray shows all three in the same
-    way."""
+    """Two actors have their resources, and the third actor waits for resources. Ray reports the
+    same state for all three actors."""
     code = "import os, time\nwhile not os.path.exists({!r}): time.sleep(0.1)\n"
     (tmp_path / "sitecustomize.py").write_text(code.format(str(tmp_path / "boot")))
     options: dict[str, Any] = {
@@ -63,7 +63,7 @@ def test_placed_actors_that_boot_slowly_do_not_wait(
     wait_until(lambda: transport.waiting(channels) == (channels, 1), interval_s=0.2)
     for channel in channels:
         transport.kill(channel)
-    (tmp_path / "boot").touch()  # otherwise, Ray waits for these processes before it starts others
+    (tmp_path / "boot").touch()  # otherwise, Ray starts no others until these have booted
 
 
 def test_placement_group_reserves_resources(ray_session: None) -> None:

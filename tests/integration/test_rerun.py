@@ -108,7 +108,7 @@ def test_a_run_with_a_killed_worker_is_repeated(
         again.append(digest_of(trainer.get_policy()))
         restarts = trainer.workers.faults.num_restarts
     assert again == digests
-    assert restarts == 1, "nobody was killed, and the death is repeated"
+    assert restarts == 1, "the rerun repeats the recorded death"
 
 
 @pytest.mark.slow
@@ -125,7 +125,7 @@ def test_a_rerun_begins_at_a_checkpoint(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
-def test_a_free_second_run_is_another_run(
+def test_a_second_run_without_the_record_differs(
     ray_session: None, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rerun is equal because of the record, and not because of the seed."""
@@ -161,7 +161,7 @@ def collected(seed: int = 5, **options: Any) -> list[np.ndarray]:
     return batches
 
 
-def test_batches_of_a_collector_are_collected_again(ray_session: None, tmp_path: Path) -> None:
+def test_rerun_of_a_collector_has_equal_batches(ray_session: None, tmp_path: Path) -> None:
     record = tmp_path / "collected.jsonl.gz"
     first = collected(record_to=record)
     again = collected(rerun_of=record)

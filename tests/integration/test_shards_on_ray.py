@@ -100,7 +100,7 @@ def test_driver_moves_no_data(shards: Shards, monkeypatch: pytest.MonkeyPatch) -
 
 
 @both
-def test_order_of_a_shards_calls_is_that_of_sending(shards: Shards) -> None:
+def test_calls_of_a_shard_run_in_the_order_of_sending(shards: Shards) -> None:
     """This also holds if calls with references go through Ray and the other calls over a socket."""
     calls = Calls(shards, "test", per_worker=8)
     one, two, _ = shards.up()

@@ -97,7 +97,8 @@ def silent_actor(ray_session: None) -> Iterator[Any]:
 
 @pytest.fixture
 def played(transport: SocketTransport, silent_actor: Any) -> Iterator[tuple[Line, Connection]]:
-    """A `Line`, and the process's end of its connection, which the test uses."""
+    """A `Line` to a process, and the end of the connection that belongs to the process. The test
+    acts as the process."""
     channel: Any = SocketChannel(
         RayChannel(silent_actor, "worker 3", None, transport.through_ray, ()), transport
     )
@@ -133,8 +134,8 @@ def test_connected_process_does_not_connect_again(connected: list[Line]) -> None
     assert channel._connecting is None
 
 
-def test_only_what_needs_ray_goes_through_ray(connected: list[Line]) -> None:
-    """Such calls can come between calls over the socket. The connection stays the same."""
+def test_only_calls_that_need_ray_go_through_ray(connected: list[Line]) -> None:
+    """Calls through Ray can come between calls over the socket. The connection stays the same."""
     line = connected[0]
     transport: Any = line.transport
     channel: Any = line.channel
@@ -152,7 +153,7 @@ def test_only_what_needs_ray_goes_through_ray(connected: list[Line]) -> None:
         line.call(note, argument, by_reference=by_reference)
         assert transport.num_calls - before == over_socket, argument
     assert channel._connection is connection
-    assert channel._room == room, "of answered calls nothing is in the buffer"
+    assert channel._room == room, "answered calls take no space in the buffer"
 
 
 def test_full_buffer_sends_the_next_calls_through_ray(connected: list[Line]) -> None:
@@ -193,7 +194,9 @@ def test_lost_connection_is_made_again(connected: list[Line]) -> None:
     assert line.call(note, 3) == 3
 
 
-def test_end_of_an_earlier_connection_leaves_the_next_one_alone(connected: list[Line]) -> None:
+def test_end_of_an_earlier_connection_does_not_end_the_next_connection(
+    connected: list[Line],
+) -> None:
     """Ray may report this end after the process has connected again."""
     line = connected[0]
     channel: Any = line.channel
@@ -269,8 +272,7 @@ def test_closed_transport_ends_serving_and_its_calls(
 def test_fork_in_a_process_does_not_keep_its_connection(
     transport: SocketTransport, ray_session: None
 ) -> None:
-    """The process of an environment is such a process, because it may outlive the worker for a
-    moment."""
+    """An environment may fork such a process, which may live a moment longer than the worker."""
     channel = transport.start(Notebook, (), NO_RESOURCES, "worker 1")
     line = Line("socket", transport, channel)
     line.note_started()
@@ -381,7 +383,7 @@ def test_wrong_tokens_reach_no_channel(connected: list[Line]) -> None:
         peer.close()
 
 
-def test_token_is_good_for_one_connection(
+def test_token_admits_only_one_connection(
     transport: SocketTransport, connected: list[Line]
 ) -> None:
     channel: Any = connected[0].channel
@@ -482,8 +484,8 @@ def test_process_that_cannot_connect_goes_through_ray(
     caplog: pytest.LogCaptureFixture,
     elsewhere: bool,
 ) -> None:
-    """Only the calls of this process do so. The log has one message, which is a warning unless the
-    process runs on another node."""
+    """Calls to other processes still use sockets. The log has one message, which is a warning
+    unless the process runs on another node."""
     caplog.set_level(logging.INFO, "polopt")
     behind, other = lines
     connect(other)
@@ -533,7 +535,7 @@ def test_config_chooses_the_transport(
         assert transport.name == expected
         transport.close()
     descriptors = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-    parent = tmp_path / ("x" * 120)  # too long for a path of a socket
+    parent = tmp_path / ("x" * 120)  # too long for the path of a socket
     parent.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(parent))
     for _ in range(3):

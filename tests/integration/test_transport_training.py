@@ -49,7 +49,9 @@ def num_socket_calls(optimizer: PolicyOptimizer) -> int:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
-def test_weights_are_the_same_bits_on_both(worker_pool: Pool, depth: int) -> None:
+def test_weights_are_bitwise_equal_over_sockets_and_through_ray(
+    worker_pool: Pool, depth: int
+) -> None:
     learned = []
     for transport in ("socket", "ray"):
         optimizer = async_gradients(
@@ -79,7 +81,7 @@ def test_large_weights_train(worker_pool: Pool, transport: str) -> None:
 
 
 @both_transports
-def test_calls_through_ray_come_in_between(worker_pool: Pool, transport: str) -> None:
+def test_calls_through_ray_between_calls_over_sockets(worker_pool: Pool, transport: str) -> None:
     optimizer = async_gradients(worker_pool, {"transport": transport})
     optimizer.step()
     state = optimizer.get_state()
@@ -92,7 +94,7 @@ def test_calls_through_ray_come_in_between(worker_pool: Pool, transport: str) ->
     assert optimizer.workers.faults.num_restarts == 0
 
 
-def test_failing_environment_is_reported_alike(worker_pool: Pool) -> None:
+def test_failing_environment_is_reported_in_the_same_way(worker_pool: Pool) -> None:
     messages = []
     for transport in ("socket", "ray"):
         options = {"num_workers": 1, "transport": transport}
@@ -249,7 +251,7 @@ def test_calls_of_every_optimizer_go_over_sockets(worker_pool: Pool, name: str) 
     assert optimizer.workers.faults.num_restarts == 0
 
 
-def test_large_calls_go_through_ray_in_between(worker_pool: Pool) -> None:
+def test_large_calls_go_through_ray_between_other_calls(worker_pool: Pool) -> None:
     optimizer = make_named(worker_pool, "async_gradients", "auto")
     workers = optimizer.workers
     connect_workers(workers)
@@ -270,11 +272,13 @@ def test_large_calls_go_through_ray_in_between(worker_pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("name", REPRODUCIBLE)
-def test_synchronous_weights_are_equal_on_both(worker_pool: Pool, name: str) -> None:
+def test_synchronous_weights_are_equal_over_sockets_and_through_ray(
+    worker_pool: Pool, name: str
+) -> None:
     learned = []
     for transport in ("socket", "ray"):
         optimizer = make_named(worker_pool, name, transport)
-        connect_workers(optimizer.workers)  # so all workers take part in the first step
+        connect_workers(optimizer.workers)  # waits, so all workers take part in the first step
         for _ in range(6):
             optimizer.step()
         optimizer.drain()
@@ -305,7 +309,7 @@ def test_every_optimizer_replaces_a_killed_worker(
     assert optimizer.stats()["transport"] == transport
 
 
-def test_early_stop_reaches_a_worker_that_serves(worker_pool: Pool) -> None:
+def test_early_stop_reaches_a_worker_that_answers_over_a_socket(worker_pool: Pool) -> None:
     rollout = {"num_workers": 1, "rollout_fragment_length": 10**6}
     optimizer = make_named(worker_pool, "async_samples", "socket", **rollout)
     workers, calls = optimizer.workers, optimizer.calls
@@ -316,7 +320,7 @@ def test_early_stop_reaches_a_worker_that_serves(worker_pool: Pool) -> None:
     reply = calls.first()
     assert len(reply.value) < 10**6
     assert reply.counts.num_early_stopped == 1
-    assert is_connected(worker), "the worker goes on serving"
+    assert is_connected(worker), "the worker continues to answer over the socket"
 
 
 # ---- configs of version 0.3 --------------------------------------------------------------------

@@ -136,7 +136,7 @@ def test_value_that_cannot_be_pickled(strategy: OfTheUser) -> None:
     assert "ray::" not in message
 
 
-def test_worker_goes_on_after_an_error(strategy: OfTheUser) -> None:
+def test_worker_continues_after_an_error(strategy: OfTheUser) -> None:
     for function in (divides_by_zero, returns_a_lock):
         error_of(strategy, function)
     strategy.function = works

@@ -69,7 +69,7 @@ def test_a_run_begins_with_min_workers_and_grows(fake: FakeTransport, make: Any)
     fake.script = in_order([3, 1])  # the script fails if the driver waits for a third answer
     assert indices(workers.up()) == [1, 3]
     assert workers.stats()["num_healthy_workers"] == 2
-    assert indices(workers.up()) == [1, 3], "no wait for the third"
+    assert indices(workers.up()) == [1, 3], "did not wait for the third answer"
     workers.remote[1].channel.finish()
     assert indices(workers.up()) == [1, 2, 3]
     assert workers.stats()["num_healthy_workers"] == 3
@@ -85,7 +85,7 @@ def test_without_min_workers_waits_for_all_then_for_one(fake: FakeTransport, mak
     assert indices(workers.up()) == [2]
 
 
-def test_without_remote_workers_the_local_one_is_up(make: Any) -> None:
+def test_without_remote_workers_the_local_worker_is_up(make: Any) -> None:
     workers = make(0)
     assert workers.up() == [workers.here]
 
@@ -136,7 +136,8 @@ def test_slow_start_is_not_called_a_lack_of_resources(
 def test_warning_tells_how_many_workers_lack_resources(
     fake: FakeTransport, make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If several workers have no process, Ray does not report which of them have resources."""
+    """If several workers have no process, Ray does not report which of these workers have
+    resources."""
     workers = make(4, min_workers=1)
     fake.unplaced, fake.lacking = {"worker 2", "worker 3", "worker 4"}, 1
     fake.script = of_worker(1)
@@ -154,7 +155,7 @@ def test_a_start_may_take_as_long_as_others_come_up(fake: FakeTransport, make: A
         fake.clock.now_s += 0.9 * STARTUP_S
         workers.remote[index - 1].channel.finish()
         assert indices(workers.up()) == list(range(1, index + 1))
-    assert workers.faults.num_restarts == 0, "the fifth has taken 3.6 times the limit"
+    assert workers.faults.num_restarts == 0, "the fifth worker has taken 3.6 times the limit"
     fake.clock.now_s += 1.1 * STARTUP_S
     workers.up()
     assert workers.faults.counts["hang"] == 1
@@ -162,7 +163,7 @@ def test_a_start_may_take_as_long_as_others_come_up(fake: FakeTransport, make: A
     assert workers.faults.last.message == "no answer for 235.0 s: the process has not started"
 
 
-def test_worker_that_the_run_needs_has_a_limit_for_its_place(
+def test_wait_for_resources_is_limited_if_the_run_needs_the_worker(
     fake: FakeTransport, make: Any
 ) -> None:
     workers = make(2, max_consecutive_failures=1)
@@ -294,7 +295,7 @@ def test_impossible_additions_and_removals_are_refused(make: Any) -> None:
         workers.add_workers(-1)
     with pytest.raises(KeyError):
         workers.remove_workers([1, 7])
-    assert indices(workers.remote) == [1, 2], "an error removes none"
+    assert indices(workers.remote) == [1, 2], "an error removes no worker"
     optimizer = make_optimizer(SyncSamples, workers)
     assert workers.remove_workers(2) == [1, 2]
     with pytest.raises(WorkersFailedError, match="no workers remain"):
@@ -315,7 +316,7 @@ def test_save_does_not_wait_for_starting_workers(fake: FakeTransport, make: Any)
 
 
 def test_unplaced_replacement_is_not_a_hang(fake: FakeTransport, make: Any) -> None:
-    # Without `min_workers`, a run needs both workers to begin, and one worker to continue.
+    # Without `min_workers`, the run begins when both workers are up. Later, one worker suffices.
     workers = make(2)
     optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=2)
     optimizer.step()
@@ -476,6 +477,6 @@ def test_large_config_is_stored_once_in_the_object_store(
     try:
         optimizer = make_optimizer(SyncSamples, made)
         assert optimizer.step().updates > 0
-        assert stored == [made.config_of(1)], "for both workers"
+        assert stored == [made.config_of(1)], "one object for both workers"
     finally:
         made.stop()

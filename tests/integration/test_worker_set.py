@@ -56,10 +56,10 @@ def test_each_version_is_stored_once_and_sent_once(fake: FakeTransport) -> None:
     newer = workers.weights.for_call(one)
     assert newer.version == 1
     np.testing.assert_array_equal(newer.flat, workers.local.policy.flat.params.detach().numpy())
-    assert (newer.flat != sent.flat).any(), "what was sent before is not touched by an update"
+    assert (newer.flat != sent.flat).any(), "an update does not change weights that were sent"
     assert workers.weights.for_call(one) is None
     assert workers.weights.for_call(two) is newer
-    assert fake.num_puts == 0, "small ones travel inside the calls"
+    assert fake.num_puts == 0, "calls carry small weights directly"
 
 
 def test_large_weights_are_put_into_the_store_once_for_all(fake: FakeTransport) -> None:
@@ -85,7 +85,7 @@ def test_weights_changed_without_new_version_are_sent_again(fake: FakeTransport)
     assert again[0] is again[1] is not sent[0]
 
 
-def test_older_weights_are_sent_to_a_worker_that_had_others(fake: FakeTransport) -> None:
+def test_older_weights_are_sent_to_a_worker_with_newer_weights(fake: FakeTransport) -> None:
     workers = FakeWorkerSet(worker_config(), fake)
     one, two = workers.remote
     policy = workers.local.policy
@@ -115,7 +115,7 @@ def test_replacement_has_new_seeds_and_receives_weights(fake: FakeTransport) -> 
     assert workers.weights.for_call(fresh) is sent
     assert workers.weights.for_call(two) is None
     obs = fresh.channel.target.sampler._obs
-    assert (obs != first_obs).all(), "repeats the episodes of the lost one"
+    assert (obs != first_obs).all(), "repeats the episodes of the lost worker"
     again = workers.replace(fresh, FAILURE)
     assert (again.channel.target.sampler._obs != obs).all()
     assert workers.stats()["num_remote_worker_restarts"] == 2

@@ -51,7 +51,7 @@ class WaitingDrift(Drift):
 
 
 class SavesSlowly(PolicyOptimizerTrainer):
-    """A checkpoint takes at least `SAVE_S` seconds."""
+    """A trainer that takes at least `SAVE_S` seconds for each checkpoint."""
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         time.sleep(SAVE_S)
@@ -101,7 +101,7 @@ def test_shares_sum_to_one_and_other_is_small(worker_pool: Pool, cls: Any) -> No
     optimizer = make_optimizer(cls, workers, **OPTIMIZERS[cls])
     before = optimizer.stats()
     assert_sums(before, cls.phases)
-    # The interval has a few microseconds. The smallest training time is a nanosecond.
+    # The interval since the start is a few microseconds. The training time is at least 1 ns.
     assert before["driver"]["share"]["startup"] == pytest.approx(1.0, abs=1e-3)
     optimizer.step()
     assert optimizer.stats()["driver"]["share"]["startup"] > 0.0
@@ -111,7 +111,7 @@ def test_shares_sum_to_one_and_other_is_small(worker_pool: Pool, cls: Any) -> No
     assert_sums(stats, cls.phases)
     assert stats["driver"]["share"]["startup"] == 0.0
     assert stats["driver"]["share"]["other"] < 0.05
-    # The limit is low, because workers wait for processors on a busy machine.
+    # The bound is low, because workers wait for processors on a busy machine.
     assert stats["workers"]["share"]["sample"] > 0.05
     assert [each["index"] for each in stats["workers"]["per_worker"]] == [1, 2]
     assert stats["requests_in_flight"]["max"] >= 1
@@ -126,7 +126,7 @@ def test_shares_sum_to_one_and_other_is_small(worker_pool: Pool, cls: Any) -> No
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_report_is_what_tune_and_checkpoints_take(tmp_path: Path) -> None:
+def test_phase_report_is_the_time_of_tune_and_of_checkpoints(tmp_path: Path) -> None:
     # These are all optimizers that learn from samples, because the trials have the same policy.
     of_samples = {cls: options for cls, options in OPTIMIZERS.items() if cls is not SyncReplay}
     optimizers = [{"name": cls.name, **options} for cls, options in of_samples.items()]
@@ -159,7 +159,7 @@ def test_report_is_what_tune_and_checkpoints_take(tmp_path: Path) -> None:
             assert shares[index]["report"] > 0.9 * SAVE_S / seconds[index]
 
 
-def test_local_worker_fills_the_same_keys() -> None:
+def test_local_worker_reports_the_same_keys() -> None:
     config = worker_config("ppo", WaitingDrift, rollout={"num_workers": 0})
     optimizer = make_optimizer(SyncSamples, WorkerSet(config))
     for _ in range(3):

@@ -103,10 +103,10 @@ def run(
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_rerun_is_equal_whatever_the_order_of_arrival(name: str) -> None:
     digests, recorded, workers = run(name, shuffled_by(1), dies_at=3)
-    assert workers.faults.num_restarts == 1, "the run has a death"
+    assert workers.faults.num_restarts == 1, "one worker died in the run"
     again, nothing, repeated = run(name, oldest_first, json.loads(json.dumps(recorded)))
     assert again == digests
-    assert repeated.faults.num_restarts == 1, "nobody died, and the death is repeated"
+    assert repeated.faults.num_restarts == 1, "the rerun repeats the recorded death"
     assert not nothing["events"]
     assert repeated.restart_counts == workers.restart_counts
     free, *_ = run(name, oldest_first)
@@ -138,14 +138,14 @@ class Clock(Drift):
         return obs, reward + time.perf_counter_ns() % 1000 / 1000, *rest
 
 
-def test_the_first_difference_names_event_and_worker() -> None:
+def test_error_names_the_first_different_event_and_its_worker() -> None:
     _, recorded, _ = run("async_gradients", shuffled_by(1), env=Clock)
     with pytest.raises(
         Departure, match=r"worker \d \(.*compute_gradient\) answered with different"
     ) as e:
         run("async_gradients", oldest_first, recorded, env=Clock)
     first = next(n for n, event in enumerate(recorded["events"]) if event[0] == "reply")
-    assert first <= e.value.event <= first + 8, "at once"
+    assert first <= e.value.event <= first + 8, "soon after the first reply"
 
 
 def test_another_program_is_a_difference() -> None:
@@ -170,17 +170,17 @@ def test_versions_of_the_weights_are_compared() -> None:
 # ---- effects of timing within a call ------------------------------------------------------------
 
 
-def test_fragments_end_early_where_they_did() -> None:
+def test_fragments_end_early_as_in_the_recorded_run() -> None:
     worker = RolloutWorker(worker_config(), 1)
     batches = []
     for timing in ({"steps": [3]}, {}):
         answer = worker.run(1, run_as_recorded, sample, timing, worker.policy.get_weights())
         batches.append(answer.value)
-        assert answer.record.timing == timing, "a rerun could be recorded"
+        assert answer.record.timing == timing, "the record of a rerun has the same timing"
     assert [batch.shape[0] for batch in batches] == [3, 5]
 
 
-def test_sums_fail_where_they_did() -> None:
+def test_sums_fail_as_in_the_recorded_run() -> None:
     group = AllReducer(GroupSpec(1, 1, "socket", 5.0, 5.0, key=b"k" * 32), 0)
     worker = RolloutWorker(worker_config(), 1)
 
@@ -211,7 +211,7 @@ def test_broken_sums_are_recorded() -> None:
     assert worker.run(2, lambda worker: None).record.timing == {}
 
 
-def test_the_fingerprint_is_of_numbers() -> None:
+def test_the_fingerprint_depends_only_on_numbers() -> None:
     worker = RolloutWorker(worker_config(), 1)
     batch = worker.sample()
 
@@ -223,7 +223,7 @@ def test_the_fingerprint_is_of_numbers() -> None:
     assert of(batch) == of(dataclasses.replace(batch))
     assert of(batch) != of(changed)
     assert of({"w": np.arange(5.0)}) != of({"w": np.arange(1.0, 6.0)})
-    assert of("address 1") == of("address 2"), "texts differ in each run"
+    assert of("address 1") == of("address 2"), "strings may differ in each run"
 
 
 # ---- the file -----------------------------------------------------------------------------------
@@ -255,7 +255,9 @@ def test_a_file_is_read_up_to_the_last_flush(tmp_path: Path) -> None:
         read_log(path)
 
 
-def test_what_is_kept_in_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_events_in_memory_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(arrival_log, "MOST_EVENTS", 10)
     log = ArrivalLog(time.monotonic)
     log.open(tmp_path / "a.jsonl.gz", {})
@@ -364,8 +366,10 @@ def test_a_trainer_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert others != digests, "the seed was drawn"
 
 
-def test_time_of_the_trainer_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of steps per iteration and evaluation in the driver depend on the time."""
+def test_decisions_that_depend_on_time_are_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of steps per iteration, and evaluation in the driver, depend on the time."""
     options = {"min_time_s_per_iteration": 0.3, "evaluation_interval": 1, "evaluation_duration": 2}
     trainer, digests = trained(tmp_path, monkeypatch, **options)
     again = list(polopt.rerun(trainer.logdir))
@@ -414,7 +418,7 @@ def test_a_trial_may_have_several_processes(
         find_records(second.logdir)
 
 
-def test_an_environment_that_reads_the_clock_gives_one_sentence(
+def test_error_names_an_environment_that_depends_on_the_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer, _ = trained(tmp_path, monkeypatch, env=Clock)
@@ -434,7 +438,7 @@ def test_an_environment_that_reads_the_clock_gives_one_sentence(
         rerun_digests(trainer.logdir, env=Clock)
 
 
-def test_classes_that_the_record_does_not_hold_are_given(
+def test_classes_that_the_record_does_not_contain_can_be_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer, digests = trained(tmp_path, monkeypatch, policy=OwnPPO)

@@ -224,7 +224,7 @@ STEPS: list[tuple[Episode, bool]] = []
 
 @every_mode
 @pytest.mark.parametrize("fragment", [1, 3, 40])
-def test_each_step_is_told_once_with_its_infos(mode: str, fragment: int) -> None:
+def test_callback_gets_each_step_once_with_its_infos(mode: str, fragment: int) -> None:
     STEPS.clear()
     made = trainer(
         env=Numbered, callbacks=Stepping, autoreset_mode=mode, rollout_fragment_length=fragment
@@ -249,7 +249,7 @@ def test_each_step_is_told_once_with_its_infos(mode: str, fragment: int) -> None
         assert episode.data["times"] == list(range(1, episode.episode_len + 1))
 
 
-def test_steps_of_an_environment_that_fails_are_of_a_new_episode() -> None:
+def test_new_episode_begins_after_an_environment_fails() -> None:
     class Failing(Numbered):
         def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
             if self.episode == 2 and self.time == 1:
@@ -266,7 +266,7 @@ def test_steps_of_an_environment_that_fails_are_of_a_new_episode() -> None:
     assert all(step.episode_len == step.info["at"]["time"] for step, _ in STEPS)
 
 
-def test_evaluation_tells_its_steps() -> None:
+def test_callback_gets_the_steps_of_evaluation() -> None:
     STEPS.clear()
     made = trainer(env=Numbered, callbacks=Stepping, evaluation_interval=1, evaluation_duration=2)
     made.train()
@@ -280,7 +280,7 @@ class SampleRows(Callbacks):
         return {"rows": samples.shape[0] * samples.shape[1]}
 
 
-def test_fragments_are_given_and_their_metrics_counted() -> None:
+def test_callback_gets_fragments_and_its_metrics_are_reported() -> None:
     made = trainer(callbacks=SampleRows, rollout_fragment_length=8)
     block = made.train()["env_runners"]["custom_metrics"]
     assert (block["rows_mean"], block["rows_max"]) == (16.0, 16.0)
@@ -366,7 +366,7 @@ def test_error_names_the_callback(callbacks: type[Callbacks], said: str) -> None
     made.stop()
 
 
-def test_error_in_evaluation_is_named_as_such() -> None:
+def test_error_in_evaluation_names_the_evaluation_worker() -> None:
     class Picky(Callbacks):
         def on_episode_end(self, *, episode: Episode, worker: Any) -> None:
             assert not worker.config.in_evaluation
@@ -440,7 +440,7 @@ def test_method_that_is_not_called_is_refused(callbacks: Any) -> None:
         PolicyOptimizerTrainer({**SMALL, "callbacks": callbacks})
 
 
-def test_attribute_that_is_no_method_is_allowed() -> None:
+def test_attribute_that_is_not_a_method_is_allowed() -> None:
     class WithOption(Callbacks):
         on_loss = 3.0
 

@@ -30,7 +30,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlPag
 
 
 def in_child(run: Callable[[], bool]) -> bool:
-    """Runs `run` in a forked process. Returns True if `run` returned True there."""
+    """Runs `run` in a forked process. Returns True if `run` returned True in that process."""
     child = os.fork()
     if child == 0:
         try:
@@ -65,7 +65,7 @@ def test_other_process_sees_requests_and_progress(page: ControlPage) -> None:
     assert page.silent_s() < LIMIT_S
 
 
-def test_file_is_this_users_alone_and_removed_when_opened(page: ControlPage) -> None:
+def test_only_this_user_can_open_the_file_and_opening_removes_it(page: ControlPage) -> None:
     umask = os.umask(0)
     try:
         path = Path(page.share())
@@ -100,7 +100,7 @@ def test_foreign_file_is_refused_and_stays(
 
 
 def test_page_that_nobody_opened_is_removed_later(page: ControlPage, tmp_path: Path) -> None:
-    """The process of such a page was killed as soon as it had started."""
+    """Nobody opens the page of a process that is killed as soon as it has started."""
     orphan, young = Path(page.share()), Path(ControlPage().share())
     then_s = time.time() - LEFT_BEHIND_S - 1.0
     os.utime(orphan, (then_s, then_s))
@@ -124,8 +124,8 @@ def test_disk_that_is_full_is_an_os_error(
 
 
 def test_requests_for_all_pending_calls_of_a_process_are_kept(page: ControlPage) -> None:
-    """`Calls.interrupt` sends such requests. The call that runs must stop, and not only the call
-    that was sent last."""
+    """`Calls.interrupt` sends a request for each pending call. The call that runs now must stop,
+    and not only the call that was sent last."""
     calls = [1000 + 3 * number for number in range(8)]
     for call in calls:
         page.request_stop(EarlyStopRequest(call, call % 7 + 1))
@@ -165,7 +165,9 @@ def test_only_the_running_call_is_stopped() -> None:
     def nested(runner: CallRunner) -> int | None:
         return runner.run_here(7, stop_after).value  # type: ignore[no-any-return]
 
-    assert runner.run(2, nested).value == 4, "a gradient worker's own call within the driver's"
+    assert runner.run(2, nested).value == 4, (
+        "a gradient worker's own call within a call of the driver"
+    )
 
 
 # ---- agents ------------------------------------------------------------------------------------

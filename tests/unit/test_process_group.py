@@ -61,13 +61,15 @@ def test_value_stays_in_its_process_and_is_an_argument_elsewhere(
     replies = calls.all()
     made = [reply.value for reply in replies]
     assert [type(value) for value in made] == [Reference, Reference]
-    assert [reply.counts.num_bytes for reply in replies] == [160, 320], "as it is in its process"
+    assert [reply.counts.num_bytes for reply in replies] == [160, 320], (
+        "values by reference count, too"
+    )
     calls.send(three, add_rows, *made, np.zeros((1, 4), np.float32))
     calls.send(one, add_rows, made[1])
     calls.send(one, add_rows, made[1])
     first, second, of_three = calls.all()
     assert of_three.value == (31, 10 * 1.0 + 20 * 2.0)
-    assert (first.value, second.value) == ((20, 40.0), (40, 80.0)), "may be used again"
+    assert (first.value, second.value) == ((20, 40.0), (40, 80.0)), "used twice"
 
 
 @pytest.mark.parametrize("rule", ["send again", "reassign", "drop"])
@@ -87,7 +89,7 @@ def test_call_whose_argument_is_lost_is_dropped(
     said = "add_rows failed in shard 2: an argument is lost: its owner has exited"
     assert said in reply.failure.message
     assert said in caplog.text
-    assert calls.first().value == (3, 3.0), "the shard goes on"
+    assert calls.first().value == (3, 3.0), "the shard continues"
     calls.send(two, add_rows, lost)
     calls.send(two, count, "next")
     assert calls.first().value == ("next", 2, 3)
@@ -98,7 +100,9 @@ def test_call_whose_argument_is_lost_is_dropped(
     assert calls.idle
 
 
-def test_function_that_fails_by_reference_is_one_error(transport: SimulatedTransport) -> None:
+def test_function_that_fails_in_a_call_by_reference_is_one_error(
+    transport: SimulatedTransport,
+) -> None:
     shards = Shards(transport, 2)
     calls = Calls(shards, "test")
     one, two = shards.up()
@@ -158,7 +162,7 @@ def version_of(shard: Shard, weights: Weights | None) -> int | None:
     return None if weights is None else weights.version
 
 
-def test_shards_get_weights_from_where_their_owner_says(transport: SimulatedTransport) -> None:
+def test_shards_get_the_weights_that_were_given_to_calls(transport: SimulatedTransport) -> None:
     policy = WorkerSet(worker_config(rollout={"num_workers": 0})).weights
     shards = Shards(transport, 1)
     calls = Calls(shards, "test", weights=policy)
@@ -167,15 +171,15 @@ def test_shards_get_weights_from_where_their_owner_says(transport: SimulatedTran
     for _ in range(2):
         calls.fill(version_of, [shard])
         versions.append(calls.first().value)
-    assert versions == [0, None], "it has them already"
+    assert versions == [0, None], "the shard already has the weights"
     without = Calls(shards, "test")
     with pytest.raises(FunctionError, match=r"version_of .* shard 1: shards take no weights"):
         without.send(shard, version_of, WEIGHTS)
 
 
 def two_groups(transport: SimulatedTransport, rule: Any = "send again") -> Any:
-    """Makes two shards and two indexers in one mailbox. The last value is the list of counted
-    replies."""
+    """Makes two shards, two indexers, and one `Calls` for both groups. The last returned value is
+    the list of counted replies."""
     counted: list[Reply] = []
     shards = Shards(transport, 2)
     indexers = Shards(transport, 2, who="indexer")
@@ -184,7 +188,7 @@ def two_groups(transport: SimulatedTransport, rule: Any = "send again") -> Any:
     return calls, shards, indexers, counted
 
 
-def test_two_groups_have_one_order_of_arrival(transport: SimulatedTransport) -> None:
+def test_replies_of_two_groups_are_in_order_of_arrival(transport: SimulatedTransport) -> None:
     calls, shards, indexers, counted = two_groups(transport)
     for one in (*shards.up(), *indexers.up()):
         calls.send(one, count, one.who)
@@ -198,7 +202,7 @@ def test_two_groups_have_one_order_of_arrival(transport: SimulatedTransport) -> 
 
 @pytest.mark.parametrize("rule", ["send again", "reassign", "drop"])
 @pytest.mark.parametrize("ends", ["dies", "is removed"])
-def test_failure_concerns_the_processes_of_its_group_alone(
+def test_failure_affects_only_the_group_of_the_process(
     transport: SimulatedTransport, rule: Any, ends: str
 ) -> None:
     calls, shards, indexers, _ = two_groups(transport, rule)
@@ -257,7 +261,7 @@ class NotesClose(SimulatedTransport):
         self.alive_at_close.append(sum(channel.alive for channel in self.channels))
 
 
-def test_transport_is_closed_by_who_opened_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_set_closes_only_a_transport_that_it_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     config = worker_config(rollout={"num_workers": 2})
     given, opened = NotesClose(), NotesClose()
     workers, shards = WorkerSet(config, transport=given), Shards(given, 2)
@@ -270,4 +274,4 @@ def test_transport_is_closed_by_who_opened_it(monkeypatch: pytest.MonkeyPatch) -
     assert given.alive_at_close == []
     monkeypatch.setattr(worker_set, "open_transport", lambda *_: opened)
     WorkerSet(config).stop()
-    assert opened.alive_at_close == [0], "once, after its processes have ended"
+    assert opened.alive_at_close == [0], "closed once, after its processes have ended"

@@ -113,7 +113,7 @@ def test_name_of_sockets_until_version_0_3_is_accepted() -> None:
     assert DecentralizedAllReduceConfig.parse({"backend": "zmq"}).backend == "socket"
 
 
-def test_backend_follows_the_ranks_to_other_nodes(
+def test_backend_changes_if_ranks_move_to_other_nodes(
     group: RankGroup, workers: FakeWorkerSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = SimpleNamespace(host="10.0.0.1", port=7)
@@ -168,7 +168,7 @@ def test_ranks_start_from_the_local_policy(group: RankGroup, workers: FakeWorker
     assert rank_of(group.ranks[0]).spec.generation == 1, "formed once"
 
 
-def test_survivors_take_the_policy_with_most_updates(
+def test_survivors_continue_from_the_policy_with_most_updates(
     group: RankGroup, workers: FakeWorkerSet
 ) -> None:
     for worker, updates in zip(group.ranks, [4, 5, 5], strict=True):
@@ -220,7 +220,7 @@ def test_death_while_fetching_state_is_repaired(group: RankGroup, workers: FakeW
     assert workers.faults.num_restarts == 1
 
 
-def test_local_policy_leads_if_no_trained_rank_is_left(
+def test_ranks_start_from_the_local_policy_if_no_trained_rank_is_left(
     group: RankGroup, workers: FakeWorkerSet
 ) -> None:
     local = workers.local.policy
@@ -239,7 +239,7 @@ def test_local_policy_leads_if_no_trained_rank_is_left(
     assert_equal(group)
 
 
-def test_group_that_does_not_form_is_no_worker_death(
+def test_group_that_does_not_form_is_not_counted_as_a_death(
     group: RankGroup, workers: FakeWorkerSet
 ) -> None:
     rank_of(group.ranks[0]).learn_alone(1)
@@ -262,7 +262,7 @@ def test_group_is_formed_again_after_a_new_member_died_joining(
     new.channel.errors["listen"] = DEATH
     before = rank_of(group.ranks[0]).spec.generation
     group.ensure()
-    assert group.ranks == [w for w in workers.remote if w.index <= 3], "without the dead one"
+    assert group.ranks == [w for w in workers.remote if w.index <= 3], "without the dead rank"
     assert not group.broken
     # All ranks left their group when they listened for the group that did not form.
     assert rank_of(group.ranks[0]).spec.generation == before + 2

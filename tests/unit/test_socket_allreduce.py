@@ -126,7 +126,7 @@ def test_rank_that_leaves_ends_the_sums_of_all_others(make: Make, world: int) ->
         if rank == world - 1:
             return 0.0
         _, duration_s = group.failure_of(rank)
-        group.ranks[rank].close()  # as AllReducer does, so its other partners fail, too
+        group.ranks[rank].close()  # as AllReducer does, so the other partners of this rank fail
         return duration_s
 
     assert max(group.on_all(fail)) < LIMIT_S / 2.0
@@ -189,7 +189,9 @@ def test_stopped_process_ends_the_sum_at_the_deadline(count: int, did: str) -> N
 
 
 @pytest.mark.parametrize("counts", [(2, 3), (3, 2), (2, 200_000), (200_000, 2), (200_000, 300_000)])
-def test_array_of_another_size_is_an_error_of_both(make: Make, counts: tuple[int, int]) -> None:
+def test_array_of_another_size_is_an_error_in_both_ranks(
+    make: Make, counts: tuple[int, int]
+) -> None:
     group = make(2)
     group.connect()
 

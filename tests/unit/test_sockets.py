@@ -43,7 +43,7 @@ class Listener(PrivateListener):
         super().__init__(KEY, lambda *peer: self.admitted.put(peer))
 
     def greet(self, hello: bytes = b"hello") -> tuple[Connection, Connection]:
-        """Makes a new connection, and returns both ends of it."""
+        """Makes a new connection, and returns both of its ends."""
         dialed = dial(self.address, KEY, LIMIT_S)
         dialed.send_bytes(hello)
         accepted, received = self.admitted.get(timeout=LIMIT_S)
@@ -51,7 +51,7 @@ class Listener(PrivateListener):
         return dialed, accepted
 
     def connect(self) -> socket.socket:
-        """Returns the socket of a peer that has connected and not authenticated."""
+        """Returns the socket of a peer that has connected, but has not authenticated."""
         peer = socket.socket(socket.AF_UNIX)
         peer.settimeout(LIMIT_S)
         peer.connect(self.address)
@@ -159,7 +159,9 @@ def test_thousand_silent_peers_delay_nobody() -> None:
             peers.enter_context(listener.connect())
             if number % 250 == 0:
                 listener.greet()
-        assert threading.active_count() <= threads + 2 * MAX_HANDSHAKES, "some are ending"
+        assert threading.active_count() <= threads + 2 * MAX_HANDSHAKES, (
+            "some threads are still ending"
+        )
         listener.greet()
         assert time.monotonic() - began_s < LIMIT_S / 2.0, "1000 handshakes in turn take 4000 s"
     listener.close()
@@ -207,7 +209,7 @@ os.kill(child, 9)
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
-def test_accepting_goes_on_after_descriptors_were_lacking() -> None:
+def test_listener_continues_after_a_lack_of_descriptors() -> None:
     assert run_alone(LACKING) == "[b'hello', b'hello']\n"
 
 
@@ -261,13 +263,13 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_what_a_killed_process_left_is_removed_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_a_killed_process_are_removed_later(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory() as parent:
         monkeypatch.setattr(tempfile, "tempdir", parent)
         run_alone(KILLED, parent, code=-signal.SIGKILL)
         (left,) = Path(parent).iterdir()
         living = Listener()
-        assert left.is_dir(), "it could be starting"
+        assert left.is_dir(), "its process could still be starting"
         (Path(parent) / "polopt-other").write_text("not ours to remove")
         for socket_path in Path(parent).glob("*/s"):
             then_s = time.time() - LEFT_BEHIND_S - 1.0
@@ -322,7 +324,7 @@ def test_forked_process_closes_connections_and_listeners(listener: Listener) -> 
     os.close(reader)
     fds = {dialed.fileno(), accepted.fileno()}
     wait_for(lambda: not fds & {int(fd) for fd in os.listdir(f"/proc/{child}/fd")})
-    accepted.close()  # `hang_up` would end the connection for all processes that have it
+    accepted.close()  # `hang_up` would end the connection in all processes that share the socket
     with pytest.raises(EOFError):
         dialed.recv_bytes()
     listener.close()
@@ -361,7 +363,7 @@ def test_write_without_a_limit_ends_with_the_other_side(listener: Listener) -> N
     hang_up(dialed)
 
 
-def test_message_of_the_buffers_size_never_waits(listener: Listener) -> None:
+def test_message_that_fits_into_the_buffer_never_waits(listener: Listener) -> None:
     """This is true for many small messages, and for one message of the same total size."""
     for size in (1, 1000, sockets.buffer_bytes(listener.greet()[0]) - 2048):
         dialed, accepted = listener.greet()

@@ -163,7 +163,7 @@ def test_call_that_makes_progress_has_no_limit(
     assert reply.value[0] == "after ten minutes"
     assert transport.clock() >= BEGIN_S + 600.0
     assert shards.faults.num_restarts == 0
-    assert len(shard.channel.asked) <= 13, "asking a process on another node takes a call"
+    assert len(shard.channel.asked) <= 13, "`silent_s` of another node is an actor call"
 
 
 def test_call_without_progress_ends_at_its_limit(transport: Stepping, make: Any) -> None:
@@ -209,11 +209,11 @@ def test_tightened_deadline_holds_in_spite_of_progress(
         assert reply.failure is None
         return
     assert reply.failure.kind == "hang"
-    assert "no answer for 32.0 s, and other processes stopped waiting" in reply.failure.message
+    assert "no answer for 32.0 s, and the processes that waited" in reply.failure.message
     assert transport.clock() == BEGIN_S + 32.0
 
 
-def test_process_that_cannot_be_asked_has_the_limit_for_its_whole_call(
+def test_unknown_progress_makes_the_limit_apply_to_the_whole_call(
     transport: Stepping, make: Any
 ) -> None:
     shards, calls = make()
@@ -239,7 +239,9 @@ def test_only_the_process_without_progress_is_replaced(transport: Stepping, make
     assert shards.faults.counts == {**dict.fromkeys(shards.faults.counts, 0), "hang": 1}
 
 
-def test_limit_of_a_call_begins_with_the_answer_before_it(transport: Stepping, make: Any) -> None:
+def test_limit_of_a_call_begins_with_the_answer_to_the_previous_call(
+    transport: Stepping, make: Any
+) -> None:
     shards, calls = make(per_worker=2)
     (shard,) = shards.remote
     shard.channel.step_s, shard.channel.lives_s = 50.0, 100.0
@@ -254,7 +256,9 @@ def test_limit_of_a_call_begins_with_the_answer_before_it(transport: Stepping, m
     assert transport.clock() == answered_s + 60.0
 
 
-def test_limit_of_one_call_is_without_progress_too(transport: Stepping, make: Any) -> None:
+def test_own_limit_of_a_call_also_begins_with_the_last_progress(
+    transport: Stepping, make: Any
+) -> None:
     shards, calls = make()
     (shard,) = shards.remote
     shard.channel.step_s, shard.channel.lives_s = 9.0, 27.0
@@ -279,13 +283,13 @@ def test_answer_that_nobody_has_read_is_no_hang(transport: Stepping, make: Any) 
 def test_answer_that_is_on_its_way_is_no_hang(
     transport: Stepping, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer exists on another node, and has not been fetched."""
+    """The answer exists on another node, and the driver has not fetched the answer yet."""
     shards, calls = make()
     transport.ends_s = {"shard 1": 90.0}
     calls.send(shards.remote[0], count, "fetched")
     monkeypatch.setattr(SimulatedTicket, "ended", lambda ticket: True)
     assert calls.next().value[0] == "fetched"
-    assert transport.clock() == BEGIN_S + 90.0, "looked again every second"
+    assert transport.clock() == BEGIN_S + 90.0, "the supervisor checks again every second"
 
 
 def test_wait_for_processes_that_make_progress_is_progress(
@@ -343,7 +347,7 @@ def test_failure_of_a_process_that_gave_no_answer(
     assert shard.removed
 
 
-def test_message_that_cannot_be_sent_is_the_functions_error(make: Any) -> None:
+def test_value_that_cannot_be_pickled_is_an_error_of_the_function(make: Any) -> None:
     shards, calls = make()
     (shard,) = shards.remote
     calls.send(shard, count)
@@ -354,7 +358,7 @@ def test_message_that_cannot_be_sent_is_the_functions_error(make: Any) -> None:
     assert calls.idle
 
 
-def test_value_is_checked_for_its_owner(make: Any, transport: Stepping) -> None:
+def test_value_that_the_owner_refuses_is_a_failure(make: Any, transport: Stepping) -> None:
     def check(value: Any) -> None:
         if len(value) != 3:
             raise TypeError(f"three rows were expected; got {len(value)}")

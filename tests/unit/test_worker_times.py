@@ -32,14 +32,14 @@ def spend(clock: VirtualClock, timer: PhaseTimer, *durations_s: float) -> None:
 def started(
     clock: VirtualClock, *phases: str, worker_phases: tuple[str, ...] = ()
 ) -> OptimizerStats:
-    """Statistics after the first answer of a worker."""
+    """Returns the statistics after the first answer of a worker."""
     stats = OptimizerStats(phases, worker_phases, clock=clock)
     stats.worker_times.add(1, {})
     return stats
 
 
 def answered(seconds: dict[str, float], env_steps: int = 0) -> Record:
-    """What the reply to a call brings."""
+    """Returns the record of a call."""
     record = Record()
     record.seconds, record.env_steps = seconds, env_steps
     return record
@@ -53,7 +53,7 @@ def test_startup_is_a_phase_of_its_own(clock: VirtualClock) -> None:
     spend(clock, stats.timers["wait"], 6.0)  # processes start
     spend(clock, stats.timers["apply"], 1.0)
     with stats.timers["wait"]:
-        clock.now_s += 3.0  # the first worker is up after 1 s of it, and samples for 2 s
+        clock.now_s += 3.0  # the first worker is up after 1 s, and then samples for 2 s
         stats.worker_times.add(1, {"sample": 1.5, "gradient": 0.5}, env_steps=20)
         stats.worker_times.add(2, {"sample": 3.0}, env_steps=20)
         clock.now_s += 1.0
@@ -80,7 +80,7 @@ def test_startup_ends_within_the_phase_that_has_just_ended(clock: VirtualClock) 
     assert share == pytest.approx(expected)
 
 
-def test_rates_leave_start_up_out(clock: VirtualClock) -> None:
+def test_rates_exclude_start_up(clock: VirtualClock) -> None:
     stats = OptimizerStats(("sample",), clock=clock)
     spend(clock, stats.timers["sample"], 10.0)
     stats.add_record(1, answered({"sample": 2.0}, env_steps=100), in_driver=False)
@@ -99,7 +99,7 @@ def test_all_time_is_start_up_before_the_first_answer(clock: VirtualClock) -> No
         expected = {"startup": 1.0, "wait": 0.0, "report": 0.0, **NONE, "other": 0.0}
         assert share == pytest.approx(expected, abs=1e-6)
         clock.now_s += 1.0
-    stats.worker_times.add(1, {"sample": 30.0})  # begun before the last report
+    stats.worker_times.add(1, {"sample": 30.0})  # this call began before the last report
     spend(clock, stats.timers["wait"], 1.0)
     report = stats.report()
     assert report["driver"]["share"]["startup"] == 0.0
@@ -107,7 +107,9 @@ def test_all_time_is_start_up_before_the_first_answer(clock: VirtualClock) -> No
 
 
 @pytest.mark.parametrize("count", ["add_record", "add_training"])
-def test_counts_end_start_up_without_workers_times(clock: VirtualClock, count: str) -> None:
+def test_first_counts_end_start_up_if_workers_report_no_times(
+    clock: VirtualClock, count: str
+) -> None:
     stats = OptimizerStats(clock=clock)
     clock.now_s += 3.0
     if count == "add_record":
@@ -118,7 +120,7 @@ def test_counts_end_start_up_without_workers_times(clock: VirtualClock, count: s
     assert stats.report()["driver"]["share"]["startup"] == pytest.approx(0.75)
 
 
-def test_restored_run_goes_on_counting_its_seconds(clock: VirtualClock) -> None:
+def test_restored_run_continues_to_count_its_seconds(clock: VirtualClock) -> None:
     first = OptimizerStats(clock=clock)
     clock.now_s += 3.0
     first.worker_times.add(1, {})
@@ -143,7 +145,7 @@ def test_driver_shares_are_of_wall_time_and_sum_to_one(clock: VirtualClock) -> N
     stats = started(clock, "wait", "apply", worker_phases=("skew",))
     spend(clock, stats.timers["wait"], 1.0, 2.0)
     spend(clock, stats.timers["apply"], 5.0)
-    stats.timers["skew"].push(100.0)  # not the driver's own time
+    stats.timers["skew"].push(100.0)  # a phase of workers, which takes no time of the driver
     clock.now_s += 2.0
     share = stats.report()["driver"]["share"]
     expected = {"startup": 0.0, "wait": 0.3, "apply": 0.5, "report": 0.0, **NONE, "other": 0.2}
@@ -209,7 +211,7 @@ def test_percentiles_keep_a_bounded_number_of_timings() -> None:
 
 
 def rounds(clock: VirtualClock, times: WorkerTimes, seconds: dict[int, float], count: int) -> None:
-    """Synchronous rounds: every worker answers when the slowest has sampled."""
+    """Simulates synchronous rounds: every worker answers when the slowest worker has sampled."""
     for _ in range(count):
         clock.now_s += max(seconds.values())
         for index, duration_s in seconds.items():
@@ -339,7 +341,7 @@ def test_percentiles_equal_those_of_numpy() -> None:
 # ---- evaluation -------------------------------------------------------------------------------
 
 
-def test_evaluation_is_no_training_time(clock: VirtualClock) -> None:
+def test_evaluation_is_not_training_time(clock: VirtualClock) -> None:
     stats = started(clock, "sample")
     with stats.timers["sample"]:
         clock.advance(2.0)
