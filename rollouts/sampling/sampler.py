@@ -29,7 +29,12 @@ from polopt.rollouts.sampling.episode_counter import EpisodeCounter
 from polopt.rollouts.sampling.episode_steps import EpisodeSteps
 from polopt.rollouts.sampling.fragment_columns import FragmentColumns
 from polopt.rollouts.sampling.sample_request import ActionChooser, Exploration, action_chooser
-from polopt.rollouts.sampling.sampler_faults import SamplerFaults, has_sub_envs, seed_argument
+from polopt.rollouts.sampling.sampler_faults import (
+    SamplerFaults,
+    checks_each_env,
+    has_sub_envs,
+    seed_argument,
+)
 from polopt.rollouts.sampling.seeds import Seeds
 
 
@@ -123,7 +128,7 @@ class VectorSampler:
         self._resets_next = np.zeros(self.env.num_envs, dtype=bool)
         self._memory = self._no_memory()
         integers = range_check(self.env.single_observation_space) is not None
-        self._checks_each_step = integers and not has_sub_envs(self.env)
+        self._checks_each_step = integers and not checks_each_env(self.env)
         self._episodes = EpisodeCounter(self.env.num_envs)
         self._returns = DiscountedReturns(self.env.num_envs)
         self._leave_gap()

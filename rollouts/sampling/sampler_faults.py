@@ -20,7 +20,7 @@ from polopt.rollouts.envs.env_errors import (
     other_thread,
     traceback_of,
 )
-from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY, EnvFault
+from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY, EnvFault, FaultTolerantEnv
 from polopt.rollouts.sampling.seeds import Seeds
 
 _Vector = VectorEnv[Any, Any, Any]
@@ -127,14 +127,13 @@ class SamplerFaults:
             return env, obs, {**infos, FAULT_KEY: array}
 
     def check(self, env: _Vector, obs: Any) -> None:
-        """Checks a batch of observations from an environment's own vector implementation. For a
-        `SyncVectorEnv` or `AsyncVectorEnv`, this method does nothing, because `FaultTolerantEnv`
-        checks each observation.
+        """Checks a batch of observations from a user's vector. If polopt made the vector, this
+        method does nothing, because `FaultTolerantEnv` checks each observation.
 
         Raises:
             EnvironmentAPIError: if the batch does not match the observation space.
         """
-        if has_sub_envs(env):
+        if checks_each_env(env):
             return
         try:
             check_observation(obs, env.observation_space, "a vector environment")
@@ -144,8 +143,7 @@ class SamplerFaults:
             ) from None
 
     def check_masks(self, env: _Vector, obs: Any, needed: np.ndarray | bool = True) -> None:
-        """Checks the action masks in a batch of observations from an environment's own vector
-        implementation.
+        """Checks the action masks in a batch of observations from a user's vector. See `check`.
 
         Args:
             env: the vector environment. See `check`.
@@ -156,7 +154,7 @@ class SamplerFaults:
             ValueError: if a mask is wrong. The caller handles this error as a fault of the
                 environment.
         """
-        if self.mask is not None and not has_sub_envs(env):
+        if self.mask is not None and not checks_each_env(env):
             self.mask.check(np.asarray(obs[MASK_KEY]), needed)
 
     def _count(self, error: Exception, env: _Vector, step: int) -> str:
@@ -176,6 +174,14 @@ class SamplerFaults:
         root = np.random.SeedSequence(seeds.envs[0], spawn_key=(self._rebuilt,))
         new = (root.generate_state(env.num_envs) >> 1).tolist()
         return seed_argument(env, new)
+
+
+def checks_each_env(env: _Vector) -> bool:
+    """Returns whether polopt made the vector, so that each environment is a `FaultTolerantEnv`. A
+    user's callable may return a `SyncVectorEnv` or `AsyncVectorEnv` of unchecked environments."""
+    base = env.unwrapped
+    makers = base.env_fns if isinstance(base, SyncVectorEnv | AsyncVectorEnv) else []
+    return any(getattr(make, "func", None) is FaultTolerantEnv for make in makers)
 
 
 def has_sub_envs(env: _Vector) -> bool:

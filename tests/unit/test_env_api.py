@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from test_env_faults import sample_often, worker
 from toy_envs import AUTORESET, Clock, Drift
 
@@ -97,6 +98,17 @@ def test_integer_outside_of_an_own_vectors_space(value: int) -> None:
 
     with pytest.raises(EnvironmentAPIError, match=r"'vector' .*MultiDiscrete\(\[5 5\]\); got arr"):
         worker(vector).sample()
+
+
+@pytest.mark.parametrize("vector_class", [SyncVectorEnv, AsyncVectorEnv])
+def test_integer_outside_the_space_in_gymnasiums_vector_of_a_callable(vector_class: Any) -> None:
+    """polopt did not make this vector, so no `FaultTolerantEnv` checks its environments."""
+
+    def vector() -> Any:
+        return vector_class([lambda: CountedClock(FIVE, lambda t: t)] * 2)
+
+    with pytest.raises(EnvironmentAPIError, match=r"'vector' .*MultiDiscrete\(\[5 5\]\); got arr"):
+        sample_often(worker(vector))
 
 
 @every_mode
