@@ -1,6 +1,8 @@
 """Histograms of policy lag, and of the age and priority lag of replayed rows.
 
-The policy lag of a batch or gradient is the number of updates since its weights were current.
+The policy lag of a batch or gradient is the number of updates since its weights were current. The
+priority lag of a replayed row is the number of updates between the computation of the row's
+priority and the use of the row.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ class LagHistogram:
         self._max = 0
 
     def add(self, lag: int, weight: int = 1) -> None:
-        """Counts a gradient, or `weight` columns of a batch, with this lag.
+        """Counts a gradient with this lag, or the data of `weight` environments in a batch.
 
         Raises:
             ValueError: if `lag` is negative, which is a bug in the caller.
@@ -71,7 +73,7 @@ class LagMeter:
             version: version of the weights that produced the batch or gradient.
             now: version of the learner's weights.
             clock: the versions at which the learner finished its rollouts.
-            weight: number of columns of a batch that have this lag.
+            weight: number of environments in the batch whose data have this lag.
         """
         self.in_updates.add(now - version, weight)
         self.in_rollouts.add(clock.since(version), weight)
@@ -80,8 +82,9 @@ class LagMeter:
 class AgeHistogram:
     """Distribution of the ages of rows that were drawn from a replay buffer since the last report.
 
-    The age of a row is the number of rows that were sampled after this row and before its draw. The
-    bins divide the capacity of the buffer into equal parts. The last bin also counts older rows.
+    The age of a row is the number of rows that arrived in the buffer after this row and before the
+    row was drawn. The bins divide the capacity of the buffer into equal parts. The last bin also
+    counts older rows.
 
     Args:
         capacity: capacity of the buffer in rows.

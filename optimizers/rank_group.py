@@ -51,14 +51,15 @@ def take_policy_state(worker: RolloutWorker, state: dict[str, Any]) -> None:
 
 
 def checksum(worker: RolloutWorker) -> str:
-    """Returns the SHA-256 of the bytes of the rank's weights and moments."""
+    """Returns the SHA-256 of the bytes of the rank's weights, and of the moments of its
+    normaliser."""
     numbers = numbers_of(worker.policy.get_weights())
     return hashlib.sha256(b"".join(part.tobytes() for part in numbers)).hexdigest()
 
 
 def numbers_of(weights: Weights) -> list[np.ndarray]:
-    """Returns the arrays that must be equal in all ranks: the weights, and the moments if the
-    policy has moments."""
+    """Returns the arrays that must be equal in all ranks: the weights, and the moments of the
+    normaliser if the policy has one."""
     moments = weights.moments
     if moments is None:
         return [weights.flat]
@@ -117,7 +118,8 @@ class RankGroup:
         backend: the backend of the last group: `socket`, `gloo` or `nccl`.
         ranks: the workers of the group. Empty before the first `ensure`.
         broken: True if a new group must be formed, for example because a rank has failed.
-        version: the newest version of the weights that a rank has reported.
+        version: the version of the ranks' weights after the last round. After a restore, the
+            restored version.
     """
 
     def __init__(self, workers: WorkerSet, backend: str, timeout_s: float) -> None:
@@ -189,8 +191,8 @@ class RankGroup:
 
     def _agree(self, workers: list[WorkerHandle]) -> str | None:
         """Gives all workers the same policy. This is the driver's policy for the first group and
-        after a restore. Later it is the policy of the rank with the most updates, because ranks of
-        a broken group may differ by one update.
+        after a restore. Later it is usually the policy of the rank with the most updates, because
+        ranks of a broken group may differ by one update. `_leader` describes the exception.
 
         Returns:
             None, or the message of a failure.

@@ -278,14 +278,14 @@ class SocketChannel(Channel):
 class SocketTransport(Transport):
     """A transport that sends calls over sockets to processes on this node, and other calls through
     Ray. `wait` waits for answers over sockets and through Ray at the same time. Only one thread may
-    use the transport.
+    use the transport, but any thread may call `kill` and the channels' `stop_early`.
 
     Args:
         through_ray: the transport that starts the processes, and carries calls through Ray.
         timeout_s: the longest time that one side waits for the other side to send or receive the
             rest of a message, in seconds.
-        required: if True, a process that cannot connect raises `TransportError`. If False, its
-            calls go through Ray.
+        required: if True, the driver raises `TransportError` for a process that cannot connect. If
+            False, the calls of this process go through Ray.
 
     Attributes:
         num_calls: number of calls that were sent over sockets so far.
