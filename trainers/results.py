@@ -20,7 +20,7 @@ _COUNTS = (
     "env_runners/num_env_steps_sampled",
     "env_runners/num_env_steps_sampled_lifetime",
 )
-#: Blocks whose keys depend on the config.
+#: Blocks of a result whose keys depend on the config.
 _OPEN_BLOCKS = (
     "optimizer/",
     "timers/",
@@ -115,8 +115,8 @@ def result_keys() -> list[str]:
 
 
 def check_stop_key(path: str) -> None:
-    """Checks that results can contain a stop key. The keys of the optimizer and the policy are not
-    known before the first result, so this function accepts all paths in their blocks.
+    """Checks that results can contain a stop key. The keys in the blocks `_OPEN_BLOCKS` are not
+    known before the first result, so this function accepts all paths in these blocks.
 
     Raises:
         ConfigError: results never contain the key. The message has the new name of a renamed key,

@@ -101,7 +101,7 @@ class RunRecord:
 
 def digest_of(policy: Policy) -> str:
     """Returns the SHA-256 of the policy's weights as hexadecimal text. If the policy normalises
-    observations, the hash also covers the running moments."""
+    observations, the hash also covers the running mean and variance of the observations."""
     weights = policy.get_weights()
     digest = hashlib.sha256(weights.flat.tobytes())
     if (moments := weights.moments) is not None:
@@ -111,8 +111,8 @@ def digest_of(policy: Policy) -> str:
 
 
 def header_of(config: Mapping[str, Any], trainer: str) -> dict[str, Any]:
-    """Returns the first line of the file: the config of the run, and the software and processor
-    with which the run was made."""
+    """Returns the content of the record's first line: the config of the run, and the software and
+    processor with which the run was made."""
     encoded, unsaved = encode_config(config)
     for key in list(encoded):
         try:

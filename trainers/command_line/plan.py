@@ -104,7 +104,7 @@ def plan(
             if no cluster answers at RAY_ADDRESS.
         CheckpointError: `restore` is not a complete checkpoint, or does not fit. It does not fit if
             the network, the torch optimizer, the normalisation or the wrappers of the environments
-            are different.
+            in the checkpoint are different from those of the config.
     """
     if example_or_config is None:
         if restore is None:
@@ -195,7 +195,8 @@ def plan_of(
     for key in example.stop:
         check_stop_key(key)
     experiments: list[Experiment] = []
-    seen: list[dict[str, Any]] = []  # options that decide the environments and policies of trials
+    # For each checked trial, the options that affect its environments and its policy.
+    seen: list[dict[str, Any]] = []
     if restore is not None:
         restore, state = read_or_fall_back(find_checkpoint(restore))
     for searched, options in configs_to_check(config):
@@ -218,8 +219,9 @@ def plan_of(
 
 
 def _without_rates(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options without numbers such as learning rates and discounts. These numbers do
-    not affect how environments and networks are made, or whether a checkpoint fits."""
+    """Returns the options without those whose values are floats, such as learning rates and
+    discounts. These numbers do not affect how environments and networks are made, or whether a
+    checkpoint fits."""
     own = {key: _without_rates(options[key]) for key in ("optimizer", "policy") if key in options}
     return {key: v for key, v in options.items() if not isinstance(v, float)} | own
 

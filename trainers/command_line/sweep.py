@@ -120,8 +120,8 @@ def _called(name: str, text: str, key: str) -> Any:
 
 
 def with_seeds(config: Mapping[str, Any], seeds: int | None) -> dict[str, Any]:
-    """Returns a config whose trials are trained with several consecutive seeds. The first seed is
-    the option `seed`, or 0 without this option.
+    """Returns a config whose trials are trained with `seeds` consecutive seeds. The first seed is
+    the option `seed`, or 0 without this option. If `seeds` is None, returns a copy of `config`.
 
     Raises:
         ConfigError: `seed` is a grid or a distribution.

@@ -57,8 +57,8 @@ def run(
     checkpoint_every: int = 20,
     verbose: bool = False,
 ) -> str:
-    """Trains until a result reaches a limit, a signal arrives, or an error occurs. Then prints the
-    results and checkpoints. If this function started Ray, it also ends Ray.
+    """Trains until a result reaches a limit, the trial ends itself, a signal arrives, or an error
+    occurs. Then prints the results and checkpoints. If this function started Ray, it also ends Ray.
 
     Args:
         planned: the experiment.
@@ -301,9 +301,10 @@ def _mean(trials: Sequence[SweepTrial]) -> float:
 
 
 def _next_step(checkpoint: Path, experiment: Experiment) -> str:
-    """Returns a command that evaluates a checkpoint if it is run in the current directory. The
-    command has options for all values that the checkpoint cannot contain. If no command can
-    evaluate the checkpoint, returns a sentence that says why."""
+    """Returns a command that evaluates a checkpoint. The user has to run the command in the current
+    directory. If the checkpoint cannot contain the environment, the network or values of
+    `env_config`, the command has arguments for them. If no command can evaluate the checkpoint,
+    returns a sentence that says why."""
     command = [*program(), "evaluate", str(checkpoint)]
     network = getattr(getattr(experiment.policy, "model", None), "custom", None)
     env = experiment.trainer.evaluation_config.env or experiment.rollout.env
@@ -333,8 +334,9 @@ def start_ray(planned: Plan, verbose: bool = False) -> None:
     """Connects to the cluster at `RAY_ADDRESS`. If this variable is not set, starts a new Ray on
     this machine.
 
-    A new Ray gets at least as many logical CPUs as the trial reserves. On a small machine, several
-    processes then share a CPU. Otherwise, some processes would wait forever for a CPU.
+    A new Ray gets at least as many logical CPUs as one trial reserves. In a sweep, this is the
+    trial that reserves most. On a small machine, several processes then share a CPU. Otherwise,
+    some processes would wait forever for a CPU.
     """
     options: dict[str, Any] = {
         "address": ray_address(),
