@@ -89,8 +89,8 @@ class TrainerConfig(Config):
 
     Attributes:
         min_sample_timesteps_per_iteration: the minimum number of environment steps in one training
-            iteration. An iteration runs optimizer steps until it has this number of environment
-            steps, because a single optimizer step can take only a few milliseconds, which is less
+            iteration. Optimizer steps are repeated until the iteration has this number of
+            environment steps. A single optimizer step can take a few milliseconds, which is less
             than Tune needs to handle one result.
         min_time_s_per_iteration: the minimum duration of one training iteration, in seconds. With a
             value above 0, the number of environment steps in an iteration depends on the speed of
@@ -99,8 +99,8 @@ class TrainerConfig(Config):
             checkpoint, as if the run had been restored from this checkpoint. `polopt rerun` can
             then begin at any checkpoint. This option requires `record_arrivals`.
         num_cpus_for_driver: the number of Ray CPUs that the driver reserves.
-        num_gpus: the number of Ray GPUs that the driver reserves. With a value above 0, the policy
-            learns on CUDA.
+        num_gpus: the number of Ray GPUs that the driver reserves. With a value above 0, the
+            driver's policy is on CUDA.
         evaluation_interval: the number of training iterations between two evaluations of the
             policy. `None` means that the policy is not evaluated. RLlib: `evaluation_interval`.
         evaluation_duration: the number of whole episodes in one evaluation. These episodes are
@@ -281,7 +281,7 @@ class Experiment:
         return places + self.trainer.evaluation_num_workers
 
     def learner_device(self) -> str:
-        """Returns the device on which the driver learns.
+        """Returns the torch device of the driver's policy.
 
         Raises:
             ConfigError: `num_gpus` is above 0, and torch finds no GPU.

@@ -535,6 +535,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             CheckpointError: the checkpoint cannot be written or copied. The message names the
                 directory and the reason.
             RuntimeError: the trainer has been stopped.
+            WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError: a pending call
+                has failed. See `polopt.Calls`.
         """
         self._check_runs("save")
         if self._storage_of_trial is None:

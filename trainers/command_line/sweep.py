@@ -70,7 +70,7 @@ def with_searches(value: Any, key: str = "") -> Any:
         key: key of the value, for error messages. It is empty for a whole config.
 
     Raises:
-        ConfigError: such a string or a grid is not valid.
+        ConfigError: such a string or a grid is not valid, or Tune would execute a value as code.
     """
     if is_grid(value):
         values = value["grid_search"]

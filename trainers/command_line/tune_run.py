@@ -40,7 +40,7 @@ from polopt.trainers.saved_config import argument_for, encode_config, unsaved_in
 from polopt.trainers.saved_trainer import BEST, find_checkpoint
 from polopt.trainers.stop_when import StopWhen
 
-#: Number of checkpoints that a run keeps. Older checkpoints are deleted.
+#: Number of checkpoints that each trial keeps. Older checkpoints are deleted.
 _KEPT = 3
 #: The reason that is shown if neither a limit nor a signal ended the run.
 _ENDED_ITSELF = "the trial ended itself: its last result has done=True, which a callback may set"
@@ -185,8 +185,8 @@ def _signal_name(signals: StopSignals) -> str:
 
 
 class _TrialFailure(tune.Callback):
-    """Keeps the error of a failed trial. Tune itself reads this error from a file in the results,
-    which is empty if the disk is full.
+    """Keeps the error of a failed trial. Tune itself reads this error from a file in the results.
+    If the disk is full, this file is empty.
 
     Args:
         folder: directory of the results.
