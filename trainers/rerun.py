@@ -50,7 +50,7 @@ def rerun(
         until: index of the last iteration of the rerun. `None` means that the rerun ends at the end
             of the record.
         start: a checkpoint from which the recorded run was restored. The rerun begins at this
-            checkpoint. `None` means that the rerun begins with the first process of the trial.
+            checkpoint. `None` means that the rerun begins with the first file of the record.
         before: a function that is called with the index of each event before the event is repeated.
             In each file of the record, the first event has the index 0.
         changes: values of the config that the record lacks, such as a callable `env`. A module that
@@ -181,7 +181,7 @@ def _rerun_one(
     until: int | None,
     before: Callable[[int], None] | None,
 ) -> Iterator[PolicyOptimizerTrainer]:
-    """Reruns one file of the record, which one process wrote."""
+    """Reruns the events in one file of the record."""
     kind = type(str(header["trainer"]), (PolicyOptimizerTrainer,), {"recorded": recorded})
     trainer: PolicyOptimizerTrainer | None = None
     log: Rerun | None = None

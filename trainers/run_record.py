@@ -22,7 +22,8 @@ from polopt.trainers.saved_config import encode_config
 
 logger = logging.getLogger("polopt")
 
-#: Name pattern of the files of a record. Each process that trains a trial writes one file.
+#: Name pattern of the files of a record. Each process that trains a trial begins a file. With
+#: `record_restarts`, it also begins a new file after each checkpoint.
 PATTERN = f"arrivals_{'[0-9]' * 6}.jsonl.gz"
 #: Packages whose version may change the numbers that a run computes.
 _PACKAGES = (

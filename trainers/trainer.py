@@ -535,8 +535,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             CheckpointError: the checkpoint cannot be written or copied. The message names the
                 directory and the reason.
             RuntimeError: the trainer has been stopped.
-            WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError: a pending call
-                has failed. See `polopt.Calls`.
+            CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError: a
+                pending call has failed. See `polopt.Calls`.
         """
         self._check_runs("save")
         if self._storage_of_trial is None:
@@ -631,8 +631,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
                 version or program. Also raised if the checkpoint is incomplete or damaged, and no
                 older checkpoint can be read.
             RuntimeError: the trainer has been stopped.
-            WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError: a call that
-                began before the restore has failed. See `polopt.Calls`.
+            CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError: a
+                call that began before the restore has failed. See `polopt.Calls`.
         """
         self._check_runs("restore")
         found, state = read_or_fall_back(checkpoint)
@@ -743,8 +743,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             CheckpointError: the checkpoint cannot be restored (see `load_checkpoint`), or the
                 directory contains a pickle file, which Tune would load.
             RuntimeError: the trainer has been stopped.
-            WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError: see
-                `load_checkpoint`.
+            CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError:
+                see `load_checkpoint`.
         """
         check_directory(checkpoint_path)
         if isinstance(checkpoint_path, SavedCheckpoint):

@@ -116,7 +116,8 @@ def run(
                 param_space=planned.config,
                 tune_config=tune.TuneConfig(
                     num_samples=planned.example.num_samples,
-                    # Values of distributions are drawn once for all seeds and points of a grid.
+                    # For each of the `num_samples` samples, values of distributions are drawn once.
+                    # All seeds and all points of a grid use these values.
                     search_alg=BasicVariantGenerator(constant_grid_search=True),
                     trial_dirname_creator=lambda trial: f"{trial.trainable_name}_{trial.trial_id}",
                 ),
