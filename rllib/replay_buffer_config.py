@@ -69,7 +69,7 @@ def of_replay_buffer(config: Any, where: str, is_apex: bool = False) -> dict[str
     """Converts a `replay_buffer_config` to options of polopt.
 
     The key `type` decides whether transitions are drawn in proportion to their priorities. Without
-    `type`, this is the case if the dict has an option of priorities, such as `alpha`. RLlib does
+    `type`, priorities are used if the dict has an option of priorities, such as `alpha`. RLlib does
     not change `beta` during training. Therefore, `final_prioritized_replay_beta` gets the value of
     `beta`.
 

@@ -326,6 +326,10 @@ class Evaluation:
 
         Returns:
             True if the evaluation has ended, and False if it was dropped.
+
+        Raises:
+            CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError:
+                see `Calls`.
         """
         with kept_global_generators():
             while not stopped():
@@ -344,7 +348,8 @@ class Evaluation:
         wait. Replaces workers that have died or hang.
 
         Raises:
-            WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError: see `Calls`.
+            CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError:
+                see `Calls`.
         """
         if self._running is None:
             return False

@@ -193,8 +193,8 @@ def restore_state(
 ) -> str:
     """Restores a policy whose network is the same as in the checkpoint.
 
-    Warns if the policy has other values of `normalize_actions` or `clip_actions` than the
-    checkpoint. The policy then uses the values in the checkpoint.
+    Warns if the actions are in a Box, and the policy has other values of `normalize_actions` or
+    `clip_actions` than the checkpoint. The policy then uses the values in the checkpoint.
 
     Args:
         state: the state of the checkpoint, from `read_trainer_state`.

@@ -81,7 +81,7 @@ _MOST_EARLIER_RUNS = 100
 
 def _checked(request: Callable[..., tune.PlacementGroupFactory]) -> Any:
     """Wraps `default_resource_request`. The wrapper first checks the config. If this process is
-    connected to Ray, it warns if Ray has fewer resources than the config requests."""
+    connected to Ray, the wrapper warns if Ray has fewer resources than the config requests."""
 
     def checked(cls: type[PolicyOptimizerTrainer], config: dict[str, Any]) -> Any:
         Experiment.parse(config, cls.preset)
@@ -105,8 +105,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             },
         ).fit()
 
-    The trainer also works without Tune. It starts Ray only if the run needs further processes. The
-    following run does not need any, because `num_workers` is 0:
+    The trainer also works without Tune. It starts Ray only if the run needs processes besides the
+    driver. The following run needs only the driver, because `num_workers` is 0:
 
         trainer = PolicyOptimizerTrainer(env="CartPole-v1", policy="ppo", num_workers=0)
         result = trainer.train()

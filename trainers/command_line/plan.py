@@ -219,9 +219,9 @@ def plan_of(
 
 
 def _without_rates(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options without those whose values are floats, such as learning rates and
-    discounts. These numbers do not affect how environments and networks are made, or whether a
-    checkpoint fits."""
+    """Returns the options whose values are not floats. Floats, such as learning rates and
+    discounts, do not affect how environments and networks are made, or whether a checkpoint
+    fits."""
     own = {key: _without_rates(options[key]) for key in ("optimizer", "policy") if key in options}
     return {key: v for key, v in options.items() if not isinstance(v, float)} | own
 

@@ -277,7 +277,8 @@ class Progress(tune.Callback):
             self.say(self.stopping)
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Shows that a trial is training. Tune calls this method when the workers have started."""
+        """Shows that a trial is training. Tune calls this method when the trainer has been made.
+        Workers may still be starting."""
         started = f" (started in {self._elapsed()})" if self._is_starting else ""
         self._is_starting = False
         if self._is_sweep:
