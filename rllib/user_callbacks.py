@@ -53,9 +53,9 @@ class RLlibCallback:
                 metrics_logger.log_value("my_length", len(episode))
 
     Workers call `on_episode_step`, `on_episode_end` and `on_sample_end`. The driver calls
-    `on_train_result`. polopt passes all arguments by name, and a method gets only the arguments
-    that it declares. If a class overrides another method of RLlib, an error says what to use
-    instead.
+    `on_train_result`. polopt passes all arguments by name. A method without `**arguments` gets only
+    the arguments that it declares. If a class overrides another method of RLlib, an error says what
+    to use instead.
     """
 
     def on_episode_step(self, **arguments: Any) -> None:

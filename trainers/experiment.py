@@ -229,8 +229,8 @@ class Experiment:
         return experiment
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns a flat config dict that `parse` accepts. The dict holds the name of the network
-        class instead of the class."""
+        """Returns a flat config dict that `parse` accepts. For a custom network, the dict holds the
+        name of the network's class instead of the class."""
         env = self.rollout.env
         if isinstance(env, EnvSpec) and env == gymnasium.registry.get(env.id):
             env = env.id

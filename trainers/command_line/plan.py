@@ -50,8 +50,8 @@ class Plan:
             file.
         example: the example from the file, with the changes to `run` and `stop`.
         preset: the class to train.
-        config: the config with the changes, under canonical keys. In a sweep, the config contains
-            the grids and distributions.
+        config: the config with the changes. Its keys are the keys of polopt, and not their aliases.
+            In a sweep, the config contains the grids and distributions.
         experiments: the parsed configs of the trials that were checked. A sweep has several trials.
         restore: the complete checkpoint from which training starts. `None` means that training
             starts from scratch.
@@ -250,7 +250,8 @@ def _misfit(state: Mapping[str, Any], config: WorkerConfig) -> str:
         int(optimizer["restore_count"])
         saved = optimizer.get("workers", {}).values()
         statistics = [one["statistics"] for one in saved if one.get("statistics")]
-        # With "async", environments run in separate processes, and statistics are not restored.
+        # With `vectorization_mode="async"`, environments run in separate processes, and their
+        # statistics are not restored.
         if statistics and config.rollout.vectorization_mode != "async":
             env = make_vector_env(config.env, config.rollout)
             try:
