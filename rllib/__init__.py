@@ -1,4 +1,5 @@
-"""Runs scripts that were written for RLlib with the presets of polopt. Only one import changes.
+"""Lets scripts that were written for RLlib use the presets of polopt. In such a script, only the
+import of the config class changes.
 
     from polopt.rllib import PPOConfig  # was: from ray.rllib.algorithms.ppo import PPOConfig
 

@@ -40,20 +40,21 @@ class AlgorithmConfig:
     accepts every option, because options have moved from one method to another between releases of
     RLlib.
 
-    If polopt does not have an option of RLlib, the method raises a ConfigError that says what to
-    use instead. If the option does not affect learning, the method only logs a warning. If neither
+    If polopt does not have an option of RLlib, the method accepts the values for which polopt
+    behaves like RLlib. For other values, the method raises a ConfigError that says what to use
+    instead. If the option does not affect learning, the method only logs a warning. If neither
     RLlib nor polopt has the option, the method raises a TypeError, as in RLlib.
 
     Class attributes:
         preset_name: name of the preset in polopt.
-        algorithm_name: name of the algorithm in RLlib. `tune.Tuner` finds the preset under this
+        algorithm_name: name of the algorithm in RLlib. `tune.Tuner` finds `algo_class` under this
             name.
 
     Args:
         algo_class: ignored. RLlib's constructor has this argument.
 
     Raises:
-        ConfigError: polopt does not have this preset.
+        ConfigError: polopt has no preset with the name `preset_name`.
     """
 
     preset_name: ClassVar[str] = ""
@@ -82,7 +83,9 @@ class AlgorithmConfig:
 
     @property
     def given(self) -> dict[str, Any]:
-        """A copy of the options that were given, before `to_dict` combines them."""
+        """A copy of the options that were given, before `to_dict` combines them. The copy also has
+        dict options that a user has read from this object, because the user may have changed the
+        dicts."""
         return dict(self._given)
 
     @property
@@ -150,8 +153,8 @@ class AlgorithmConfig:
         return self._set("training", options)
 
     def learners(self, **options: Any) -> Any:
-        """Sets `num_gpus_per_learner`. The number of learners is ignored, because the driver
-        learns."""
+        """Sets `num_gpus_per_learner`. The number of learners is ignored, because polopt has no
+        separate learner processes."""
         return self._set("learners", options)
 
     def resources(self, **options: Any) -> Any:
@@ -202,7 +205,8 @@ class AlgorithmConfig:
         return self._set("reporting", options)
 
     def fault_tolerance(self, recreate_failed_workers: Any = _NOT_GIVEN, **options: Any) -> Any:
-        """Sets `max_consecutive_failures`. Workers that fail are always replaced."""
+        """Sets `max_consecutive_failures`. RLlib's options that turn off the replacement of failed
+        workers are ignored."""
         if recreate_failed_workers is not _NOT_GIVEN:
             options["recreate_failed_workers"] = recreate_failed_workers
         return self._set("fault_tolerance", options)
@@ -241,7 +245,8 @@ class AlgorithmConfig:
         return self._set("python_environment", options)
 
     def experimental(self, **options: Any) -> Any:
-        """Accepts RLlib's defaults, and raises a ConfigError for other values."""
+        """Accepts RLlib's defaults. For other values, raises a ConfigError if the option affects
+        learning."""
         return self._set("experimental", options)
 
     def update_from_dict(self, config_dict: Mapping[str, Any]) -> Any:
@@ -396,8 +401,9 @@ class AlgorithmConfig:
 
 
 class _Live(dict[str, Any]):
-    """The value of a dict option of RLlib, such as `replay_buffer_config`, that was read from a
-    builder. A change to the dict also changes the builder."""
+    """A dict that a builder returns as the value of an option of RLlib such as
+    `replay_buffer_config`. Setting a key of this dict also changes the builder, and so does the
+    method `update`."""
 
     def __init__(self, values: Mapping[str, Any], config: AlgorithmConfig, name: str) -> None:
         super().__init__(values)

@@ -1,4 +1,4 @@
-"""Adds the methods of RLlib's `Algorithm`, and the old names of results, to the presets."""
+"""Adds the methods of RLlib's `Algorithm`, and RLlib's old result keys, to the presets."""
 
 from __future__ import annotations
 
@@ -86,6 +86,10 @@ class Algorithm(PolicyOptimizerTrainer):
 
         Returns:
             the action. With `state`, a tuple of the action, the next state and an empty dict.
+
+        Raises:
+            KeyError: `policy_id` names another policy.
+            ValueError: the policy has memory, and `state` is None.
         """
         policy = self.get_policy(others.get("policy_id", "default_policy"))
         if state is None:
@@ -147,7 +151,7 @@ class Algorithm(PolicyOptimizerTrainer):
 
 
 def add_old_names(result: dict[str, Any]) -> None:
-    """Adds the old keys of `OLD_RESULTS` to a result if the result has their values."""
+    """Adds each old key of `OLD_RESULTS` whose current key has a value in the result."""
     for old, path in OLD_RESULTS.items():
         value: Any = result
         for part in path.split("/"):

@@ -66,6 +66,6 @@ class ApexDQNConfig(AlgorithmConfig):
 
 
 def DefaultModelConfig(**options: Any) -> dict[str, Any]:
-    """Returns options of the network for `rl_module(model_config=...)`. In RLlib, this name is a
-    class."""
+    """Returns options of the network for `rl_module(model_config=...)`. In RLlib,
+    `DefaultModelConfig` is a class."""
     return options

@@ -44,7 +44,7 @@ def filters_of(cnn: nn.Sequential) -> list[tuple[int, int, int, int]]:
     additional row and column of zeros, which keeps the results equal.
 
     Raises:
-        ConfigError: polopt does not have such a layer.
+        ConfigError: the networks of polopt cannot have a layer like one of `cnn`.
     """
     return [
         (conv.out_channels, conv.kernel_size[0] + extra, conv.stride[0], right)

@@ -10,7 +10,7 @@ from polopt.common.config import ConfigError, nearest, shown
 
 #: RLlib's classes for epsilon-greedy exploration, and the value of `per_worker_epsilon` for each.
 _PER_WORKER = {"EpsilonGreedy": False, "PerWorkerEpsilonGreedy": True}
-#: The options of these classes, and RLlib's defaults.
+#: The options of RLlib's classes for epsilon-greedy exploration, and their defaults in RLlib.
 _NUMBERS = {
     "initial_epsilon": 1.0,
     "final_epsilon": 0.05,

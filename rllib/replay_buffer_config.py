@@ -7,9 +7,9 @@ from typing import Any
 
 from polopt.common.config import ConfigError, nearest, shown
 
-#: Classes of RLlib's buffers that draw rows in proportion to their priorities.
+#: Classes of RLlib's buffers that draw transitions in proportion to their priorities.
 _PRIORITIZED = ("PrioritizedEpisodeReplayBuffer", "PrioritizedReplayBuffer")
-#: Classes of RLlib's buffers that draw rows uniformly.
+#: Classes of RLlib's buffers that draw transitions uniformly.
 _UNIFORM = ("EpisodeReplayBuffer", "ReplayBuffer")
 #: RLlib's keys, and the options of polopt with the same meaning.
 _RENAMED = {
@@ -68,9 +68,10 @@ def as_replay_buffer(options: Mapping[str, Any]) -> dict[str, Any]:
 def of_replay_buffer(config: Any, where: str, is_apex: bool = False) -> dict[str, Any]:
     """Converts a `replay_buffer_config` to options of polopt.
 
-    The key `type` decides whether rows are drawn by priority. Without `type`, rows are drawn by
-    priority if the dict has an option of priorities. RLlib does not change `beta` during training,
-    so `final_prioritized_replay_beta` gets the same value.
+    The key `type` decides whether transitions are drawn in proportion to their priorities. Without
+    `type`, priorities are used if the dict has an option of priorities, such as `alpha`. RLlib does
+    not change `beta` during training. Therefore, `final_prioritized_replay_beta` gets the value of
+    `beta`.
 
     Args:
         config: RLlib's dict. For None, the result is empty.

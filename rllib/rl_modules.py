@@ -92,8 +92,9 @@ def policy_of(module: Any, policy: str = "ppo") -> Policy:
 def to_rl_module(policy: Policy) -> Any:
     """Returns RLlib's default `RLModule` with the network and a copy of the weights of a policy.
 
-    `module.forward_inference({"obs": obs})` returns the same `action_dist_inputs` `[B, P]` as
-    `policy.action_params(obs)`.
+    For B observations and an action distribution with P parameters,
+    `module.forward_inference({"obs": obs})` returns `action_dist_inputs` `[B, P]`. They are the
+    same as the return value of `policy.action_params(obs)`.
 
     Raises:
         ConfigError: the extra `polopt[rllib]` is not installed, or the network is not supported. A

@@ -20,7 +20,8 @@ from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 logger = logging.getLogger("polopt")
 
-#: Arguments of RLlib's methods, and other names of the same options in RLlib or polopt.
+#: Maps names of options in RLlib, for example names of arguments, to other names of the same
+#: options in RLlib or polopt.
 _SAME = {
     "_train_batch_size_per_learner": "train_batch_size",
     "callbacks_class": "callbacks",
@@ -102,7 +103,8 @@ def checked(
     """Returns a dict with the option under the key that `key_of` returns.
 
     The dict is empty if polopt always behaves as the option says. It is also empty if the option
-    does not affect learning. In the second case, a warning says what to use instead.
+    does not affect learning. In the second case, a warning says what to use instead. An option with
+    a dict as its value, such as `replay_buffer_config`, may become several options of polopt.
 
     Args:
         name: name of the option in polopt, or in any release of RLlib since 2.7.
@@ -171,14 +173,15 @@ def resolved(
 
     - `lr_schedule` and `entropy_coeff_schedule` replace `lr` and `entropy_coeff`, as on RLlib's old
       API stack.
-    - `use_kl_loss=False` becomes `kl_coeff=0`. `use_kl_loss=True` keeps `kl_coeff`, or sets
+    - `use_kl_loss=False` becomes `kl_coeff=0`. `use_kl_loss=True` keeps a given `kl_coeff`, or sets
       `kl_coeff` to RLlib's default.
+    - `observation_filter="MeanStdFilter"` becomes `normalize_observations=True`.
     - `lr=None` of SAC becomes the preset's default of `lr`. SAC uses `lr` only for learning rates
       that are not set by another option.
-    - `rollout_fragment_length="auto"` becomes the length for which one fragment of each environment
-      fills `train_batch_size`. A missing `rollout_fragment_length` becomes the same length if the
-      preset's fragments would exceed the batch. With a replay buffer, the preset's default is used
-      in both cases.
+    - If `train_batch_size` is given, `rollout_fragment_length="auto"` becomes the length for which
+      one fragment of each environment fills the batch. A missing `rollout_fragment_length` becomes
+      the same length if the preset's fragments would exceed the batch. With a replay buffer or
+      without a given `train_batch_size`, the preset's default is used in both cases.
     - In DD-PPO, `train_batch_size` is the batch of one worker. The batch consists of one fragment
       of each environment of the worker.
 
@@ -285,7 +288,7 @@ def _resolve_batch(options: dict[str, Any], known: Mapping[str, Any], where: str
     if fragment == "auto":
         fragment = options.pop("rollout_fragment_length", None)
     if "buffer_size" in known:
-        return  # `train_batch_size` is the number of rows that an update draws from the buffer
+        return  # `train_batch_size` is the number of transitions that an update draws
     batch = options.get("train_batch_size")
     if "train_batch_size" not in known and batch is not None:
         del options["train_batch_size"]

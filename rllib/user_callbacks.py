@@ -53,9 +53,9 @@ class RLlibCallback:
                 metrics_logger.log_value("my_length", len(episode))
 
     Workers call `on_episode_step`, `on_episode_end` and `on_sample_end`. The driver calls
-    `on_train_result`. polopt passes all arguments by name, and a method gets only the arguments
-    that it declares. If a class overrides another method of RLlib, an error says what to use
-    instead.
+    `on_train_result`. polopt passes all arguments by name. A method without `**arguments` gets only
+    the arguments that it declares. If a class overrides another method of RLlib, an error says what
+    to use instead.
     """
 
     def on_episode_step(self, **arguments: Any) -> None:
@@ -195,7 +195,8 @@ class MetricsLogger:
 
 
 class _Missing:
-    """Stands for an argument of RLlib that polopt does not have. Using it raises an error."""
+    """Replaces an argument of RLlib that polopt does not have. Reading an attribute of this object
+    raises an error that names the argument."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -208,8 +209,8 @@ class _Missing:
 
 
 def as_polopt_callbacks(given: Any) -> Any:
-    """Returns a subclass of `polopt.Callbacks` that calls a class of callbacks written for RLlib.
-    Returns subclasses of `polopt.Callbacks`, names and None unchanged.
+    """Returns a subclass of `polopt.Callbacks` that calls the methods of a class that was written
+    for RLlib. Returns subclasses of `polopt.Callbacks`, names and None unchanged.
 
     Raises:
         ConfigError: the value is not a class, or overrides a method that polopt does not call.
@@ -316,7 +317,8 @@ def _adapter(cls: type, methods: Mapping[str, Callable[..., Any]]) -> type[Callb
 
 def _taken(method: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments that a method declares. For a required argument that polopt does not
-    have, the value is a `_Missing`, which raises an error when the method uses the argument."""
+    have, the value is a `_Missing`. It raises an error when the method reads one of its
+    attributes."""
     parameters = inspect.signature(method).parameters.values()
     named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     taken = {

@@ -31,8 +31,8 @@ class Score(NamedTuple):
 
 
 class BestCheckpoint:
-    """Saves the trainer's state for a policy version if the evaluation of this version is better
-    than all earlier evaluations.
+    """Saves the trainer's state for a policy version if the evaluation of this version has a higher
+    mean return than all earlier evaluations.
 
     Args:
         filesystem: the file system of the run's results. It may be cloud storage.

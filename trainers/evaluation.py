@@ -1,8 +1,8 @@
 """Evaluation during training: plays whole episodes with a copy of the policy.
 
 The driver plays the episodes between two iterations, or evaluation workers play them while training
-continues. Like the file of a strategy, this file has two halves: the function `play` runs in a
-worker, and the class `Evaluation` runs in the driver.
+continues. Like the file of each policy optimizer, this file has two halves: the function `play`
+runs in a worker, and the class `Evaluation` runs in the driver.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class Part(NamedTuple):
         num_episodes: number of episodes that the worker plays.
         explore: see `EvaluationConfig`.
         seeds: seeds of the worker's environments and actions.
-        statistics: running statistics of the wrappers around the training environments.
+        statistics: running statistics of the wrappers around the training environments, with one
+            dict for each training worker.
         call_s: seconds after which a call ends, even if the part is not complete.
     """
 
@@ -81,7 +82,8 @@ def play(worker: RolloutWorker, weights: Weights | None, part: Part) -> EpisodeS
     """Runs in a worker. Begins the worker's part of an evaluation, or continues it.
 
     Returns:
-        the episodes of the part. None if the worker needs further calls to complete the part.
+        the statistics of the part's episodes. None if the worker needs further calls to complete
+        the part.
     """
     worker.set_weights(weights)
     sampler = worker.get_sampler()
@@ -194,7 +196,9 @@ def evaluation_config(config: TrainerConfig, worker_config: WorkerConfig) -> Wor
             "num_gpus_per_worker": 0.0,
         }
     )
-    # The worker in the driver's process has the index 0, and remote workers begin at 1.
+    # The `EnvContext.worker_index` of evaluation environments is larger than the index of every
+    # training environment. The local worker needs an additional 1, because its own index is 0, and
+    # the indices of remote workers begin at 1.
     offset = training.last_worker_index + (config.evaluation_num_workers == 0)
     env = worker_config.env
     if changes:
@@ -227,9 +231,10 @@ def _check_spaces(spaces: tuple[Any, Any], trained: tuple[Any, Any], env: EnvSou
 class Evaluation:
     """Plays whole episodes with copies of the policy. Only one evaluation runs at a time.
 
-    A worker that dies or hangs is replaced. The replacement plays the whole part of the lost worker
-    from the same seeds. In an evaluation, the environments, the actions and the global random
-    generators have separate seeds. Evaluation therefore does not change the results of training.
+    An evaluation worker that dies or hangs is replaced. The replacement plays the whole part of the
+    lost worker from the same seeds. Each evaluation sets seeds of its own for its environments,
+    actions and global random generators. In the driver's process, the global generators get their
+    previous states back. Evaluation therefore does not change the results of training.
 
     Args:
         config: options of the trainer. The keys `evaluation_*` are used.
@@ -268,7 +273,7 @@ class Evaluation:
         ends.
 
         Args:
-            iteration: number of the iteration, counted from 1.
+            iteration: index of the iteration. The first iteration has the index 1.
         """
         interval = self._config.evaluation_interval
         self.due |= interval is not None and iteration % interval == 0
@@ -288,7 +293,7 @@ class Evaluation:
         indices = [worker.index for worker in workers.remote] or [0]
         parts = dict(zip(indices, shares(config.evaluation_duration, len(indices)), strict=True))
         workers.local.set_weights(weights)
-        if workers.remote:  # after a restore, other weights may have this version
+        if workers.remote:  # `force`, because older weights may have the same version number
             workers.weights.take(force=True)
         timeout_s = workers.config.rollout.worker_timeout_s
         serial = next(self._serials)
@@ -321,6 +326,10 @@ class Evaluation:
 
         Returns:
             True if the evaluation has ended, and False if it was dropped.
+
+        Raises:
+            CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError:
+                see `Calls`.
         """
         with kept_global_generators():
             while not stopped():
@@ -339,7 +348,8 @@ class Evaluation:
         wait. Replaces workers that have died or hang.
 
         Raises:
-            WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError: see `Calls`.
+            CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError:
+                see `Calls`.
         """
         if self._running is None:
             return False

@@ -89,8 +89,9 @@ class TrainerConfig(Config):
 
     Attributes:
         min_sample_timesteps_per_iteration: the minimum number of environment steps in one training
-            iteration. A single optimizer step can take a few milliseconds, which is less than Tune
-            needs to handle one result. One iteration therefore consists of many optimizer steps.
+            iteration. Optimizer steps are repeated until the iteration has this number of
+            environment steps. A single optimizer step can take a few milliseconds, which is less
+            than Tune needs to handle one result.
         min_time_s_per_iteration: the minimum duration of one training iteration, in seconds. With a
             value above 0, the number of environment steps in an iteration depends on the speed of
             the machine.
@@ -98,13 +99,14 @@ class TrainerConfig(Config):
             checkpoint, as if the run had been restored from this checkpoint. `polopt rerun` can
             then begin at any checkpoint. This option requires `record_arrivals`.
         num_cpus_for_driver: the number of Ray CPUs that the driver reserves.
-        num_gpus: the number of Ray GPUs that the driver reserves. With a value above 0, the policy
-            learns on CUDA.
+        num_gpus: the number of Ray GPUs that the driver reserves. With a value above 0, the
+            driver's policy is on CUDA.
         evaluation_interval: the number of training iterations between two evaluations of the
             policy. `None` means that the policy is not evaluated. RLlib: `evaluation_interval`.
-        evaluation_duration: the number of whole episodes in one evaluation. The number of episodes
-            in each environment is fixed in advance. Otherwise, short episodes would be played more
-            often than long episodes. RLlib: `evaluation_duration`, with the unit `episodes`.
+        evaluation_duration: the number of whole episodes in one evaluation. These episodes are
+            divided among the environments in advance. If evaluation used the first episodes that
+            end, it would use too many short episodes. RLlib: `evaluation_duration`, with the unit
+            `episodes`.
         evaluation_num_workers: the number of Ray actors that play the evaluation episodes while
             training continues. Each actor reserves the resources of a rollout worker except GPUs.
             With 0, the driver plays the episodes between two iterations, and training waits.
@@ -181,8 +183,8 @@ class Experiment:
         Args:
             options: the user's flat dict. The value of `optimizer` or `policy` is a registered
                 name, `module:Class`, a class, or a dict. Such a dict has the key `name` and
-                options that apply only to this optimizer or policy. The value of `preset` has the
-                same forms, with the name of a preset.
+                options that apply only to this optimizer or policy. The key `preset` in `options`
+                has the same kinds of values, but for a preset.
             preset: options of the preset that differ from the defaults. `options` override them.
 
         Raises:
@@ -227,8 +229,8 @@ class Experiment:
         return experiment
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns a flat config dict that `parse` accepts. The dict holds the name of the network
-        class instead of the class."""
+        """Returns a flat config dict that `parse` accepts. For a custom network, the dict holds the
+        name of the network's class instead of the class."""
         env = self.rollout.env
         if isinstance(env, EnvSpec) and env == gymnasium.registry.get(env.id):
             env = env.id
@@ -262,8 +264,9 @@ class Experiment:
 
     @property
     def num_remote_processes(self) -> int:
-        """The number of remote processes of the run. These processes are the rollout workers, the
-        workers below them, the evaluation workers, and the processes that the optimizer starts."""
+        """The number of remote processes of the run. These processes are the `num_workers` workers,
+        the `num_workers_below` rollout workers of each of them, the evaluation workers, and the
+        processes that the optimizer starts."""
         return self._num_remote_workers + len(self.further_processes)
 
     @property
@@ -278,7 +281,7 @@ class Experiment:
         return places + self.trainer.evaluation_num_workers
 
     def learner_device(self) -> str:
-        """Returns the device on which the driver learns.
+        """Returns the torch device of the driver's policy.
 
         Raises:
             ConfigError: `num_gpus` is above 0, and torch finds no GPU.
@@ -343,7 +346,8 @@ def plugin_names(options: Mapping[str, Any], preset: Mapping[str, Any]) -> tuple
     """Returns the chosen optimizer and policy, each as a name or a class.
 
     Raises:
-        ConfigError: the optimizer or the policy is neither a name nor a class.
+        ConfigError: the optimizer or the policy is neither a name nor a class, or the preset is
+            unknown.
     """
     options, preset = with_preset(options, preset)
     return _plugin("optimizer", options, preset)[0], _plugin("policy", options, preset)[0]
@@ -357,7 +361,8 @@ def with_preset(
 
     Returns:
         `options` without the key `preset`, and the options of the named preset that differ from
-        the defaults. If `options` has no key `preset`, both arguments are returned unchanged.
+        the defaults. If the value of `preset` is a dict, the further options in this dict are added
+        to `options`. If `options` has no key `preset`, both arguments are returned unchanged.
 
     Raises:
         ConfigError: the preset is unknown, or the trainer already has a preset.
@@ -414,7 +419,7 @@ def aliases_for(options: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[s
     optimizer and policy.
 
     Raises:
-        ConfigError: the optimizer or the policy is unknown.
+        ConfigError: the optimizer, the policy or the preset is unknown.
     """
     optimizer_name, policy_name = plugin_names(options, preset)
     return _aliases(_owners(OPTIMIZERS.get(optimizer_name), POLICIES.get(policy_name)))
@@ -539,7 +544,7 @@ def _plugin(
 
 def _name(plugin: Any, registry: Registry) -> str:
     """Returns the name that checkpoints store for a plugin. For a class, this is the registered
-    name if there is one."""
+    name. If the class is not registered, it is the name of the class."""
     if isinstance(plugin, type):
         return registry.name_of(plugin) or plugin.__name__
     return str(plugin)

@@ -124,7 +124,12 @@ def options_of(preset: Mapping[str, Any]) -> list[Option]:
 
 
 def own_options(cls: type[Config], preset: Mapping[str, Any] | None = None) -> list[Option]:
-    """Returns the options of one config class, including inherited options."""
+    """Returns the options of one config class, including inherited options.
+
+    Args:
+        cls: the config class.
+        preset: options of a preset. They replace the defaults of the config class.
+    """
     meanings, found = _meanings(cls), []
     for name, field in cls.model_fields.items():
         key = field.alias or name
@@ -149,7 +154,8 @@ def own_options(cls: type[Config], preset: Mapping[str, Any] | None = None) -> l
 
 
 def nested_options(options: Sequence[Option]) -> Iterator[Option]:
-    """Yields the options inside the options that are dicts. Their keys are dotted paths."""
+    """Yields the inner options of each option whose value is a dict of options. The keys of the
+    inner options are dotted paths."""
     for option in options:
         nested = nested_config(option.annotation)
         if nested is not None:

@@ -90,7 +90,7 @@ def check_spaces(policy: Policy, env: Any) -> None:
     """Checks that the observation space and the action space of an environment fit the policy.
 
     Raises:
-        CheckpointError: a space differs from the space in the checkpoint.
+        CheckpointError: a space of the environment does not fit the policy.
     """
     same = same_encoding(env.observation_space, policy.encoder.space)
     if not same or env.action_space != policy.action_space:
@@ -111,7 +111,8 @@ def environment(rollout: RolloutConfig, video: Path | None = None) -> Iterator[A
         video: directory for videos of all episodes. `None` means that no videos are recorded.
 
     Raises:
-        ConfigError: the environment cannot be made or recorded.
+        ConfigError: the environment cannot be made or recorded, is a vector environment, or raises
+            an error of Gymnasium inside the block.
     """
     source, options = rollout.env, dict(rollout.env_config)
     name = env_name(source)

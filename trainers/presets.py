@@ -10,7 +10,7 @@ from polopt.common.tune_registry import registered_trainable, rllib_is_imported
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 logger = logging.getLogger("polopt")
-#: Options of SAC and TD3: one update with 256 rows for each environment step.
+#: Options of SAC and TD3. They result in one update with 256 transitions for each environment step.
 _CONTINUOUS: dict[str, Any] = {
     "num_workers": 0,
     "num_envs_per_worker": 1,
@@ -171,11 +171,11 @@ def register(override: bool | None = None) -> None:
 
     Args:
         override: whether to register a preset under a class name that is already registered for
-            another class. `None` registers it and logs one warning. True registers it without a
+            another class. `None` registers it and logs a warning. True registers it without a
             warning. False does not register it, and only `polopt/A3C` and so on are available.
 
-    Stop conditions use the result keys of RLlib 2.60. Tune ignores a key that results do not
-    contain. The old keys therefore never stop a run:
+    Stop conditions use the result keys of RLlib 2.60. If results do not contain a key, Tune only
+    logs a warning. The old keys therefore never stop a run:
 
     | old key | current key |
     |---|---|

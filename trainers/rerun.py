@@ -47,21 +47,23 @@ def rerun(
         trial: directory of a trial that was trained with `record_arrivals: true`. It may also be
             the directory of an experiment with one such trial, a result of Tune, or a file of the
             record.
-        until: last iteration of the rerun. `None` means that the rerun ends at the end of the
-            record.
+        until: index of the last iteration of the rerun. `None` means that the rerun ends at the end
+            of the record.
         start: a checkpoint from which the recorded run was restored. The rerun begins at this
-            checkpoint. `None` means that the rerun begins with the first process of the trial.
-        before: a function that is called with the number of each event before the event is
-            repeated.
-        changes: values of the config that the record lacks, or that a rerun may not import, such as
-            a callable `env`. `policy` and `optimizer` may be classes. `network` is the class of a
+            checkpoint. `None` means that the rerun begins with the first file of the record.
+        before: a function that is called with the index of each event before the event is repeated.
+            In each file of the record, the first event has the index 0.
+        changes: values of the config that the record lacks, such as a callable `env`. A module that
+            only the record names is not imported, so an `env` or `callbacks` from such a module has
+            to be given, too. `policy` and `optimizer` may be classes. `network` is the class of a
             custom network.
 
     Yields:
         the trainer after each result.
 
     Raises:
-        ConfigError: the record or a value of the config is missing.
+        ConfigError: the record or a value of the config is missing, the record is damaged or is the
+            record of several trials, or the recorded run was never restored from `start`.
         RerunDifference: the rerun differs from the record. Raised at the first difference.
     """
     paths = find_records(trial)
@@ -179,7 +181,7 @@ def _rerun_one(
     until: int | None,
     before: Callable[[int], None] | None,
 ) -> Iterator[PolicyOptimizerTrainer]:
-    """Reruns one file of the record, which one process wrote."""
+    """Reruns the events in one file of the record."""
     kind = type(str(header["trainer"]), (PolicyOptimizerTrainer,), {"recorded": recorded})
     trainer: PolicyOptimizerTrainer | None = None
     log: Rerun | None = None

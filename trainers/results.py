@@ -20,7 +20,7 @@ _COUNTS = (
     "env_runners/num_env_steps_sampled",
     "env_runners/num_env_steps_sampled_lifetime",
 )
-#: Blocks whose keys depend on the config.
+#: Blocks of a result whose keys depend on the config.
 _OPEN_BLOCKS = (
     "optimizer/",
     "timers/",
@@ -56,10 +56,11 @@ def make_result(
 ) -> dict[str, Any]:
     """Returns the result of one iteration.
 
-    The first result already has every key except the keys of custom metrics, because Tune's CSV
-    logger takes its columns from the first result. The order of the keys matters: Tune's table of
-    trials shows the first four numbers of the top level, or the first three in a notebook. Tune has
-    no option to choose other columns.
+    Tune's CSV logger takes its columns from the first result. Therefore, the first result already
+    has every key except the keys of custom metrics, and of statistics that only some policies
+    compute, such as `alpha_value` of SAC. The order of the keys matters: Tune's table of trials
+    shows the first four numbers of the top level, or the first three in a notebook. Tune has no
+    option to choose other columns.
 
     Args:
         optimizer: the optimizer after the iteration.
@@ -115,8 +116,8 @@ def result_keys() -> list[str]:
 
 
 def check_stop_key(path: str) -> None:
-    """Checks that results can contain a stop key. The keys of the optimizer and the policy are not
-    known before the first result, so this function accepts all paths in their blocks.
+    """Checks that results can contain a stop key. The keys in the blocks `_OPEN_BLOCKS` are not
+    known before the first result, so this function accepts all paths in these blocks.
 
     Raises:
         ConfigError: results never contain the key. The message has the new name of a renamed key,

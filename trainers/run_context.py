@@ -48,8 +48,9 @@ class RunContext:
         return self.folder / "stop"
 
     def enter(self) -> logging.Handler:
-        """Sets the current directory and the logging of the trial's process. This process may run
-        on another node than the command. Returns the handler that writes the log file."""
+        """Sets the current directory, the import path and the logging of the trial's process. This
+        process may run on another node than the command. Returns the handler that writes the log
+        file."""
         if self.working_dir.is_dir():
             os.chdir(self.working_dir)
             if str(self.working_dir) not in sys.path:
@@ -130,11 +131,12 @@ def _missing(error: Exception, users: str) -> str | None:
 
 
 def finish_despite_sigterm() -> None:
-    """Makes this process ignore SIGTERM if it is an actor of Tune.
+    """Makes this process ignore SIGTERM if this process is a Ray actor.
 
     When the driver exits, Ray sends SIGTERM to actors that are still stopping. Ray's handler raises
     SystemExit. If this happened inside `close` or `__del__`, environments or actor handles would
-    stay open, and a traceback would be printed. The process ends after `cleanup` in any case.
+    stay open, and a traceback would be printed. Ignoring SIGTERM is safe here, because the process
+    ends after `cleanup` in any case.
     """
     in_actor = ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
     if in_actor and threading.current_thread() is threading.main_thread():

@@ -22,7 +22,8 @@ from polopt.trainers.saved_config import encode_config
 
 logger = logging.getLogger("polopt")
 
-#: Name pattern of the files of a record. Each process that trains a trial writes one file.
+#: Name pattern of the files of a record. Each process that trains a trial begins a file. With
+#: `record_restarts`, it also begins a new file after each checkpoint.
 PATTERN = f"arrivals_{'[0-9]' * 6}.jsonl.gz"
 #: Packages whose version may change the numbers that a run computes.
 _PACKAGES = (
@@ -101,7 +102,7 @@ class RunRecord:
 
 def digest_of(policy: Policy) -> str:
     """Returns the SHA-256 of the policy's weights as hexadecimal text. If the policy normalises
-    observations, the hash also covers the running moments."""
+    observations, the hash also covers the running mean and variance of the observations."""
     weights = policy.get_weights()
     digest = hashlib.sha256(weights.flat.tobytes())
     if (moments := weights.moments) is not None:
@@ -111,8 +112,8 @@ def digest_of(policy: Policy) -> str:
 
 
 def header_of(config: Mapping[str, Any], trainer: str) -> dict[str, Any]:
-    """Returns the first line of the file: the config of the run, and the software and processor
-    with which the run was made."""
+    """Returns the content of the record's first line: the config of the run, and the software and
+    processor with which the run was made."""
     encoded, unsaved = encode_config(config)
     for key in list(encoded):
         try:

@@ -109,8 +109,8 @@ def encode_config(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
         options: the flat config.
 
     Returns:
-        the encoded options, and the type of each value that is left out. The key of each type is
-        the path of the value, for example `{"env_config.loader": "maze.Loader"}`.
+        the encoded options, and a dict with the values that are left out. This dict maps the path
+        of each value to its type, for example `{"env_config.loader": "maze.Loader"}`.
     """
     unsaved: dict[str, str] = {}
     encoded = {}

@@ -85,7 +85,7 @@ def config_of(
 
 
 def _name(plugin: Any, registry: Registry) -> Any:
-    """The name that a checkpoint has for a plugin, which is given as a name or a class."""
+    """Returns the name under which checkpoints store a plugin. `plugin` is a name or a class."""
     if not isinstance(plugin, type):
         return plugin
     return registry.name_of(plugin) or plugin.__name__

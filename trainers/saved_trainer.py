@@ -193,7 +193,8 @@ def restore_state(
 ) -> str:
     """Restores a policy whose network is the same as in the checkpoint.
 
-    Warns if the checkpoint was trained with other options for scaling Box actions.
+    Warns if the actions are in a Box, and the policy has other values of `normalize_actions` or
+    `clip_actions` than the checkpoint. The policy then uses the values in the checkpoint.
 
     Args:
         state: the state of the checkpoint, from `read_trainer_state`.
@@ -305,8 +306,8 @@ def checkpoint_path(checkpoint: Any) -> Path:
 def check_directory(checkpoint: Any) -> None:
     """Checks the directory of a checkpoint before Tune opens it.
 
-    If the directory contains a file `_dict_checkpoint.pkl`, Tune unpickles this file before Tune
-    calls the trainer. Unpickling executes code, and polopt never writes this file.
+    If the directory contains a file `_dict_checkpoint.pkl`, Tune unpickles this file and only then
+    calls `load_checkpoint`. Unpickling executes code, and polopt never writes this file.
 
     Args:
         checkpoint: a path, a Tune checkpoint, or the return value of `Trainable.save`.
@@ -372,9 +373,9 @@ def find_checkpoint(path: Path) -> Path:
 def read_or_fall_back(directory: str | Path) -> tuple[Path, State]:
     """Reads a trainer's checkpoint, and checks the files of its replay buffer.
 
-    If the checkpoint is damaged or incomplete, this function reads an older checkpoint instead. It
-    chooses the newest complete one of the same run in the same folder. A warning then names both
-    checkpoints.
+    If the checkpoint is damaged or incomplete, this function reads an older checkpoint of the same
+    run in the same folder instead. It chooses the newest one that can be read. A warning then names
+    both checkpoints.
 
     Returns:
         the directory of the checkpoint that was read, and its state.
@@ -383,8 +384,9 @@ def read_or_fall_back(directory: str | Path) -> tuple[Path, State]:
         CheckpointError: in one of three cases:
             - The directory does not exist.
             - The checkpoint is damaged, and no older checkpoint can be read.
-            - The checkpoint is complete, but it has another format or was not written by a trainer.
-              The message then names an older checkpoint that can be read.
+            - The checkpoint is complete, but it has another format or a wrong value, or was not
+              written by a trainer. The message then names an older checkpoint that can be read, if
+              there is one.
     """
     directory = Path(directory)
     _check_exists(directory)
@@ -449,8 +451,8 @@ def _is_of_run(directory: Path, candidate: Path, state: State) -> bool:
     theirs = _runs(state)
     if runs and theirs:
         return theirs[-1] in runs
-    # At least one checkpoint does not name its runs. Then Tune's names decide, because checkpoints
-    # with such names in one folder are from the same trial.
+    # If a checkpoint does not name its runs, Tune's names of directories decide: checkpoints with
+    # such names in one folder are from the same trial.
     alike = all(_TUNE_NAME.fullmatch(path.name) for path in (directory, candidate))
     return alike and directory.parent == candidate.parent
 
@@ -464,9 +466,9 @@ def _runs(state: Mapping[str, Any]) -> list[str]:
 
 
 def _older(directory: Path) -> Iterator[Path]:
-    """Yields the older checkpoints in the same folder, beginning with the newest. The order is the
-    order of the numbers at the end of their names, which Tune assigns. For names without numbers,
-    the order is the modification time of the manifests."""
+    """Yields the checkpoints in the same folder that are older than `directory`, beginning with the
+    newest. Tune writes a number at the end of each name, and these numbers decide the order. If the
+    name of `directory` has no number, the modification times of the manifests decide."""
     stem, number = _numbered(directory.name)
     try:
         others = [d for d in directory.parent.iterdir() if d.is_dir() and d.name != directory.name]

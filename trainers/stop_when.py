@@ -13,8 +13,8 @@ from polopt.trainers.results import look_up
 
 class StopWhen:
     """Ends a run when a result reaches one of the limits, or after the iteration in which `request`
-    was called. Tune then saves a checkpoint. Tune would not save a checkpoint if a signal ended the
-    run.
+    was called. With `checkpoint_at_end=True`, Tune then saves a checkpoint. If a signal ended the
+    run instead, Tune would not save a checkpoint.
 
     Args:
         limits: maps each result key to the value at which the run ends.
@@ -37,15 +37,16 @@ class StopWhen:
         self.reason = ""
 
     def request(self) -> None:
-        """Ends the trial after the current iteration. Signal handlers may call this method."""
+        """Ends each running trial after its current iteration. Signal handlers may call this
+        method."""
         self.is_requested = True
         if self._stop_file is not None:
             with suppress(OSError):  # on a full disk, the iteration does not end early
                 self._stop_file.touch()
 
     def __call__(self, trial_id: str, result: Mapping[Any, Any]) -> bool:
-        """Returns whether the trial ends after this result. Tune calls this method with each
-        result."""
+        """Returns whether the trial ends after this result. Tune or, without Tune, the trainer
+        calls this method with each result."""
         if self.is_requested:
             return True
         try:

@@ -19,8 +19,9 @@ logger = logging.getLogger("polopt")
 
 
 class StepTrace:
-    """Records the optimizer steps that the config selects, in the driver and in all workers that
-    are up. Writes the trace after the last recorded step.
+    """Records the optimizer steps that the config selects. The driver and all workers that run at
+    the first recorded step record their events. The driver writes the trace after the last recorded
+    step.
 
     Args:
         config: options of the trainer. The keys `trace`, `trace_first_step` and `trace_num_steps`
@@ -55,7 +56,8 @@ class StepTrace:
         timers_s = {
             phase: total_s - self._timers_s[phase] for phase, total_s in _totals(optimizer).items()
         }
-        # Without pending calls, a worker reads its clock as soon as it is called.
+        # A worker without pending calls reads its clock as soon as it is called, which makes the
+        # estimated difference between the clocks more accurate.
         optimizer.drain()
         processes = _by_process(TRACER.take())
         shifts_s = {w.index: _shift_s(optimizer, w.index) for w in _up(optimizer)}
@@ -104,10 +106,10 @@ def _shift_s(optimizer: PolicyOptimizer, index: int) -> float:
 def clock_shift_s(clock_s: float, called_s: float, answered_s: float) -> float:
     """Returns the seconds to add to a worker's clock to get the driver's clock.
 
-    If the worker's reading is between the two readings of the driver, the driver and the worker
-    share the clock of one machine, and the result is 0. Otherwise, the worker is assumed to have
-    read its clock in the middle of the call. The error is at most half of the duration of the call
-    (Cristian, 1989).
+    If the worker's reading is between the two readings of the driver, the driver and the worker are
+    assumed to share the clock of one machine, and the result is 0. Otherwise, the worker is assumed
+    to have read its clock in the middle of the call. The error is at most half of the duration of
+    the call (Cristian, 1989).
 
     Args:
         clock_s: the worker's clock during the call.

@@ -80,8 +80,8 @@ _MOST_EARLIER_RUNS = 100
 
 
 def _checked(request: Callable[..., tune.PlacementGroupFactory]) -> Any:
-    """Wraps `default_resource_request`. The wrapper first checks the config. It warns if Ray has
-    fewer resources than the config requests."""
+    """Wraps `default_resource_request`. The wrapper first checks the config. If this process is
+    connected to Ray, the wrapper warns if Ray has fewer resources than the config requests."""
 
     def checked(cls: type[PolicyOptimizerTrainer], config: dict[str, Any]) -> Any:
         Experiment.parse(config, cls.preset)
@@ -105,7 +105,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             },
         ).fit()
 
-    The trainer also works without Tune. With `num_workers=0`, it does not start Ray:
+    The trainer also works without Tune. It starts Ray only if the run needs processes besides the
+    driver. The following run needs only the driver, because `num_workers` is 0:
 
         trainer = PolicyOptimizerTrainer(env="CartPole-v1", policy="ppo", num_workers=0)
         result = trainer.train()
@@ -138,7 +139,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
     #: The recorded run that this trainer repeats. `None` means that the trainer does not repeat a
     #: run. See `polopt.rerun`.
     recorded: ClassVar[dict[str, Any] | None] = None
-    #: Result keys that Tune prints. Without this list, Tune would print all keys, in 150 lines.
+    #: Result keys that Tune prints. Without this list, Tune would print about 150 lines, one for
+    #: each key.
     _progress_metrics = ProgressMetrics(
         "episode_return_mean",
         "num_env_steps_sampled_lifetime",
@@ -166,7 +168,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
     #: identifier of this run is the last one.
     _runs: list[str]
     _has_warned = False
-    #: Iterations and seconds before a restore. Tune's own counters do not include them.
+    #: Numbers of iterations and seconds that are added to Tune's own counters. After a restore, the
+    #: sums continue from the values in the checkpoint.
     _earlier_iterations = 0
     _earlier_s = 0.0
 
@@ -182,7 +185,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
         Args:
             config: a dict of options.
-            more: must be empty. A second positional argument is a ConfigError that says so.
+            more: must be empty. A second positional argument raises a ConfigError.
             log_dir: directory to which each `train()` writes its result. The files are the same as
                 in a Tune trial: `result.json`, `progress.csv` and TensorBoard events. `save()`
                 makes its checkpoints in this directory, too. `None` means that no results are
@@ -191,7 +194,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             options: further options, as keyword arguments.
 
         Raises:
-            ConfigError: an option is wrong, or `log_dir` holds the results of another run.
+            ConfigError: an option is wrong, or `log_dir` cannot be created or holds the results of
+                another run.
         """
         self._storage_of_trial = storage
         self._users_directory = directory_before_tune(storage)
@@ -213,7 +217,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     def __repr__(self) -> str:
         """Returns one line with the class, environment, optimizer, policy, number of workers, and
-        progress of training."""
+        progress of training. Under Tune, returns only the name of the class."""
         name = type(self).__name__
         if self._storage_of_trial is not None:
             return name  # Ray reads this text only once, and prints it before each line of the log
@@ -241,9 +245,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._logdir = f"{DEFAULT_STORAGE_PATH}/{name}"  # type: ignore[assignment]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        # Tune calls only `default_resource_request` before it starts an actor, so this method has
-        # to check the config. `tune.with_resources` makes a subclass that overrides the method, so
-        # the override is wrapped to check the config, too.
+        # Before Tune starts an actor, it calls only `default_resource_request`. Therefore, that
+        # method has to check the config. `tune.with_resources` makes a subclass that overrides it,
+        # so the override is wrapped to check the config, too.
         super().__init_subclass__(**kwargs)
         text = cls.__dict__.get("__doc__")
         if isinstance(text, str):
@@ -255,7 +259,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
     @_checked
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
         """Returns the resources that the run needs to start: one bundle for the driver, and one for
-        each other process. See `bundles`. Warns if the cluster has fewer resources.
+        each other process. See `bundles`. Warns if a running Ray has fewer resources than these.
 
         Raises:
             ConfigError: the config is wrong. See `Experiment.parse`.
@@ -343,8 +347,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
         Calls `optimizer.step()` until the iteration has at least
         `min_sample_timesteps_per_iteration` environment steps and has lasted for at least
-        `min_time_s_per_iteration`. If an evaluation of the policy is due, the driver then plays its
-        episodes, or begins the evaluation in the evaluation workers.
+        `min_time_s_per_iteration`. A request to stop ends the iteration earlier. If an evaluation
+        is due, the driver then plays the episodes of this evaluation, or begins the evaluation in
+        the evaluation workers.
         """
         self._check_runs("train")
         with explain_missing_file(self._users_directory):
@@ -403,9 +408,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """Requests that the current iteration ends early, and that the run ends after it.
 
         The result of the iteration has `done=True`, and the reason as `stop_reason`. `polopt train`
-        and `polopt.train` then save a checkpoint and end the run. Tune also ends the trial, but
-        saves a checkpoint only with `checkpoint_at_end=True`. Callbacks and signal handlers may
-        call this method.
+        and `polopt.train` then save a checkpoint and end the run. A `tune.Tuner` of your own also
+        ends the trial, but saves a checkpoint at the end only with `checkpoint_at_end=True`.
+        Callbacks and signal handlers may call this method.
 
         Raises:
             ValueError: the reason is empty.
@@ -423,6 +428,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
         Raises:
             RuntimeError: the trainer has been stopped.
+            CheckpointError: the checkpoint of the best evaluation cannot be written.
             CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError:
                 see `polopt.Calls` and `polopt.Callbacks`.
         """
@@ -440,7 +446,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self._files.add(result)
 
     def _warn_without_return(self) -> None:
-        """Warns in a Tune trial if no episode has ended in the first iteration."""
+        """Warns if no episode has ended in the first iteration of a Tune trial. Does not warn in
+        trials of `polopt train`."""
         metrics = self.optimizer.metrics
         in_sweep = self._storage_of_trial is not None and self._run is None
         if in_sweep and self.iteration == 0 and not metrics.episodes.lifetime:
@@ -518,8 +525,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         Tune then copies it to the trial's directory.
 
         Args:
-            checkpoint_dir: directory of the checkpoint. `None` means a new `checkpoint_*` directory
-                in `logdir`.
+            checkpoint_dir: directory of the checkpoint. Without Tune, `None` means a new
+                `checkpoint_*` directory in `logdir`.
 
         Returns:
             a `SavedCheckpoint`. Under Tune, this is the return value of Tune's own method.
@@ -528,6 +535,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             CheckpointError: the checkpoint cannot be written or copied. The message names the
                 directory and the reason.
             RuntimeError: the trainer has been stopped.
+            CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError: a
+                pending call has failed. See `polopt.Calls`.
         """
         self._check_runs("save")
         if self._storage_of_trial is None:
@@ -609,7 +618,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             )
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Restores a checkpoint of any trainer whose policy has the same network. If the checkpoint
+        """Restores a checkpoint. The trainer that wrote the checkpoint may have another optimizer,
+        but its policy must have the same network as the policy of this trainer. If the checkpoint
         is damaged, this method restores an older checkpoint of the same run. A warning then names
         both checkpoints.
 
@@ -620,6 +630,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
             CheckpointError: the checkpoint does not exist, or was made with another network,
                 version or program. Also raised if the checkpoint is incomplete or damaged, and no
                 older checkpoint can be read.
+            RuntimeError: the trainer has been stopped.
+            CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError: a
+                call that began before the restore has failed. See `polopt.Calls`.
         """
         self._check_runs("restore")
         found, state = read_or_fall_back(checkpoint)
@@ -666,16 +679,16 @@ class PolicyOptimizerTrainer(tune.Trainable):
             log_dir: see the constructor. If this is the directory of the checkpoint's run, the new
                 results are added to the files of that run.
             changes: options that replace the saved options. If the class is a preset, the preset's
-                optimizer replaces the saved optimizer. `PolicyOptimizerTrainer` keeps the saved
-                optimizer.
+                optimizer and policy replace the saved optimizer and policy.
+                `PolicyOptimizerTrainer` keeps the saved optimizer and policy.
 
         Raises:
-            CheckpointError: the checkpoint is missing or damaged. Also raised if a value of its
-                config could not be saved. The message names the option. Pass this option in
-                `changes`.
-            ConfigError: an option is wrong. Also raised if the checkpoint names a module that
-                `changes` do not name. Such a module is not imported, because importing it would
-                execute code.
+            CheckpointError: the checkpoint is missing or damaged, or does not fit the policy. Also
+                raised if a value of its config could not be saved and is not in `changes`. The
+                message names the option. Pass this option in `changes`.
+            ConfigError: an option is wrong, or `log_dir` holds the results of another run. Also
+                raised if the checkpoint names a module that `changes` do not name. Such a module is
+                not imported, because importing it would execute code.
         """
         found, state = read_or_fall_back(find_checkpoint(checkpoint_path(checkpoint)))
         config = config_of(state, f"checkpoint {found}", changes, cls.preset)
@@ -730,6 +743,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             CheckpointError: the checkpoint cannot be restored (see `load_checkpoint`), or the
                 directory contains a pickle file, which Tune would load.
             RuntimeError: the trainer has been stopped.
+            CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError:
+                see `load_checkpoint`.
         """
         check_directory(checkpoint_path)
         if isinstance(checkpoint_path, SavedCheckpoint):
@@ -825,7 +840,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
 def make_workers(config: WorkerConfig, learner_device: str = "cpu") -> WorkerSet:
     """Makes the workers of a config. If `num_workers_below` is 1 or more, the workers are gradient
-    workers, which gather fragments from the rollout workers below them. Otherwise, the workers are
-    rollout workers, which sample their own fragments."""
+    workers. Each gradient worker starts this number of further rollout workers, and gathers their
+    fragments. Otherwise, the workers are rollout workers, which sample their own fragments."""
     kind = GradientWorkerSet if config.rollout.num_workers_below else WorkerSet
     return kind(config, learner_device)

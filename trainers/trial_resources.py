@@ -9,8 +9,9 @@ from polopt.trainers.experiment import Experiment
 
 def bundles(experiment: Experiment) -> tune.PlacementGroupFactory:
     """Returns the placement group of a trial. It has one bundle for the driver, and one for each
-    other process that the run needs to start. These processes are the workers, the workers below
-    them, the processes that the optimizer starts, and the evaluation workers."""
+    other process that the run needs to start. These processes are `workers_needed` workers, the
+    `num_workers_below` rollout workers of each of them, the processes that the optimizer starts,
+    and the evaluation workers. A process that reserves no resources has no bundle."""
     driver, rollout = experiment.trainer, experiment.rollout
     head = {"CPU": driver.num_cpus_for_driver, "GPU": driver.num_gpus}
     worker = {

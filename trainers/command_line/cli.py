@@ -256,7 +256,7 @@ def list_(
         typer.Argument(help="List the options of this preset, optimizer or policy."),
     ] = None,
 ) -> None:
-    """List presets, optimizers, policies and tuned examples, or the options of one of them."""
+    """List presets, optimizers, policies and tuned examples, or the options of NAME."""
     with bad_input():
         if name is not None:
             from polopt.trainers.command_line import option_list

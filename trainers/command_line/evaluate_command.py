@@ -42,8 +42,8 @@ def load(
         CheckpointError: the checkpoint is missing, incomplete or damaged, or was not written by a
             trainer. Also raised if a value of `env_config` is neither in the checkpoint nor in
             `changes`.
-        ConfigError: the environment or a plugin is unknown, an argument is wrong, or `env` is
-            required.
+        ConfigError: the environment is unknown, an argument or an option in the checkpoint is
+            wrong, or `env` is required but not given.
     """
     state = read_whole(checkpoint)
     # The optimizer has no effect on evaluation, and may not be installed here.

@@ -148,7 +148,8 @@ def apply_changes(example: Example, changes: Sequence[str]) -> tuple[Example, di
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `base` updated with `changes`. Nested dicts are updated in the same way.
+    """Returns `base` updated with `changes`. Nested dicts are updated in the same way. A grid is
+    replaced as a whole.
 
     `base` may have the name of a plugin, for example `optimizer: sync_samples`. If `changes` has a
     dict under the same key, the dict becomes the options of this plugin.

@@ -52,7 +52,8 @@ def named(name: str, option: str) -> Any:
         option: name of the option, for error messages.
 
     Raises:
-        ConfigError: the module cannot be imported, or does not define the object.
+        ConfigError: `name` contains no module, or the module cannot be imported or does not define
+            the object.
     """
     module_name, _, attribute = name.rpartition(":")
     if not module_name:

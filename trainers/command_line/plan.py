@@ -50,8 +50,8 @@ class Plan:
             file.
         example: the example from the file, with the changes to `run` and `stop`.
         preset: the class to train.
-        config: the config with the changes, under canonical keys. In a sweep, the config contains
-            the grids and distributions.
+        config: the config with the changes. Its keys are the keys of polopt, and not their aliases.
+            In a sweep, the config contains the grids and distributions.
         experiments: the parsed configs of the trials that were checked. A sweep has several trials.
         restore: the complete checkpoint from which training starts. `None` means that training
             starts from scratch.
@@ -104,7 +104,7 @@ def plan(
             if no cluster answers at RAY_ADDRESS.
         CheckpointError: `restore` is not a complete checkpoint, or does not fit. It does not fit if
             the network, the torch optimizer, the normalisation or the wrappers of the environments
-            are different.
+            in the checkpoint are different from those of the config.
     """
     if example_or_config is None:
         if restore is None:
@@ -195,7 +195,8 @@ def plan_of(
     for key in example.stop:
         check_stop_key(key)
     experiments: list[Experiment] = []
-    seen: list[dict[str, Any]] = []  # options that decide the environments and policies of trials
+    # For each checked trial, the options that affect its environments and its policy.
+    seen: list[dict[str, Any]] = []
     if restore is not None:
         restore, state = read_or_fall_back(find_checkpoint(restore))
     for searched, options in configs_to_check(config):
@@ -218,8 +219,9 @@ def plan_of(
 
 
 def _without_rates(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options without numbers such as learning rates and discounts. These numbers do
-    not affect how environments and networks are made, or whether a checkpoint fits."""
+    """Returns the options whose values are not floats. Floats, such as learning rates and
+    discounts, do not affect how environments and networks are made, or whether a checkpoint
+    fits."""
     own = {key: _without_rates(options[key]) for key in ("optimizer", "policy") if key in options}
     return {key: v for key, v in options.items() if not isinstance(v, float)} | own
 
@@ -248,7 +250,8 @@ def _misfit(state: Mapping[str, Any], config: WorkerConfig) -> str:
         int(optimizer["restore_count"])
         saved = optimizer.get("workers", {}).values()
         statistics = [one["statistics"] for one in saved if one.get("statistics")]
-        # With "async", environments run in separate processes, and statistics are not restored.
+        # With `vectorization_mode="async"`, environments run in separate processes, and their
+        # statistics are not restored.
         if statistics and config.rollout.vectorization_mode != "async":
             env = make_vector_env(config.env, config.rollout)
             try:

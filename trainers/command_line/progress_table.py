@@ -82,10 +82,10 @@ def longest_phase(result: Mapping[str, Any]) -> str:
 
 
 def cells(result: Mapping[str, Any], limits: Mapping[str, float]) -> dict[str, str]:
-    """Returns one row of the table, by column.
+    """Returns one row of the table: a dict from the name of each column to the text in its cell.
 
     In a run with evaluation, the row also has the mean return of the evaluation that has ended in
-    this iteration. It is `-` if no evaluation has ended in this iteration.
+    this iteration. The text is `-` if no evaluation has ended in this iteration.
     """
     config, up = result["config"], result["fault_tolerance"]["num_healthy_workers"]
     wanted = config.get("num_workers", config.get("num_env_runners"))
@@ -190,8 +190,8 @@ class Progress(tune.Callback):
         trials: the trials of a sweep, by identifier, ordered by the time of their last results.
         stop_reason: the reason why the trial ended itself, from its last result. It is empty if the
             trial did not end itself.
-        stopping: text that replaces the state after a request to stop. It is empty before a
-            request.
+        stopping: text that is shown instead of the run's state after a request to stop. It is
+            empty before a request.
     """
 
     def __init__(
@@ -277,7 +277,8 @@ class Progress(tune.Callback):
             self.say(self.stopping)
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Shows that a trial is training. Tune calls this method when the workers have started."""
+        """Shows that a trial is training. Tune calls this method when the trainer has been made.
+        Workers may still be starting."""
         started = f" (started in {self._elapsed()})" if self._is_starting else ""
         self._is_starting = False
         if self._is_sweep:

@@ -137,8 +137,8 @@ def _run(trainers: Any) -> None:
 
 
 def _at(event: int | None, debug: bool) -> Callable[[int], None] | None:
-    """Returns a function that stops or opens the debugger before an event. Returns None without an
-    event."""
+    """Returns a function that stops the rerun, or opens the debugger, before the event with the
+    index `event`. Returns None if `event` is None."""
     if event is None:
         return None
 

@@ -13,7 +13,8 @@ from typing import NoReturn
 
 _STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 #: Seconds after a signal in which a run may end by itself. After this time, the run is interrupted.
-#: With these times, the process exits before `docker stop` would kill it, which is after 10 s.
+#: `docker stop` kills a process 10 s after the signal. With the values of `GRACE_S`, `EXIT_S` and
+#: `_REPORT_S`, the process exits earlier.
 GRACE_S = 5.5
 #: Seconds after a signal at which the process exits, even if the main thread is still busy.
 EXIT_S = 7.5

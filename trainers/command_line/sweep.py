@@ -70,7 +70,7 @@ def with_searches(value: Any, key: str = "") -> Any:
         key: key of the value, for error messages. It is empty for a whole config.
 
     Raises:
-        ConfigError: such a string or a grid is not valid.
+        ConfigError: such a string or a grid is not valid, or Tune would execute a value as code.
     """
     if is_grid(value):
         values = value["grid_search"]
@@ -120,8 +120,8 @@ def _called(name: str, text: str, key: str) -> Any:
 
 
 def with_seeds(config: Mapping[str, Any], seeds: int | None) -> dict[str, Any]:
-    """Returns a config whose trials are trained with several consecutive seeds. The first seed is
-    the option `seed`, or 0 without this option.
+    """Returns a config whose trials are trained with `seeds` consecutive seeds. The first seed is
+    the option `seed`, or 0 without this option. If `seeds` is None, returns a copy of `config`.
 
     Raises:
         ConfigError: `seed` is a grid or a distribution.

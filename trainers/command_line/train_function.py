@@ -88,8 +88,8 @@ def train(
         )
         action, _ = result.policy.predict(observation)
 
-    Writes the same files as `polopt train`. The trainer runs in the calling process. Therefore,
-    debuggers work as usual, and so do environments that are defined in a notebook.
+    Writes results and checkpoints like `polopt train`. The trainer runs in the calling process.
+    Therefore, debuggers work as usual, and so do environments that are defined in a notebook.
 
     Ctrl-C ends the current iteration early. `train` then saves a checkpoint and returns the result.
     A second Ctrl-C raises KeyboardInterrupt at once. If training raises an error, the results
@@ -114,8 +114,11 @@ def train(
 
     Raises:
         ConfigError: an option, a stop key or `log_dir` is wrong, or the experiment is a sweep. This
-            error is raised before any worker starts.
+            error is raised before any worker starts. A stop key such as `optimizer/...` is an
+            exception, because it can be checked only with the first result.
         CheckpointError: the checkpoint `restore` does not fit, or a checkpoint cannot be written.
+        CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError: see
+            `PolicyOptimizerTrainer.train`.
     """
     if verbose not in (0, 1, 2):
         raise ConfigError(f"verbose: got {shown(verbose)}. Allowed: 0, 1 or 2")

@@ -40,7 +40,7 @@ from polopt.trainers.saved_config import argument_for, encode_config, unsaved_in
 from polopt.trainers.saved_trainer import BEST, find_checkpoint
 from polopt.trainers.stop_when import StopWhen
 
-#: Number of checkpoints that a run keeps. Older checkpoints are deleted.
+#: Number of checkpoints that each trial keeps. Older checkpoints are deleted.
 _KEPT = 3
 #: The reason that is shown if neither a limit nor a signal ended the run.
 _ENDED_ITSELF = "the trial ended itself: its last result has done=True, which a callback may set"
@@ -57,8 +57,8 @@ def run(
     checkpoint_every: int = 20,
     verbose: bool = False,
 ) -> str:
-    """Trains until a result reaches a limit, a signal arrives, or an error occurs. Then prints the
-    results and checkpoints. If this function started Ray, it also ends Ray.
+    """Trains until a result reaches a limit, the trial ends itself, a signal arrives, or an error
+    occurs. Then prints the results and checkpoints. If this function started Ray, it also ends Ray.
 
     Args:
         planned: the experiment.
@@ -116,7 +116,8 @@ def run(
                 param_space=planned.config,
                 tune_config=tune.TuneConfig(
                     num_samples=planned.example.num_samples,
-                    # Values of distributions are drawn once for all seeds and points of a grid.
+                    # For each of the `num_samples` samples, values of distributions are drawn once.
+                    # All seeds and all points of a grid use these values.
                     search_alg=BasicVariantGenerator(constant_grid_search=True),
                     trial_dirname_creator=lambda trial: f"{trial.trainable_name}_{trial.trial_id}",
                 ),
@@ -185,8 +186,8 @@ def _signal_name(signals: StopSignals) -> str:
 
 
 class _TrialFailure(tune.Callback):
-    """Keeps the error of a failed trial. Tune itself reads this error from a file in the results,
-    which is empty if the disk is full.
+    """Keeps the error of a failed trial. Tune itself reads this error from a file in the results.
+    If the disk is full, this file is empty.
 
     Args:
         folder: directory of the results.
@@ -301,9 +302,10 @@ def _mean(trials: Sequence[SweepTrial]) -> float:
 
 
 def _next_step(checkpoint: Path, experiment: Experiment) -> str:
-    """Returns a command that evaluates a checkpoint if it is run in the current directory. The
-    command has options for all values that the checkpoint cannot contain. If no command can
-    evaluate the checkpoint, returns a sentence that says why."""
+    """Returns a command that evaluates a checkpoint. The user has to run the command in the current
+    directory. If the checkpoint cannot contain the environment, the network or values of
+    `env_config`, the command has arguments for them. If no command can evaluate the checkpoint,
+    returns a sentence that says why."""
     command = [*program(), "evaluate", str(checkpoint)]
     network = getattr(getattr(experiment.policy, "model", None), "custom", None)
     env = experiment.trainer.evaluation_config.env or experiment.rollout.env
@@ -333,8 +335,9 @@ def start_ray(planned: Plan, verbose: bool = False) -> None:
     """Connects to the cluster at `RAY_ADDRESS`. If this variable is not set, starts a new Ray on
     this machine.
 
-    A new Ray gets at least as many logical CPUs as the trial reserves. On a small machine, several
-    processes then share a CPU. Otherwise, some processes would wait forever for a CPU.
+    A new Ray gets at least as many logical CPUs as one trial reserves. In a sweep, this is the
+    trial that reserves most. On a small machine, several processes then share a CPU. Otherwise,
+    some processes would wait forever for a CPU.
     """
     options: dict[str, Any] = {
         "address": ray_address(),
