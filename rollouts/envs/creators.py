@@ -35,8 +35,8 @@ class EnvContext(dict[str, Any]):
             evaluation in the driver's process and in `polopt evaluate`.
         vector_index: the index of the environment within its worker.
         num_workers: the number of remote training workers. In an evaluation environment, the number
-            of remote evaluation workers. If a worker below a gradient worker makes the environment,
-            the number of workers below this gradient worker.
+            of remote evaluation workers. In a worker that samples for a gradient worker, the number
+            of workers that sample for the same gradient worker.
         in_evaluation: whether the environment is used for evaluation. The policy does not learn
             from such an environment.
     """

@@ -21,7 +21,7 @@ class ProcessSeed(NamedTuple):
     Attributes:
         seed: the seed of the global generators of the process.
         parent_pid: the id of the process that makes the vector. The seed does not apply to the
-            generators of this process.
+            generators of that process.
     """
 
     seed: int
