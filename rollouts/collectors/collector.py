@@ -133,8 +133,8 @@ class Collector:
         return transport.log
 
     def _count(self, reply: Reply) -> None:
-        # The moments are the mean and variance of observations and returns. Workers send them only
-        # if the policy normalises.
+        # Replies contain moments (mean and variance of observations and returns) only if the policy
+        # normalises. A policy that does not learn does not normalise, and has no `add_moments`.
         if reply.counts.moments is not None:
             self.policy.add_moments(reply.counts.moments)
 

@@ -170,7 +170,7 @@ def set_env_statistics(env: VectorEnv[Any, Any, Any], saved: dict[str, Any]) -> 
     the combined statistics of all saved environments.
 
     Raises:
-        ValueError: if the wrappers keep other statistics than the saved ones.
+        ValueError: if the wrappers keep other statistics than the saved statistics.
     """
     _set(env, list(_statistics(env)), saved["vector"])
     envs, chains = list(_sub_envs(env)), saved["envs"]

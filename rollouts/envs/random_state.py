@@ -35,8 +35,8 @@ class ProcessSeed(NamedTuple):
 
 
 def draw_process_seeds(count: int) -> list[ProcessSeed]:
-    """Draws seeds for `count` processes from NumPy's global generator. The seeds are therefore
-    determined by the seed of this process, and differ at each call."""
+    """Draws seeds for `count` processes from NumPy's global generator. The seed of this process
+    therefore determines the drawn seeds, and each call draws new seeds."""
     drawn = np.random.randint(2**31, size=count)  # noqa: NPY002
     return [ProcessSeed(int(seed), os.getpid()) for seed in drawn]
 

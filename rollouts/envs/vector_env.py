@@ -64,8 +64,9 @@ def make_vector_env(
         ConfigError: if the environment does not support an option.
         EnvironmentFailedError: if an environment in a `FaultTolerantEnv` cannot be made in
             `max_consecutive_env_faults` attempts.
+        ImportError, DependencyNotInstalled: if a package that the environment needs is missing.
         Exception: any exception of the first call of a user's callable, or of the environment's own
-            vector implementation. An error about a missing package is also not repeated.
+            vector implementation.
     """
     num_envs = num_envs or config.num_envs_per_worker
     mode = config.vectorization_mode

@@ -28,8 +28,8 @@ class FragmentColumns:
         truncated: `[T, N]` bool.
         valid: `[T, N]` bool. `mark_resets` and `discard_lost` set it to False in rows without a
             transition.
-        lost: maps a step to an array `[N]` bool, which is True for the environments that raised in
-            this step. See `discard_lost`.
+        lost: maps the index of a step to an array `[N]` bool, which is True for the environments
+            that raised in this step. See `discard_lost`.
         last_infos: maps `(t, n)`, the step and environment at which an episode ended, to the info
             of its last step. Empty if infos are not kept.
     """

@@ -25,8 +25,8 @@ class WholeEpisodes:
     would give a biased mean: short episodes end first, and their returns may be lower or higher
     than the returns of long episodes. If an environment plays more episodes than its number, the
     additional episodes are not used. If an environment raises, its current episode is discarded. If
-    a value of an environment is not finite, all its episodes that end in the fragment are
-    discarded. Other episodes are played instead.
+    a value of an environment is not finite, all its episodes in the fragment are discarded. The
+    environment then plays other episodes instead.
 
     Args:
         sampler: the sampler, whose policy chooses the actions.

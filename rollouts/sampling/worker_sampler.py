@@ -156,7 +156,8 @@ def mark_non_finite(batch: SampleBatch, sampler: VectorSampler, env: str) -> Sam
     """Checks a batch for non-finite values, and returns the batch. If there are non-finite values,
     describes them in `batch.faults`, and resets the environments in which they occurred. Without a
     reset, the next fragment could begin with an observation that contains NaN, for which the policy
-    would return NaN.
+    would return NaN. If only the squares of observations are not finite, describes this in
+    `batch.faults`, and resets no environment.
 
     Args:
         batch: the postprocessed batch, which is changed in place.
