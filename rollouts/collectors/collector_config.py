@@ -59,10 +59,10 @@ class CollectingConfig(Config):
             only the other options, and calls of `update_policy_weights_`, decide when weights are
             sent.
         max_weight_update_interval: the maximum lag of the weights with which a worker acts. The lag
-            is the number of batches that the Collector has returned since it copied these weights
-            from the policy. Workers receive new weights before their weights exceed this lag. If
-            the weights of a pending fragment would exceed this lag when the next batch is returned,
-            the fragment is first stopped early. -1 means that the lag has no limit.
+            is the number of batches that the Collector has returned since the policy had these
+            weights. Workers receive new weights before their weights exceed this lag. If the
+            weights of a pending fragment would exceed this lag when the next batch is returned, the
+            fragment is first stopped early. -1 means that the lag has no limit.
         fraction_workers: in synchronous collection, when this share of the workers has finished,
             the fragments of the other workers stop early. 1 means that every fragment has its full
             length.
@@ -107,7 +107,7 @@ class CollectorConfig(CollectingConfig):
     - `collector_class`: only TorchRL's classes that collect in one process are accepted.
     - `collector_kwargs`: a dict of options, which have the same effect as if they were passed
       directly.
-    - `device`: sets those of `policy_device` and `storing_device` that are not given.
+    - `device`: sets `policy_device` and `storing_device`, unless they are given separately.
 
     Attributes:
         num_collectors: the number of workers, each a Ray actor. `None` means one worker for each

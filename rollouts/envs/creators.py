@@ -23,9 +23,10 @@ class EnvContext(dict[str, Any]):
     The environment may change the copy. `own_copy` describes which values cannot be copied and are
     shared instead.
 
-    Two environments of a run that exist at the same time never have the same pair of `worker_index`
-    and `vector_index`. An environment can therefore derive a port, a licence or its part of a data
-    set from the pair.
+    Two environments of a run that exist at the same time have different pairs of `worker_index` and
+    `vector_index`. An environment can therefore derive a port, a licence or its part of a data set
+    from the pair. There is one exception: a training worker that `WorkerSet.add_workers` adds may
+    have the index of an evaluation worker. `in_evaluation` distinguishes their environments.
 
     Attributes:
         worker_index: the index of the worker. Training workers have the indices 1, 2, and so on.
