@@ -33,11 +33,11 @@ class CollectingConfig(Config):
     """The options of a Collector that do not depend on how its workers were made.
 
     Attributes:
-        frames_per_batch: the minimum number of environment steps in one batch. This number is
-            rounded up, so that all environments of a worker make the same number of steps. With
-            `sync`, a batch comes from the environments of all workers. Otherwise, a batch comes
-            from the environments of one worker. `None` means that each fragment has
-            `rollout_fragment_length` steps.
+        frames_per_batch: the number of environment steps in one batch. A batch may have more steps,
+            because all environments of a worker make the same number of steps. If fragments are
+            stopped early, a batch may have fewer steps. With `sync`, a batch comes from the
+            environments of all workers. Otherwise, a batch comes from the environments of one
+            worker. `None` means that each fragment has `rollout_fragment_length` steps.
         total_frames: the Collector stops after the batch with which the number of returned
             environment steps reaches this number. -1 means that the Collector never stops.
         sync: if True, each batch contains one fragment of every worker, in the order of the
