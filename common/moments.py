@@ -1,4 +1,4 @@
-"""`Moments`: the number, mean and squared deviations of rows, which can be merged exactly."""
+"""`Moments`: the number, mean and squared deviations of rows. Moments of two sets can be merged."""
 
 from __future__ import annotations
 

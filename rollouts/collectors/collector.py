@@ -50,7 +50,7 @@ class Collector:
 
     As in TorchRL, the workers of a Collector are also called collectors. If a worker fails, it is
     replaced, and the new worker collects the lost fragment again. Each worker has at most one
-    fragment that is pending or not yet consumed. The workers therefore wait for a slow consumer.
+    fragment that is pending or not yet returned. The workers therefore wait for a slow consumer.
 
     Args:
         create_env_fn: a callable that makes an environment, or a Gymnasium id (see `resolve_env`).

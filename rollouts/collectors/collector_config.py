@@ -64,9 +64,10 @@ class CollectingConfig(Config):
             weights of a pending fragment would exceed this lag when the next batch is returned, the
             fragment is first stopped early. -1 means that the lag has no limit.
         fraction_workers: in synchronous collection, when this share of the workers has finished,
-            the fragments of the other workers stop early. 1 means that every fragment has its full
-            length.
-        fraction_samples: a fragment that stops early keeps at least this share of its steps.
+            the fragments of the other workers stop early. 1 means that this option stops no
+            fragment.
+        fraction_samples: a fragment that `fraction_workers` stops early has at least this share of
+            its full length.
     """
 
     frames_per_batch: Automatic = pydantic.Field(default=None, ge=0, le=10**9)
