@@ -8,8 +8,8 @@
   bytes. The relative error is at most 2^-8 at any magnitude.
 - `lz4` is lossless, and applies only to batches. Before compression, it stores bytes of equal
   significance next to each other (byte shuffling, as in Blosc). It is useful for uint8 images,
-  which `fp16` and `bf16` do not compress: over a 100 Mbit/s link, a fragment of 80 Pong
-  observations takes 5 ms instead of 200 ms. For float columns, `bf16` is faster. The codec comes
+  which `fp16` and `bf16` do not compress. Sending a fragment of 80 Pong observations over a 100
+  Mbit/s link takes 5 ms instead of 200 ms. For float columns, `bf16` is faster. The codec comes
   from PyArrow, which Ray's data library requires.
 - `topk` sends only the elements with the largest magnitudes, with error feedback (Stich et al.,
   2018). It applies only to gradients. See `GradientPacker`.
@@ -57,7 +57,8 @@ class Packed(NamedTuple):
 
 @np.errstate(all="ignore")
 def pack(array: np.ndarray, codec: str) -> Packed:
-    """Packs one array. Lossy codecs apply only to float32, and store other dtypes unpacked.
+    """Packs one array. Lossy codecs compress only float32. Other dtypes are then stored without
+    compression.
 
     Args:
         array: an array of any shape.
@@ -91,7 +92,7 @@ def pack(array: np.ndarray, codec: str) -> Packed:
 @np.errstate(all="ignore")
 def unpack(packed: Packed) -> np.ndarray:
     """Returns the array with its original shape and dtype. The result may be read-only if the array
-    was stored unpacked.
+    was stored without compression.
 
     Raises:
         ValueError: if the codec is unknown.

@@ -74,7 +74,7 @@ def nearest_of(name: Any, known: Iterable[str], shown: Iterable[str] | None = No
 
 def _similarity(given: str, key: str) -> float:
     """Returns the similarity of two names, from 0 to 1. This is the larger of two numbers: the
-    similarity of the letters, and the share of common words."""
+    similarity of the letters, and the share of the words in `given` that `key` also contains."""
     given, key = given.lower(), key.lower()
     words, others = (set(re.findall(r"[a-z]{3,}", name)) for name in (given, key))
     shared = len(words & others) / max(len(words), 1)
@@ -123,7 +123,7 @@ def without_fixed(
 
 
 def shown(value: Any) -> str:
-    """Returns a value as text for error messages: one line of at most 200 characters."""
+    """Returns a value as text for error messages: one line, which is cut after 200 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]}..."
 
@@ -135,8 +135,8 @@ def shown_options(options: Mapping[Any, Any]) -> str:
 
 
 def differ(one: Any, other: Any) -> bool:
-    """Returns whether two values of any type differ. Two arrays count as different unless they are
-    the same object, because `!=` compares arrays by element."""
+    """Returns whether two values of any type differ. Arrays with several elements count as
+    different unless they are the same object, because `!=` compares such arrays by element."""
     try:
         return bool(one != other)
     except ValueError:
@@ -203,9 +203,9 @@ class Config(pydantic.BaseModel):
             where: the name of the dict in error messages.
 
         Raises:
-            ConfigError: if a key is unknown, a value has a wrong type or is out of range, or a key
-                has two values under two names. For an unknown key, the message names the nearest
-                known key.
+            ConfigError: if a key is unknown, was renamed or was removed, if a value has a wrong
+                type or is out of range, or if a key has two values under two names. For an unknown
+                key, the message suggests known keys.
         """
         options = canonical(options, cls.aliases, where)
         cls.check_former_keys(options, where)

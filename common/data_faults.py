@@ -11,10 +11,12 @@ class DataFaults(NamedTuple):
     contains them.
 
     Attributes:
-        env_faults: the number of exceptions that environments raised. Each exception ends an
-            episode and invalidates at most one row.
+        env_faults: the number of exceptions that environments raised. Exceptions while a failed
+            environment is replaced also count.
         env_index: the index of the environment that raised the last exception, within its worker.
-        traceback: the traceback of the last exception. It starts in the environment's own code.
+            If a whole vector environment raised, this is the index of its last environment.
+        traceback: the traceback of the last exception. Its first frame is in the environment's own
+            code.
         non_finite: a description of the non-finite values in the fragment, or in values that were
             computed from the fragment. Empty if all values are finite. A learner must not use a
             batch with non-finite values.

@@ -1,4 +1,4 @@
-"""`Moments`: the number, mean and squared deviations of rows, which can be merged exactly."""
+"""`Moments`: the number, mean and squared deviations of rows. Moments of two sets can be merged."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import numpy as np
 
 
 class Moments(NamedTuple):
-    """The number of rows `[S]`, and the mean and the sum of squared deviations of each element.
+    """The moments of a set of rows `[S]`: the number of rows, and for each of the S elements the
+    mean and the sum of squared deviations from the mean.
 
-    The moments are always float64. The merged moments of two sets of rows equal the moments of all
-    rows together, up to rounding (Chan, Golub and LeVeque, 1983). The arrays are never changed.
+    The moments are computed in float64. The merged moments of two sets of rows equal the moments of
+    all rows together, up to rounding (Chan, Golub and LeVeque, 1983). The arrays are not changed
+    after they are made.
 
     Attributes:
         rows: the number of rows.
@@ -63,7 +65,7 @@ class Moments(NamedTuple):
 
 
 def merged(first: Moments | None, second: Moments | None) -> Moments | None:
-    """Returns the merged moments. None means zero rows."""
+    """Returns the moments of both sets of rows together. None means zero rows."""
     if first is None or second is None:
         return second if first is None else first
     return first.merge(second)

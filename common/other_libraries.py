@@ -1006,14 +1006,16 @@ _ALGORITHMS = {re.sub(r"\W", "", name).lower(): text for name, text in ALGORITHM
 
 
 def instead_of_algorithm(name: Any) -> str:
-    """Returns a text about the preset that corresponds to an algorithm of another library. The text
-    has no final full stop. For other names, the result is an empty string."""
+    """Returns a text that says which preset of polopt corresponds to an algorithm of another
+    library, or that polopt has no such algorithm. The text has no final full stop. For names that
+    are not in `ALGORITHMS`, the result is an empty string."""
     return _plain(_ALGORITHMS.get(re.sub(r"\W|_", "", str(name)).lower(), ""))
 
 
 def instead_of(name: Any) -> str:
-    """Returns a text about the options of polopt that correspond to an option of another library.
-    The text has no final full stop. For other names, the result is an empty string. An example:
+    """Returns a text that says what to use in polopt instead of an option of another library. The
+    text has no final full stop. For names that are not in the tables of this file, the result is an
+    empty string. An example:
 
         For 'n_steps' of Stable-Baselines3: 'rollout_fragment_length'
     """
@@ -1026,7 +1028,8 @@ def instead_of(name: Any) -> str:
     ):
         found = [option.here for option in options if name in option.names]
         _add(answers, library, found)
-        # The same name may mean something else there.
+        # If the library's other algorithms also have an option of this name, the option may have
+        # another meaning in `algorithms`. The text then names `algorithms`.
         owner = f"{library}'s {algorithms}" if found else library
         _add(answers, owner, [option.here for option in of_replay if name in option.names])
     _add(answers, "RLlib", (f.here for f in (*RLLIB_FIXED, *RLLIB_MODEL_FIXED) if name in f.same))
@@ -1044,7 +1047,8 @@ def _add(answers: dict[str, list[str]], library: str, found: Iterable[str]) -> N
 
 
 def fixed(name: Any, options: Iterable[Fixed]) -> Fixed | None:
-    """Returns the row that contains an option, or None."""
+    """Returns the first entry of `options` that contains the option `name`. Returns None if there
+    is no such entry."""
     return next((row for row in options if name in row.same), None)
 
 

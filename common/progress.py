@@ -8,8 +8,8 @@ from typing import Any
 
 
 class Progress:
-    """Stores the time of the last progress. Progress is a step of an environment, or the start or
-    end of a phase.
+    """Stores the time of the last progress, for example of a step or reset of an environment, or of
+    the start or end of a phase.
 
     Attributes:
         at_s: the time of the last progress, `[1]` float64, as seconds of `time.monotonic`.

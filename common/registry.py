@@ -68,9 +68,9 @@ class Registry:
         `name`.
 
         Raises:
-            ConfigError: if the name is unknown, if an entry point cannot be imported, or if the
-                class is not a subclass of the base class. For an unknown name, the message suggests
-                the nearest known name.
+            ConfigError: if the name is unknown, if an entry point cannot be imported, or if a given
+                class or the class of an entry point is not a subclass of the base class. For an
+                unknown name, the message suggests known names.
         """
         if isinstance(name, type):
             self._check(name.__name__, name)

@@ -58,8 +58,9 @@ class SampleBatch:
             before normalisation, and `obs_mean`, `obs_inverse_std` and `reward_scale` say how the
             acting policy normalised them. These three arrays are missing if the policy does not
             normalise, or if the batch is already normalised (`Normalizer.normalized`).
-        moments: the moments of the observations and discounted returns. `None` means that the
-            worker has already counted the moments, or that the policy does not normalise.
+        moments: the moments (mean and variance) of the observations and discounted returns, for
+            normalisation. `None` means that the worker has already taken the moments from the
+            batch, or that the policy does not normalise.
         place: `(stream, step)`, the position of the fragment in the data of its sampler. A stream
             is a sequence of consecutive steps of the same environments. `step` is the number of
             steps of the stream before the fragment. `None` means that the batch has no such
@@ -151,7 +152,8 @@ class SampleBatch:
         return None if self.place is None else (self.place[0], self.place[1] + self.shape[0])
 
     def flat(self, name: str) -> np.ndarray:
-        """Returns a column with time and environments flattened, `[T * N, ...]`. A view."""
+        """Returns a column with time and environments flattened, `[T * N, ...]`. The result is a
+        view if the column is contiguous."""
         column = self[name]
         return column.reshape(-1, *column.shape[2:])
 
@@ -201,7 +203,7 @@ class SampleBatch:
         )
 
     def iter_rows(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields `(name, [T * N, ...])` for the observations and each column, as views."""
+        """Yields `(name, [T * N, ...])` for the observations and each column. See `flat`."""
         yield "obs", self.flat("obs")
         for name in self.columns:
             yield name, self.flat(name)
@@ -220,7 +222,7 @@ class SampleBatch:
         - `state_value`, `advantage` and `value_target`: `[N, T, 1]`, if `Policy.postprocess` has
           computed them.
         - `("collector", "mask")`: False in rows without a transition.
-        - `("collector", "traj_ids")`: the number of each row's trajectory.
+        - `("collector", "traj_ids")`: the index of the trajectory of each row.
 
         Args:
             device: the device of the tensors. `None` means the batch's `device`.
@@ -302,8 +304,9 @@ def _pad(batch: SampleBatch, length: int) -> SampleBatch:
     )
 
 
-#: The columns that determine the ratio of new to old probability. They are never rounded. With
-#: rounding, the ratio would differ from 1 even if the policy has not changed.
+#: The columns that determine the ratio of an action's probability under the new policy to its
+#: probability under the old policy. Lossy codecs do not round these columns. With rounding, the
+#: ratio would differ from 1 even if the policy has not changed.
 _EXACT_COLUMNS = ("actions", "action_dist_inputs", "action_logp")
 _PackedBatch = tuple[dict[str, Packed], dict[str, Packed], dict[str, Any]]
 

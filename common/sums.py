@@ -6,9 +6,9 @@ from __future__ import annotations
 class SumCount:
     """Counts the sums of a call, so that a rerun can repeat the failure of a sum.
 
-    When a rank dies, the sums of the other ranks fail. The number of sums that a surviving rank
-    completes before it notices the failure depends on timing. The record of a run therefore
-    contains this number, and a rerun makes the same sum fail.
+    When a rank (a process that takes part in the sums) dies, the sums of the other ranks fail. The
+    number of sums that a surviving rank completes before it notices the failure depends on timing.
+    The record of a run therefore contains this number, and a rerun makes the same sum fail.
 
     Attributes:
         done: the number of completed sums in this call. Joining a group counts as one sum.

@@ -83,8 +83,8 @@ def _tensor(column: np.ndarray, with_last: bool, device: str) -> Tensor:
 
 
 def _trajectory_ids(ends: np.ndarray) -> np.ndarray:
-    """Returns the number of each row's trajectory, `[T, N]` int64. The numbers are unique in the
-    batch, and count up from one environment to the next."""
+    """Returns the index of the trajectory of each row, `[T, N]` int64. The indices begin with 0,
+    are ordered by environment and then by time, and are unique in the batch."""
     ids = np.zeros(ends.shape, dtype=np.int64)
     ids[1:] = np.cumsum(ends, axis=0)[:-1]
     first = np.concatenate([[0], np.cumsum(ids[-1] + 1)[:-1]])

@@ -9,7 +9,7 @@ from importlib import metadata
 
 logger = logging.getLogger("polopt")
 
-#: The newest release of each dependency with which `make test-newest` has passed.
+#: For each dependency, the newest release with which `make test-newest` has passed.
 NEWEST_TESTED = {"ray": "2.60", "torch": "2.15", "gymnasium": "1.4"}
 
 

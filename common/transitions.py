@@ -15,9 +15,10 @@ class Transitions(NamedTuple):
         targets = rows.rewards + rows.discounts * value(rows.next_obs)
         loss = (rows.weights * huber(q(rows.obs, rows.actions) - targets)).mean()
 
-    The next observation of a row is the observation n steps later. If the episode was truncated
-    earlier, the next observation is the true last observation. If the episode terminated earlier,
-    `discounts` is 0, and the content of `next_obs` does not matter.
+    The next observation of a row is the observation n steps later. If the episode is truncated
+    within these n steps, the next observation is the true last observation of the episode. If the
+    episode terminates within these steps, `discounts` is 0, and the content of `next_obs` does not
+    matter.
 
     Attributes:
         obs: the observations, encoded as in `SampleBatch`.
@@ -26,7 +27,8 @@ class Transitions(NamedTuple):
         discounts: gamma^m, where m is the number of steps of the row. 0 after `terminated`.
         next_obs: the observations after the steps of each row. Bootstrap values are computed from
             these observations.
-        weights: the importance-sampling weights (Schaul et al., 2016). 1 if sampling is uniform.
+        weights: the importance-sampling weights (Schaul et al., 2016). 1 if the buffer draws rows
+            uniformly.
         indices: the indices of the rows in the buffer, for updates of their priorities.
     """
 
@@ -52,8 +54,8 @@ class Sequences(NamedTuple):
             step.
         weights: the importance-sampling weights, as in `Transitions`.
         indices: the indices of the sequences in the buffer, for updates of their priorities.
-        burn_in: the number of first steps that only update the memory. They are not part of the
-            loss.
+        burn_in: the number of steps at the start of each sequence that only update the memory. They
+            are not part of the loss.
     """
 
     batch: SampleBatch

@@ -12,7 +12,8 @@ from polopt.common.moments import Moments
 
 
 class Acting(NamedTuple):
-    """The options of a policy that change how the input and output of the network are scaled.
+    """The options of a policy that change how the input and output of the network are scaled or
+    clipped.
 
     Attributes:
         normalize_actions, clip_actions: see `PolicyConfig`.
@@ -33,8 +34,8 @@ class Weights(NamedTuple):
     """All parameters of a policy, and the other values that are needed for acting and for losses.
 
     The progress of schedules and the adapted coefficients are sent with the weights. Workers
-    therefore always use the learner's values. In RLlib 0.8, `lr_schedule` and DD-PPO's KL
-    coefficient did not reach the workers.
+    therefore use the learner's values. In RLlib 0.8, `lr_schedule` and DD-PPO's KL coefficient did
+    not reach the workers.
 
     Attributes:
         flat: the parameters `[P]` float32.
@@ -42,8 +43,9 @@ class Weights(NamedTuple):
         env_steps: the number of environment steps that all workers have sampled so far. All
             schedules depend on this number.
         coefficients: the values that learning adapts, such as PPO's `kl_coeff`.
-        moments: the moments for the normalisation of observations and rewards. `None` means that
-            the policy does not normalise, or that the receiver keeps its own moments.
+        moments: the moments (mean and variance) for the normalisation of observations and rewards.
+            `None` means that the policy does not normalise, or that the receiver keeps its own
+            moments.
         acting: the options for acting with these weights. `None` means that the receiver keeps its
             own options.
     """
@@ -67,8 +69,8 @@ class Gradients(NamedTuple):
         version: the version of the weights with which the gradient was computed.
         rows: the number of valid rows in the mean.
         stats: the learner statistics, as means over the same rows.
-        new_rows: the number of rows that no earlier gradient has used. It is 0 after the first
-            epoch.
+        new_rows: the number of rows that no earlier gradient of the rollout has used. It is 0 after
+            the first epoch.
         ends_rollout: whether this is the last gradient of a rollout.
         acted: the version of the weights that chose the actions. If several versions chose actions,
             this is the oldest version.

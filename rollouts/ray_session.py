@@ -43,13 +43,13 @@ def attach_or_start(
     """Connects this process to Ray, unless the process is already connected.
 
     Args:
-        num_cpus: the number of logical CPUs that the run needs. If this function starts Ray, Ray
-            has at least this number of CPUs. The machine may have fewer, because Ray uses the
-            number only for scheduling. If a running cluster has fewer CPUs, a warning is logged.
+        num_cpus: the number of logical CPUs that the run needs. If this function starts Ray without
+            `init_config`, Ray has at least this number of CPUs. The machine may have fewer, because
+            Ray uses the number only for scheduling. If Ray has fewer CPUs, a warning is logged.
         num_processes: the number of worker processes of the run.
-        init_config: the arguments of `ray.init`. polopt then adds no arguments of its own. `None`
-            attaches to a running cluster if there is one. Otherwise, `None` starts Ray on this
-            machine.
+        init_config: the arguments of `ray.init`. polopt then adds no arguments of its own. With
+            `None`, this function connects to a running cluster. If there is no running cluster,
+            this function starts Ray on this machine.
         evaluation_cpus: the part of `num_cpus` that only evaluation needs. Training starts without
             these CPUs.
 
@@ -108,7 +108,7 @@ def check_address(address: str) -> None:
         address: `HOST:PORT` or `ray://HOST:PORT`. Other values, such as `auto`, are not checked.
 
     Raises:
-        ConfigError: if no server answers at the address, or if the server is not Ray.
+        ConfigError: if no server answers at the address, or if the answer is not an answer of Ray.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdigit()):
@@ -177,7 +177,8 @@ def warn_if_larger(
     effect: str = "it starts once Ray has more. To start it now",
 ) -> None:
     """Warns if the connected Ray cluster has fewer resources than requested. Ray then waits for new
-    nodes. Only an autoscaling cluster adds nodes. In other clusters, Ray waits forever.
+    nodes. An autoscaling cluster may add nodes. In other clusters, Ray waits until somebody adds a
+    node.
 
     Args:
         who: the subject of the warning, such as "the run".

@@ -36,8 +36,8 @@ _LARGEST_SEED = 2**32 - 1
 
 
 class Collector:
-    """Collects experience with several workers. Each worker is a Ray actor with its own
-    environments.
+    """Collects experience with one or more workers. Each worker is a Ray actor with its own
+    environments. With `num_collectors=0`, this process collects instead.
 
         with Collector(
             lambda: gymnasium.make("CartPole-v1"),
@@ -50,13 +50,13 @@ class Collector:
 
     As in TorchRL, the workers of a Collector are also called collectors. If a worker fails, it is
     replaced, and the new worker collects the lost fragment again. Each worker has at most one
-    fragment that is pending or not yet consumed. The workers therefore wait for a slow consumer.
+    fragment that is pending or not yet returned. The workers therefore wait for a slow consumer.
 
     Args:
         create_env_fn: a callable that makes an environment, or a Gymnasium id (see `resolve_env`).
             A list has one item for each worker.
-        policy: the policy that chooses actions, in one of these forms. If polopt makes the policy,
-            `collector.policy` holds it.
+        policy: the policy that chooses actions, in one of these forms. From all forms except the
+            first, polopt makes a Policy, which is then `collector.policy`.
 
             - a polopt Policy, which is used directly
             - the name or class of a polopt Policy, or `(name or class, options)`
@@ -71,6 +71,7 @@ class Collector:
     Raises:
         ConfigError: if an argument is invalid. This is raised before any actor starts, except if
             the file `record_to` cannot be written.
+        RerunDifference: with `rerun_of`, if the start differs from the record.
     """
 
     def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any) -> None:
@@ -132,7 +133,9 @@ class Collector:
         return transport.log
 
     def _count(self, reply: Reply) -> None:
-        if reply.counts.moments is not None:  # only policies that learn normalise observations
+        # Replies contain moments (mean and variance of observations and returns) only if the policy
+        # normalises. A policy that does not learn does not normalise, and has no `add_moments`.
+        if reply.counts.moments is not None:
             self.policy.add_moments(reply.counts.moments)
 
     # ---- iteration ------------------------------------------------------------------------------
@@ -193,8 +196,8 @@ class Collector:
     # ---- fragments ------------------------------------------------------------------------------
 
     def _request(self, ahead: bool) -> None:
-        """Requests a fragment from every idle worker, until enough frames for `total_frames` are
-        requested.
+        """Requests a fragment from every idle worker, unless the requested frames already suffice
+        for `total_frames`.
 
         Args:
             ahead: whether the current batch has not been returned yet.
@@ -227,9 +230,9 @@ class Collector:
     def _may_return(self, reply: Reply) -> bool:
         """Returns whether the fragment in `reply` may be returned now.
 
-        A fragment must wait while an earlier fragment is pending or kept. A fragment is earlier if
-        the user called `update_policy_weights_` between the requests of the two fragments. This
-        function also stops earlier fragments early.
+        This fragment must wait while an earlier fragment is pending or kept. Another fragment is
+        earlier if it was requested before a call of `update_policy_weights_` by the user, and this
+        fragment was requested after that call. This method also stops the earlier fragments early.
         """
 
         def earlier(one: Reply | Pending) -> bool:
@@ -250,21 +253,22 @@ class Collector:
             calls.receive()
 
     def stop_batch_early(self, keep_steps: int | None) -> None:
-        """Ends the fragments of one batch early. This is the batch for which the Collector waits
-        now, or else the next batch. Fragments that are pending for later batches continue. Any
-        thread may call this method.
+        """Ends the fragments of a batch early. This is the batch for which the Collector waits now,
+        or else the next batch. Fragments that are pending for later batches continue. When the
+        Collector begins to wait for a later batch, the request also ends the fragments of that
+        batch, unless it was cancelled. Any thread may call this method.
 
         Args:
-            keep_steps: the minimum number of steps in each fragment. `None` cancels an earlier
-                request.
+            keep_steps: the minimum number of steps in each fragment. `None` cancels the previous
+                request for later batches.
         """
         self._keep_steps = keep_steps
         if self._waits:
             self._stop_early()
 
     def _stop_early(self) -> None:
-        """Ends the fragments that are missing from the current batch. In asynchronous collection,
-        the batch is the oldest fragment."""
+        """Ends the fragments that are missing from the current batch, if `stop_batch_early`
+        requested this. In asynchronous collection, this is the oldest pending fragment."""
         if self._keep_steps is None or (self.calls.kept and not self.config.sync):
             return
         pending = self.calls.pending()
@@ -319,14 +323,14 @@ class Collector:
         num_envs: int | None = None,
         remote_configs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
-        """Starts more workers. The new workers contribute to the next batch.
+        """Starts more workers. The new workers contribute to the next batch that is requested.
 
         Args:
             create_env_fn: as for the constructor. `None` means the environment of the first worker.
             num_collectors: the number of new workers. `None` means one for each item of
                 `create_env_fn`.
-            num_envs: the number of environments of each new worker. `None` means the same number as
-                in the other workers.
+            num_envs: as for the constructor. `None` means the number that was passed to the
+                constructor.
             remote_configs: as for the constructor. `None` means the actor options of the first
                 worker.
 
@@ -362,7 +366,7 @@ class Collector:
             static_seed: whether all environments receive the same seed.
 
         Returns:
-            the next seed of the sequence.
+            the next seed of the sequence, or `seed` itself if `static_seed` is True.
         """
         self.calls.discard()
         return seed_workers(self.workers, seed, static_seed)
@@ -450,7 +454,7 @@ def next_seed(seed: int) -> int:
 
 def seed_workers(workers: WorkerSet, seed: int, static: bool) -> int:
     """Seeds every environment of every worker, and returns the next seed of the sequence. With
-    `static`, all environments receive the same seed."""
+    `static`, all environments receive `seed`, and the result is also `seed`."""
     seeds: dict[int, list[int]] = {}
     for index in [worker.index for worker in workers.remote] or [0]:
         seeds[index] = []
@@ -466,9 +470,9 @@ def seed_workers(workers: WorkerSet, seed: int, static: bool) -> int:
 def take_weights(policy: Any, weights: Weights | np.ndarray | Mapping[str, Any]) -> None:
     """Sets the weights of a policy.
 
-    Weights keep their version. A flat vector `[P]` and a `state_dict` of the network become the
-    next version. The policy keeps its own moments, because the moments describe the observations
-    that its workers have sampled.
+    A `Weights` object keeps its version. A flat vector `[P]` or a `state_dict` of the network
+    receives the next version. The policy keeps its own moments, which are the mean and variance of
+    the observations and returns that its workers have sampled.
 
     Raises:
         ValueError: if the weights belong to a different network.

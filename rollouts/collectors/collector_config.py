@@ -33,9 +33,10 @@ class CollectingConfig(Config):
     """The options of a Collector that do not depend on how its workers were made.
 
     Attributes:
-        frames_per_batch: the number of environment steps in one batch. This number is rounded up,
-            so that all environments make the same number of steps. With `sync`, a batch comes from
-            the environments of all workers. Otherwise, a batch comes from the environments of one
+        frames_per_batch: the number of environment steps in one batch. A batch may have more steps,
+            because all environments of a worker make the same number of steps. If fragments are
+            stopped early, a batch may have fewer steps. With `sync`, a batch comes from the
+            environments of all workers. Otherwise, a batch comes from the environments of one
             worker. `None` means that each fragment has `rollout_fragment_length` steps.
         total_frames: the Collector stops after the batch with which the number of returned
             environment steps reaches this number. -1 means that the Collector never stops.
@@ -43,8 +44,8 @@ class CollectingConfig(Config):
             workers. If False, each fragment is a batch, and batches are returned in the order in
             which they arrive.
         init_random_frames: fragments are sampled with actions that are uniform over the action
-            space, until this many environment steps are requested. -1 means that the policy always
-            chooses the actions.
+            space, until this many environment steps are requested. -1 or 0 means that the policy
+            chooses all actions.
         reset_at_each_iter: whether to reset the environments before each batch.
         split_trajs: whether and how to cut batches into trajectories. `padded` (or True) returns a
             batch `[longest, number of trajectories]`, in which the column `valid` is False in the
@@ -55,15 +56,18 @@ class CollectingConfig(Config):
             fragment. Workers then do not sample ahead. In synchronous collection, every batch is
             therefore sampled with the current weights.
         broadcast_interval: the Collector sends new weights after this many batches. 0 means that
-            only the other options decide when weights are sent.
-        max_weight_update_interval: the maximum lag, in batches, of the weights with which a worker
-            acts. Workers receive new weights before they exceed this lag. If a fragment would
-            exceed the lag, it is stopped early before the next batch is returned. -1 means that the
-            lag has no limit.
+            only the other options, and calls of `update_policy_weights_`, decide when weights are
+            sent.
+        max_weight_update_interval: the maximum lag of the weights with which a worker acts. The lag
+            is the number of batches that the Collector has returned since the policy had these
+            weights. Workers receive new weights before their weights exceed this lag. If the
+            weights of a pending fragment would exceed this lag when the next batch is returned, the
+            fragment is first stopped early. -1 means that the lag has no limit.
         fraction_workers: in synchronous collection, when this share of the workers has finished,
-            the fragments of the other workers stop early. 1 means that every fragment has its full
-            length.
-        fraction_samples: a fragment that stops early keeps at least this share of its steps.
+            the fragments of the other workers stop early. 1 means that this option stops no
+            fragment.
+        fraction_samples: a fragment that `fraction_workers` stops early has at least this share of
+            its full length.
     """
 
     frames_per_batch: Automatic = pydantic.Field(default=None, ge=0, le=10**9)
@@ -104,26 +108,27 @@ class CollectorConfig(CollectingConfig):
     - `collector_class`: only TorchRL's classes that collect in one process are accepted.
     - `collector_kwargs`: a dict of options, which have the same effect as if they were passed
       directly.
-    - `device`: sets both `policy_device` and `storing_device`.
+    - `device`: sets `policy_device` and `storing_device`, unless they are given separately.
 
     Attributes:
         num_collectors: the number of workers, each a Ray actor. `None` means one worker for each
             item of `create_env_fn`. 0 means that this process collects, without Ray.
-        num_envs: the number of environments of one worker.
-        num_workers_per_collector: the number of environments of one worker is multiplied by this
+        num_envs: the number of environments of one worker, if `num_workers_per_collector` is 1.
+        num_workers_per_collector: the number of environments of one worker is `num_envs` times this
             number. If this number is greater than 1, each environment runs in its own process
             (Gymnasium's `AsyncVectorEnv`).
-        create_env_kwargs: the keyword arguments of each environment.
-        max_frames_per_traj: episodes are truncated after this many steps. -1 means that this option
-            truncates no episodes.
+        create_env_kwargs: the options of each environment. A callable receives them as keyword
+            arguments or as one dict, depending on its signature.
+        max_frames_per_traj: episodes are truncated after this many steps. -1 or 0 means that this
+            option truncates no episodes.
         policy_device: the device of the workers' copies of the policy.
         postproc: a callable `SampleBatch -> SampleBatch` that the worker applies to each fragment.
         remote_configs: the options of the workers' actors, with the names that `ray.remote` uses
             (`num_cpus`, `num_gpus`, `memory`, `resources`, `runtime_env`, ...). A list has one dict
             for each worker.
         ray_init_config: the arguments of `ray.init`. They are ignored if this process is already
-            connected to Ray. `None` attaches to a running cluster if there is one. Otherwise,
-            `None` starts Ray on this machine.
+            connected to Ray. With `None`, the Collector connects to a running cluster. If there is
+            no running cluster, the Collector starts Ray on this machine.
         seed: the seed of all random numbers. `None` means a random seed.
         record_to: the path of a new file in which the Collector records all events whose order
             depends on timing. Requires `seed`. See docs/rerun.md.

@@ -30,10 +30,10 @@ class CollectorThread:
     When the queue is full, the thread blocks. Each worker then finishes its pending fragment and
     waits.
 
-    The thread that consumes batches takes the snapshots of the weights, inside `get`. At that time,
-    the policy is never in the middle of an update. If an option of the Collector decides when
-    weights are sent, each `get` takes a snapshot. Otherwise, only `update_policy_weights_` takes a
-    snapshot.
+    The thread that consumes batches takes the snapshots of the weights, inside `get`. If this
+    thread also learns, the policy is then not in the middle of an update. If an option of the
+    Collector decides when weights are sent, each `get` takes a snapshot. Otherwise, only
+    `update_policy_weights_` takes a snapshot.
 
     Args:
         collector: the Collector to iterate over. Until `stop`, other threads may use only its
@@ -118,12 +118,13 @@ class CollectorThread:
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Ends the thread within about two seconds, whatever the thread and the workers are doing.
-        Calling `stop` again is safe.
+        """Stops the thread, and waits at most about two seconds for its end. Calling `stop` again
+        is safe.
 
-        Pending fragments are stopped early. A worker that does not answer within one second,
-        because it hangs or is still starting, is killed. Afterwards, other threads may use the
-        Collector.
+        Pending fragments are stopped early. A remote worker that does not answer within one second,
+        because it hangs or is still starting, is killed. If environments run in this process, the
+        thread ends only after their current step. When `is_alive` is False, other threads may use
+        the Collector.
         """
         self._stopping.set()
         calls = self.collector.calls

@@ -47,9 +47,9 @@ class GradientWorker(RolloutWorker):
     """A worker whose `next_batch` returns a batch from its own Collector.
 
     The Collector samples with environments in this worker's process, or with `num_workers_below`
-    remote rollout workers. These workers are called the workers below, and they receive the same
-    weights. The gradient worker adds the counts in the replies of the workers below to its own
-    record.
+    remote rollout workers. These remote workers are called the workers below. They receive the
+    weights of the gradient worker. The gradient worker adds the counts in the replies of the
+    workers below to its own record.
 
     Policy optimizers use a gradient worker like any `RolloutWorker`. The method `get_data` and the
     methods after it come from PyTorchRL. They are for programs that call gradient workers directly.
@@ -60,8 +60,8 @@ class GradientWorker(RolloutWorker):
         index: as for a rollout worker.
         control: see `CallRunner`.
         clock: see `CallRunner`.
-        below: the workers below the previous gradient worker in this process. The new gradient
-            worker reuses them if possible.
+        below: the set with the workers below the previous gradient worker of this process. The new
+            gradient worker reuses these workers if possible.
 
     Attributes:
         workers: a set with this worker as the local worker, and with the remote workers below.
@@ -100,7 +100,9 @@ class GradientWorker(RolloutWorker):
     def _count(self, reply: Reply) -> None:
         """Adds the counts in a reply of a worker below to this worker's record."""
         self.record.add_below(reply.counts)
-        if reply.worker.index > 0:  # `new_moments` already includes this worker's own moments
+        # If this worker itself has sampled the fragment, `new_moments` already includes its moments
+        # (the mean and variance of its observations and returns).
+        if reply.worker.index > 0:
             self.new_moments = merged(self.new_moments, reply.counts.moments)
 
     def _config_below(self) -> WorkerConfig:
@@ -119,8 +121,8 @@ class GradientWorker(RolloutWorker):
                 "num_gpus_per_worker": 0.0,  # the workers below do not learn
             }
         )
-        # Each gradient worker, and each of its replacements, has a different seed for the workers
-        # below. The workers below therefore draw different random numbers.
+        # Each gradient worker, and each of its replacements, has a different seed for its workers
+        # below. The workers below two gradient workers therefore draw different random numbers.
         stream = np.random.SeedSequence(config.seed, spawn_key=(self.index, config.restart_count))
         seed = int(stream.generate_state(1)[0]) >> 1
         offset = max(self.index - 1, 0) * rollout.num_workers_below
@@ -187,7 +189,7 @@ class GradientWorker(RolloutWorker):
 
     def remade(self, *args: Any, control: ControlPage) -> GradientWorker:
         """Stops this worker, and makes another gradient worker in the same process. The new worker
-        reuses the processes of the workers below."""
+        reuses the processes of the workers below if possible."""
         self._end_collecting()
         super().stop()
         kind: Any = type(self)

@@ -20,8 +20,9 @@ class WeightSync(WeightSnapshots):
     batches since the local policy had these weights. The local policy may have learned from these
     `n` batches.
 
-    Workers always receive the last snapshot, and never weights in the middle of an update. If a
-    background thread collects, the thread that learns can take the snapshots (`by_consumer`).
+    Remote workers receive the last snapshot. A snapshot must not be taken in the middle of an
+    update. If a background thread collects, the thread that learns should therefore take the
+    snapshots (`by_consumer`).
 
     Args:
         workers: the workers that receive weights.

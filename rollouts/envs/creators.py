@@ -23,9 +23,10 @@ class EnvContext(dict[str, Any]):
     The environment may change the copy. `own_copy` describes which values cannot be copied and are
     shared instead.
 
-    Two environments of a run that exist at the same time never have the same pair of `worker_index`
-    and `vector_index`. An environment can therefore derive a port, a licence or its part of a data
-    set from the pair.
+    Two environments of a run that exist at the same time have different pairs of `worker_index` and
+    `vector_index`. An environment can therefore derive a port, a licence or its part of a data set
+    from the pair. There is one exception: a training worker that `WorkerSet.add_workers` adds may
+    have the index of an evaluation worker. `in_evaluation` distinguishes their environments.
 
     Attributes:
         worker_index: the index of the worker. Training workers have the indices 1, 2, and so on.
@@ -35,8 +36,8 @@ class EnvContext(dict[str, Any]):
             evaluation in the driver's process and in `polopt evaluate`.
         vector_index: the index of the environment within its worker.
         num_workers: the number of remote training workers. In an evaluation environment, the number
-            of remote evaluation workers. If a worker below a gradient worker makes the environment,
-            the number of workers below this gradient worker.
+            of remote evaluation workers. In a worker that samples for a gradient worker, the number
+            of workers that sample for the same gradient worker.
         in_evaluation: whether the environment is used for evaluation. The policy does not learn
             from such an environment.
     """

@@ -64,7 +64,8 @@ def warn_without(owner: Any, name: str, problem: Exception | str, without: str) 
 
 
 def innermost(env: Any) -> Any:
-    """The environment in all wrappers, for messages. The argument itself if `unwrapped` raises."""
+    """Returns the environment without its wrappers, for messages. Returns `env` itself if
+    `env.unwrapped` raises."""
     try:
         return env.unwrapped
     except Exception:  # a user's property may raise anything
@@ -98,8 +99,9 @@ def described(error: BaseException) -> str:
 
 
 def other_thread() -> str:
-    """Names the current thread for messages about an environment that raised, and says what helps
-    an environment that works in the main thread only. Empty in the main thread."""
+    """Returns a text for messages about an environment that raised. The text names the current
+    thread, and says what the user can do if the environment works only in the main thread. In the
+    main thread, the text is empty."""
     thread = threading.current_thread()
     if thread is threading.main_thread():
         return ""

@@ -16,8 +16,8 @@ from polopt.common.config import ConfigError, nearest, shown
 from polopt.common.tune_registry import shared
 from polopt.rollouts.envs.missing_packages import missing_package
 
-#: Gymnasium's ids that wrap an environment of another package. An option of the environment names
-#: this package.
+#: The ids of Gymnasium's adapters, which wrap an environment of another package. An option of the
+#: adapter names this package.
 _ADAPTERS = ("GymV21Environment-v0", "GymV26Environment-v0")
 #: Maps a namespace of ids to the module that registers these ids.
 _MODULES = {"ALE": "ale_py"}
@@ -35,23 +35,25 @@ def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
 
     - For a callable, the result is the callable.
     - For a name that is registered with Tune, the result is the registered creator.
-    - For a Gymnasium id, the result is the spec. The spec may name a class or function in the
-      driver's `__main__`. The result then contains the class or function instead of the name,
-      because the `__main__` of a worker is a different module.
+    - For a Gymnasium id or a spec, the result is the spec. The spec may name a class or function in
+      the driver's `__main__`. The result then contains the class or function instead of the name,
+      because the `__main__` of a worker is a different module. If a wrapper in the spec is such a
+      class or function, the result is a callable that makes the environment.
     - For `module:name`, the module is imported first. If the module has a callable `name`, the
-      result is this callable. Otherwise, `name` must be an id that the import registers.
+      result is this callable. Otherwise, `name` must be a Gymnasium id after the import.
 
     Args:
         env: the value of the config key `env`.
         allow_import: whether the module of `module:name` may be imported. Pass False for a name
             that the user did not choose, such as a name in a checkpoint. Then the name must already
-            be a registered id, and its environment must not import a module that `env_config`
-            names.
+            be registered with Gymnasium or Tune, and must not be the id of an adapter that imports
+            a module that `env_config` names.
 
     Raises:
-        ConfigError: if the id is unknown, the module cannot or must not be imported, or `env` has
-            another type, for example if `env` is an environment that is already made. For an
-            unknown id, the message suggests the nearest known id.
+        ConfigError: if the id is unknown, a package is missing, the module cannot or must not be
+            imported, or `env` has another type, for example if `env` is an environment that is
+            already made. For an unknown id, the message suggests a similar known id if there is
+            one.
     """
     refuse_made_env(env)
     if isinstance(env, EnvSpec):

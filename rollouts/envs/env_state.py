@@ -4,7 +4,8 @@ Gymnasium has no interface for the state of an environment, and unpickling envir
 checkpoint is not safe. An environment therefore supports checkpoints with two optional methods:
 
 - `get_checkpoint_state()` returns the state of the environment, including the state of its random
-  generator. The state consists of arrays, numbers, strings, and lists and dicts of these values.
+  generator. The state may contain None, booleans, numbers, strings, arrays and tensors, and lists,
+  tuples and dicts of these values.
 - `set_checkpoint_state(state)` restores this state. Tuples in the state are restored as lists.
 
 Either the vector environment or each sub-environment of a `SyncVectorEnv` defines the two methods.
@@ -109,7 +110,7 @@ def _restore(env: Any, state: Any) -> bool:
 
 def _method(env: Any, name: str) -> Any:
     """Returns an attribute of an environment or of one of its wrappers. Returns None if the
-    attribute does not exist."""
+    attribute does not exist or cannot be read."""
     try:
         return env.get_wrapper_attr(name) if isinstance(env, gymnasium.Env) else getattr(env, name)
     except AttributeError:
@@ -165,11 +166,11 @@ def get_env_statistics(env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
 
 def set_env_statistics(env: VectorEnv[Any, Any, Any], saved: dict[str, Any]) -> None:
     """Restores statistics that `get_env_statistics` returned for environments with the same
-    wrappers. If the number of environments differs, each environment receives the combined
-    statistics of all saved environments.
+    wrappers. If the number of environments differs from the saved number, each environment receives
+    the combined statistics of all saved environments.
 
     Raises:
-        ValueError: if the wrappers differ.
+        ValueError: if the wrappers keep other statistics than the saved statistics.
     """
     _set(env, list(_statistics(env)), saved["vector"])
     envs, chains = list(_sub_envs(env)), saved["envs"]
@@ -180,7 +181,12 @@ def set_env_statistics(env: VectorEnv[Any, Any, Any], saved: dict[str, Any]) -> 
 
 
 def merge_env_statistics(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Combines the statistics of several workers' environments (Chan et al., 1983)."""
+    """Combines results of `get_env_statistics` from several workers (Chan et al., 1983). The key
+    `envs` of the result holds one list for all environments together.
+
+    Raises:
+        ValueError: if the environments keep different statistics.
+    """
     chains = [chain for part in parts for chain in part["envs"]]
     return {
         "vector": _merged([part["vector"] for part in parts]),
@@ -198,7 +204,7 @@ def set_evaluation_statistics(env: Any, parts: list[dict[str, Any]]) -> None:
         parts: results of `get_env_statistics`.
 
     Raises:
-        ValueError: if the wrappers of observations differ.
+        ValueError: if the wrappers of `env` differ from the wrappers of the workers in another way.
     """
     together = merge_env_statistics(parts)
     if isinstance(env, VectorEnv):
@@ -222,9 +228,9 @@ def _freeze(env: Any) -> None:
 
 
 def _set_frozen(wrapper: Any, frozen: bool) -> None:
-    """Stops or starts the updates of a wrapper's statistics through the attribute
-    `update_running_mean` of Gymnasium's wrappers. If the wrapper does not have this attribute and
-    cannot be frozen, a warning is logged."""
+    """Stops or starts the updates of a wrapper's statistics. To do this, sets the attribute
+    `update_running_mean`, which Gymnasium's wrappers have. If the wrapper has no boolean attribute
+    of this name, it cannot be frozen, and an attempt to freeze it logs a warning."""
     if isinstance(_flag_of(wrapper), bool):
         setattr(wrapper, _FLAG, not frozen)
     elif frozen:
@@ -240,8 +246,13 @@ def _flag_of(wrapper: Any) -> Any:
 
 
 def _merged(chains: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Combines the statistics of several environments with the same wrappers."""
-    # Some environments may not have created all of their statistics yet. Their chains are skipped.
+    """Combines the statistics of several environments with the same wrappers.
+
+    Args:
+        chains: for each environment, the statistics of its wrappers.
+    """
+    # Some environments may not have created all of their statistics yet. Their shorter chains are
+    # skipped.
     longest = max(map(len, chains), default=0)
     whole = [chain for chain in chains if len(chain) == longest]
     if any(_kinds(chain) != _kinds(whole[0]) for chain in whole):

@@ -14,7 +14,8 @@ _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary
 
 
 class FastSyncVectorEnv(SyncVectorEnv):
-    """A `SyncVectorEnv` of `FaultTolerantEnv`s with a faster `step`. It returns the same results.
+    """A `SyncVectorEnv` of `FaultTolerantEnv`s. Its `step` is faster than `SyncVectorEnv.step`, and
+    returns the same results.
 
     The faster `step` is used in same-step mode if observations and actions are arrays. It writes
     each observation directly to its row of the batch. It processes final observations and infos
@@ -55,7 +56,8 @@ class FastSyncVectorEnv(SyncVectorEnv):
         return self._observed(), infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Steps each environment. Resets each environment whose episode ends.
+        """Steps each environment. In same-step mode, also resets each environment whose episode
+        ends.
 
         Args:
             actions: the actions `[N, ...]`.

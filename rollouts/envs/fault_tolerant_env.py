@@ -31,12 +31,12 @@ from polopt.rollouts.envs.missing_packages import missing_package
 from polopt.rollouts.envs.own_copy import own_copy
 from polopt.rollouts.envs.random_state import ProcessSeed, seed_global_generators, seed_spaces
 
-#: The key in `infos` under which an environment that failed has its `EnvFault`.
+#: The key in `infos` for the `EnvFault` of an environment that failed.
 FAULT_KEY = "polopt_fault"
 #: Which infos an environment keeps for callbacks: none, the infos of the last steps of episodes, or
 #: the infos of all steps.
 KeptInfos = Literal["none", "last", "all"]
-#: The key in `infos` under which an environment has its `EpisodeInfo`, if infos are kept.
+#: The key in `infos` for the `EpisodeInfo` of an environment, if infos are kept.
 INFO_KEY = "polopt_info"
 #: Types of rewards that need no conversion.
 _PLAIN_NUMBERS = frozenset({float, int, bool, np.float32, np.float64, np.int64})
@@ -48,10 +48,10 @@ class EnvFault:
 
     Attributes:
         lost_step: whether `step` raised. If True, the row of this step holds no transition, and the
-            episode is discarded. If False, `__init__` or `reset` raised between two episodes.
+            episode is discarded. If False, `__init__` or `reset` raised before an episode began.
         count: the number of exceptions until an environment worked again.
-        traceback: the traceback of the last exception. Its first line names the environment and the
-            step.
+        traceback: the traceback of the last exception. If one environment raised, and not the whole
+            vector, the first line names the environment and the step.
     """
 
     lost_step: bool
@@ -94,15 +94,16 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     If `step` of the environment raises, `step` of this wrapper returns the first observation of the
     next episode, with reward 0 and with `terminated` and `truncated` False. The `EnvFault` in
-    `info[FAULT_KEY]` says that this row holds no transition. The wrapper copies the running
-    statistics of other wrappers to the new environment (see `copy_statistics`). If a result breaks
-    Gymnasium's API, the wrapper raises an error, because a new environment would run the same code.
+    `info[FAULT_KEY]` says that this row holds no transition. If the environment has wrappers with
+    running statistics, the new environment continues with these statistics (see
+    `copy_statistics`). If a result breaks Gymnasium's API, the wrapper raises an error, because a
+    new environment would run the same code.
 
     The wrapper also does the following:
 
     - It seeds the generators that `reset(seed=...)` does not seed. These are the generators of the
       spaces, and the global generators of a process that runs only this environment.
-    - It converts rewards to plain numbers, and arrays to the dtype of their space.
+    - It converts rewards to plain numbers, and observations to the dtype of their space.
     - It copies the last observation of each episode, because an environment may reuse its arrays.
     - It drops all infos that `keep_infos` does not select, because merging infos is slow. For
       HalfCheetah-v5, a vector spends a tenth of the time of its step on merging infos.
@@ -355,9 +356,9 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         return f"{self._place} {where}:\n{trace}"
 
     def _new_seed(self) -> int | None:
-        """Derives a seed for the next environment. The new seed differs from the first seed, so
-        that episodes are not repeated. The first seed and the number of faults determine it, so
-        that runs are reproducible."""
+        """Derives a seed for the next environment from the last seed that `reset` received and from
+        the number of faults. The derived seed differs from the received seed, so that episodes are
+        not repeated. Returns None if `reset` has not received a seed."""
         if self._seed is None:
             return None
         sequence = np.random.SeedSequence(self._seed, spawn_key=(self._total,))
@@ -366,8 +367,8 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 def cast_floats(observation: Any, space: spaces.Space[Any]) -> Any:
     """Returns an observation whose floats have the dtype of its space. Other values stay unchanged.
-    Gymnasium's vectors would also cast the floats. However, they would raise for numbers that do
-    not fit if the user's `np.seterr` settings ask for this."""
+    Gymnasium's vectors would also cast the floats. However, they would raise for numbers that
+    overflow if the user's `np.seterr` settings ask for exceptions."""
     if isinstance(space, spaces.Dict):
         return {key: cast_floats(observation[key], part) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):

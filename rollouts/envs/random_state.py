@@ -21,7 +21,7 @@ class ProcessSeed(NamedTuple):
     Attributes:
         seed: the seed of the global generators of the process.
         parent_pid: the id of the process that makes the vector. The seed does not apply to the
-            generators of this process.
+            generators of that process.
     """
 
     seed: int
@@ -35,8 +35,8 @@ class ProcessSeed(NamedTuple):
 
 
 def draw_process_seeds(count: int) -> list[ProcessSeed]:
-    """Draws seeds for `count` processes from NumPy's global generator. The seeds are therefore
-    determined by the seed of this process, and differ at each call."""
+    """Draws seeds for `count` processes from NumPy's global generator. The seed of this process
+    therefore determines the drawn seeds, and each call draws new seeds."""
     drawn = np.random.randint(2**31, size=count)  # noqa: NPY002
     return [ProcessSeed(int(seed), os.getpid()) for seed in drawn]
 

@@ -62,8 +62,11 @@ def make_vector_env(
 
     Raises:
         ConfigError: if the environment does not support an option.
-        EnvironmentFailedError: if an environment cannot be made in `max_consecutive_env_faults`
-            attempts.
+        EnvironmentFailedError: if an environment in a `FaultTolerantEnv` cannot be made in
+            `max_consecutive_env_faults` attempts.
+        ImportError, DependencyNotInstalled: if a package that the environment needs is missing.
+        Exception: any exception of the first call of a user's callable, or of the environment's own
+            vector implementation.
     """
     num_envs = num_envs or config.num_envs_per_worker
     mode = config.vectorization_mode
@@ -235,9 +238,9 @@ def _garbage_stays_here() -> Iterator[None]:
     """Keeps processes that are forked in this context from collecting this process's garbage.
 
     The garbage of a driver may contain handles of Ray actors. When a forked process collects such a
-    handle, Ray reports this to its server over the connection that both processes share. Then the
-    server never answers the next call of this process, and Ray waits for the answer without a
-    limit.
+    handle, Ray reports this to its server over the connection that the forked process shares with
+    this process. Then the server never answers the next call of this process, and Ray waits for the
+    answer without a time limit.
     """
     gc.freeze()
     try:

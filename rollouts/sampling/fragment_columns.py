@@ -20,15 +20,16 @@ class FragmentColumns:
         dist: the action distribution of the policy.
 
     Attributes:
-        all_obs: `[T + 1, N, ...]`, the observations of the steps and after the last step.
+        all_obs: `[T + 1, N, ...]`, the observations before each step and after the last step.
         params: `[T, N, P]` float32, the parameters of the action distribution.
         actions: `[T, N, ...]`, the actions before they are converted for the environment.
         rewards: `[T, N]` float32.
         terminated: `[T, N]` bool.
         truncated: `[T, N]` bool.
-        valid: `[T, N]` bool. False for rows without a transition.
-        lost: maps a step to an array `[N]` bool, which is True for the environments that raised in
-            this step. See `discard_lost`.
+        valid: `[T, N]` bool. `mark_resets` and `discard_lost` set it to False in rows without a
+            transition.
+        lost: maps the index of a step to an array `[N]` bool, which is True for the environments
+            that raised in this step. See `discard_lost`.
         last_infos: maps `(t, n)`, the step and environment at which an episode ended, to the info
             of its last step. Empty if infos are not kept.
     """
@@ -79,11 +80,12 @@ class FragmentColumns:
         """Marks reset rows, in next-step mode. A reset row follows the end of an episode, and its
         step only resets the environment. Its `valid` becomes False and its reward 0.
 
-        The sampler calls this once per fragment, because this is faster than once per step.
+        The sampler calls this method once per fragment, which is faster than once per step.
 
         Args:
             steps: the number of sampled steps.
-            resets: `[N]` bool, True for the environments that the first step resets.
+            resets: `[N]` bool, True for the environments that the first step of this fragment
+                resets.
 
         Returns:
             `[N]` bool, True for the environments that the first step of the next fragment resets.

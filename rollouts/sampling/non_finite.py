@@ -16,7 +16,8 @@ _LARGEST = 1e18
 
 @_no_warnings
 def all_finite(array: np.ndarray) -> bool:
-    """Returns whether all numbers of an array are finite, which is always true for integers."""
+    """Returns whether all numbers of an array are finite. Only arrays of floats are checked, and
+    the result for other arrays is True."""
     return _all_finite(array)
 
 
@@ -30,18 +31,18 @@ def _all_finite(array: np.ndarray) -> bool:
 
 @_no_warnings
 def find_non_finite(batch: SampleBatch) -> tuple[str, np.ndarray]:
-    """Finds non-finite values in a postprocessed batch. Advantages and value targets whose square
-    is not finite also count as non-finite.
+    """Finds non-finite values in a batch. Advantages and value targets that are too large to be
+    squared also count as non-finite.
 
     Returns:
-        a description of the first non-finite value, and an array `[N]` bool, which is True for each
+        a description of one non-finite value, and an array `[N]` bool, which is True for each
         environment with non-finite values. The description is empty if all values are finite.
     """
     envs = np.zeros(batch.shape[1], dtype=bool)
     problem = ""
     sources = {"reward": batch["rewards"], "observation": batch.all_obs}
-    # Not every policy adds advantages and value targets. Losses square them, so they can be too
-    # large even if all rewards are finite.
+    # Not every policy adds advantages and value targets. Losses square them, and the squares may
+    # overflow even if all rewards are finite.
     if "advantages" in batch:
         sources["advantage"] = _infinite_where_square_is(batch["advantages"])
         targets = batch["value_targets"] * batch["valid"]

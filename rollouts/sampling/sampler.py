@@ -67,16 +67,17 @@ class VectorSampler:
             propagate.
 
     Attributes:
-        stop_after: a function that is called before each step. It returns the number of steps, at
-            least 1, after which the fragment ends early. It returns None if the fragment does not
-            end early.
+        stop_after: a function that is called before each step. It returns the number of steps after
+            which the fragment ends early, or None if the fragment does not end early. A fragment
+            has at least one step.
         ended: a list to which the sampler adds the episodes that end, ordered by step and then by
             environment. `None` means that the sampler does not keep episodes.
-        steps: an object that receives each step of each environment. `None` means that no object
-            receives the steps.
+        steps: an object that receives each step of each environment, except reset rows and lost
+            steps. `None` means that no object receives the steps.
 
     Raises:
-        EnvironmentFailedError: if the environment cannot be reset.
+        EnvironmentFailedError: if the environments cannot be reset, or break Gymnasium's API.
+        Exception: any exception of the vector environment, if `faults` is None.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class VectorSampler:
         steps: int | None = None,
         uniform: bool = False,
     ) -> SampleBatch:
-        """Samples one fragment of `fragment_length` steps, or fewer if it is stopped early.
+        """Samples one fragment of `steps` steps, or fewer if `stop_after` ends it early.
 
         Args:
             explore: how actions are chosen. True means `random`, and False means `mode`.
@@ -155,6 +156,7 @@ class VectorSampler:
 
         Raises:
             EnvironmentFailedError: if an environment fails repeatedly or breaks Gymnasium's API.
+            Exception: any exception of the vector environment, if `faults` was not passed.
         """
         length, envs = steps or self.fragment_length, self.env.num_envs
         self._strict = not {"ignore", "warn"}.issuperset(np.geterr().values())
@@ -208,13 +210,13 @@ class VectorSampler:
         """Steps all environments once, and records row `t` and the next observations. Returns the
         next observations before encoding."""
         rewards, terminated, truncated = rows.rewards, rows.terminated, rows.truncated
-        # The user's `np.seterr` settings should affect only the environments. Replacing them takes
-        # as long as a step of a small environment, so this is done only if they may raise.
+        # The user's `np.seterr` settings should affect only the environments. Replacing the
+        # settings takes as long as a step of a small environment, so the settings are replaced only
+        # if they may raise.
         choose_here = _quietly(self._choose) if self._strict else self._choose
         actions = choose_here(t, rows, choose)
         ended: Any = ()
-        # This block runs only code of environments. An exception in it is therefore a fault of the
-        # environments, and ends their episodes.
+        # An exception in this block counts as a fault of the environments, and ends their episodes.
         try:
             raw, given, terminated[t], truncated[t], infos = self.env.step(actions)
             if self._strict:
@@ -241,8 +243,8 @@ class VectorSampler:
             rows.lost[t] = self.faults.note(infos)
         if self.steps is not None:
             self._tell(t, rows, infos, self.steps)
-        # Integers outside of their range would break the encoding, so these are checked in each
-        # step. Other observations are checked once per fragment.
+        # Integers outside of their range would break the encoding. Observations with such integers
+        # are therefore checked in each step, and other observations once per fragment.
         if self._checks_each_step:
             self.faults.check(self.env, raw)
         rows.all_obs[t + 1] = self.policy.encoder.encode(raw)
@@ -371,8 +373,8 @@ class VectorSampler:
         self._leave_gap()
 
     def _leave_gap(self) -> None:
-        """Changes the place of the next fragment, so that it does not count as the continuation of
-        the last fragment."""
+        """Changes the place of the next fragment (see `SampleBatch.place`). The next fragment then
+        does not count as the continuation of the previous fragment."""
         self._place = (self._place[0], self._place[1] + 1)
 
     def get_state(self) -> dict[str, Any] | None:

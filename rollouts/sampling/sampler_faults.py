@@ -63,11 +63,11 @@ class SamplerFaults:
         """Adds the faults that are in the infos of a step or a reset.
 
         Returns:
-            `[N]` bool, True for each environment whose step was lost. If the infos hold no faults,
-            the result is `[1]` and False.
+            `[N]` bool, True for each environment whose step was lost. If the infos have no entry
+            for faults, the shape is `[1]` and the value is False.
         """
         reported = infos.get(FAULT_KEY)
-        # A vector implementation of an environment may use this key for another purpose.
+        # An environment's own vector implementation may use this key for another purpose.
         if not isinstance(reported, np.ndarray) or reported.dtype != object:
             return np.zeros(1, dtype=bool)
         lost = np.zeros(len(reported), dtype=bool)
@@ -101,7 +101,8 @@ class SamplerFaults:
 
         Raises:
             EnvironmentFailedError: if the vector or one of its environments raised too many
-                exceptions.
+                exceptions, or if an environment breaks Gymnasium's API.
+            Exception: `error` itself, if this object has no function that makes a new vector.
         """
         if self._remake is None or isinstance(error, EnvironmentFailedError):
             raise error
@@ -185,12 +186,13 @@ def checks_each_env(env: _Vector) -> bool:
 
 
 def has_sub_envs(env: _Vector) -> bool:
-    """Returns whether the vector accepts one seed for each environment, and can reset some of its
-    environments without the others."""
+    """Returns whether the vector is one of Gymnasium's two vectors of separate environments. Such a
+    vector accepts one seed for each environment, and can reset some of its environments without the
+    others."""
     return isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
 
 
 def seed_argument(env: _Vector, seeds: list[int]) -> Any:
     """Returns the argument `seed` for the vector's `reset`: a list with one seed for each
-    environment, or a single seed if the vector accepts only one."""
+    environment, or only the first seed if `has_sub_envs` is False."""
     return seeds if has_sub_envs(env) else seeds[0]

@@ -54,7 +54,7 @@ def evaluation_seeds(seed: int, number: int, worker_index: int, num_envs: int) -
 
     Args:
         seed: the seed of the run.
-        number: the number of the evaluation.
+        number: the number of evaluations that this run began before this evaluation.
         worker_index: the index of the evaluation worker. The local worker in the driver has index
             0.
         num_envs: the number N of environments.

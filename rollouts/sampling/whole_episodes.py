@@ -7,8 +7,8 @@ from polopt.common.episodes import Episode
 from polopt.rollouts.sampling.non_finite import find_non_finite
 from polopt.rollouts.sampling.sampler import VectorSampler
 
-#: The maximum number of steps in one fragment. Short fragments save time, because the last fragment
-#: continues after the last episode has ended.
+#: The maximum number of steps in one fragment. The last fragment continues to its full length after
+#: the last episode has ended, and these steps are wasted. Short fragments waste fewer steps.
 _MOST_STEPS = 64
 
 
@@ -24,8 +24,9 @@ class WholeEpisodes:
     The number of episodes for each environment is fixed in advance. The first K episodes that end
     would give a biased mean: short episodes end first, and their returns may be lower or higher
     than the returns of long episodes. If an environment plays more episodes than its number, the
-    additional episodes are not used. If an environment raises or a value is not finite, the episode
-    is discarded and another episode is played.
+    additional episodes are not used. If an environment raises, its current episode is discarded. If
+    a value of an environment is not finite, all its episodes in the fragment are discarded. The
+    environment then plays other episodes instead.
 
     Args:
         sampler: the sampler, whose policy chooses the actions.
@@ -48,7 +49,7 @@ class WholeEpisodes:
         return not any(self._left)
 
     def play(self) -> DataFaults:
-        """Samples one fragment, and adds the episodes that end in it.
+        """Samples one fragment, and adds the episodes that end in it to `episodes`.
 
         Returns:
             the exceptions of environments in the fragment, and a description of non-finite values.

@@ -93,8 +93,8 @@ def make_sampler(
 
 def _check_spaces(env: Any, spaces: tuple[Space[Any], Space[Any]], place: str) -> None:
     """Raises `EnvironmentAPIError` if the policy does not fit the spaces of the environment. The
-    policy was made for the spaces of one environment. The spaces of another environment may differ,
-    because they may depend on the index of the worker."""
+    policy was made for the spaces of one environment. An environment of another worker may have
+    different spaces, because a user's callable receives the index of the worker."""
     for name, space, expected in (
         ("observation", env.single_observation_space, spaces[0]),
         ("action", env.single_action_space, spaces[1]),
@@ -107,9 +107,9 @@ def _check_spaces(env: Any, spaces: tuple[Space[Any], Space[Any]], place: str) -
 
 
 def sample_frames(sampler: VectorSampler, request: SampleRequest) -> SampleBatch:
-    """Samples the requested steps. Reset rows do not count as frames, so further steps are sampled
-    until the fragment has the requested number of frames. If the fragment is stopped early, it may
-    have fewer frames."""
+    """Samples the requested steps. If `request.frames` is given, samples further steps until the
+    fragment has at least this number of environment steps. If the fragment is stopped early, it may
+    have fewer."""
     steps = request.steps or sampler.fragment_length
     batch = sampler.sample(request.exploration, steps, request.uniform)
     stopped = batch.shape[0] < steps
@@ -125,7 +125,7 @@ def sample_frames(sampler: VectorSampler, request: SampleRequest) -> SampleBatch
 
 def join_in_time(first: SampleBatch, second: SampleBatch) -> SampleBatch:
     """Joins two consecutive fragments of the same sampler along time. The same weights must have
-    sampled both fragments, and neither fragment may be postprocessed yet.
+    sampled both fragments, and `Policy.postprocess` must not have run on either fragment.
 
     Args:
         first: a fragment `[T1, N]`.
@@ -155,7 +155,9 @@ def join_in_time(first: SampleBatch, second: SampleBatch) -> SampleBatch:
 def mark_non_finite(batch: SampleBatch, sampler: VectorSampler, env: str) -> SampleBatch:
     """Checks a batch for non-finite values, and returns the batch. If there are non-finite values,
     describes them in `batch.faults`, and resets the environments in which they occurred. Without a
-    reset, the policy would return NaN for an observation that contains NaN.
+    reset, the next fragment could begin with an observation that contains NaN, for which the policy
+    would return NaN. If only the squares of observations are not finite, describes this in
+    `batch.faults`, and resets no environment.
 
     Args:
         batch: the postprocessed batch, which is changed in place.
