@@ -67,7 +67,8 @@ class AppoPolicy(PPOPolicy):
     - The KL divergence is measured from the target policy.
 
     The values come from the network, not from the target network. The learner computes the ratios,
-    advantages, value targets and values for each minibatch of whole columns.
+    advantages, value targets and values for each minibatch. A minibatch consists of all steps of
+    some environments.
     """
 
     config_class = AppoConfig

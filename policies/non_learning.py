@@ -39,7 +39,8 @@ class NonLearningConfig(Config):
 
 
 class NonLearningPolicy(ActingPolicy):
-    """A policy that chooses actions and does not learn. Its weights are an empty vector."""
+    """A policy that chooses actions and does not learn. The weights are an empty vector, unless a
+    subclass overrides `get_weights`."""
 
     config_class: ClassVar[type[NonLearningConfig]] = NonLearningConfig
     config: NonLearningConfig
@@ -104,7 +105,8 @@ class ModulePolicy(NonLearningPolicy):
 
     The weights are all parameters and buffers of the module, as one float32 vector in the order of
     `state_dict`. The vector includes buffers because running statistics must also reach the
-    workers. The caller may train the module. This class changes the module only in `set_weights`.
+    workers. The caller may train the module. This class moves the module to `device`, and changes
+    its parameters and buffers only in `set_weights`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -252,7 +254,7 @@ def adapter_for(
             value of `outputs`.
 
     Raises:
-        ConfigError: `policy` is not a module, a callable or None.
+        ConfigError: `policy` is not a module, a callable or None. A class is not accepted either.
     """
     if policy is None:
         return RandomPolicy

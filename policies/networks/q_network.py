@@ -65,7 +65,7 @@ def make_q_network(
     config: ModelConfig,
 ) -> QNetwork | MaskedNetwork:
     """Makes a Q-network for encoded observations. An action that the mask does not allow gets the
-    value `MASKED_LOGIT`, which is below the value of any allowed action.
+    value `MASKED_LOGIT`, a large negative number.
 
     Args:
         observation_space: observation space of one environment.
