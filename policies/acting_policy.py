@@ -98,8 +98,8 @@ class ActingPolicy(ABC):
     def make_normalizer(self) -> Normalizer | None:
         """A new normaliser for `encoder` and `config`, or `None` if the policy does not normalise.
 
-        A subclass that returns a normaliser must call its methods wherever the subclass uses
-        observations or rewards.
+        A subclass that returns a normaliser must itself normalise observations and rewards wherever
+        it uses them.
 
         Raises:
             ConfigError: for observations that cannot be normalised.

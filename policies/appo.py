@@ -66,9 +66,9 @@ class AppoPolicy(PPOPolicy):
       learns.
     - The KL divergence is measured from the target policy.
 
-    The values come from the network, not from the target network. The learner computes the ratios,
-    advantages, value targets and values for each minibatch. A minibatch consists of all steps of
-    some environments.
+    The values come from the network, not from the target network. The ratios, advantages, value
+    targets and values are computed for each minibatch, right before its gradient. A minibatch
+    consists of all steps of some environments.
     """
 
     config_class = AppoConfig

@@ -122,9 +122,9 @@ class FragmentPolicy(NetworkPolicy):
         return params[rows["valid"]], values[rows["valid"]]
 
     def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
-        """Prepares a postprocessed batch `[T, N]` in the process that computes the gradients.
-        `whole_columns` describes when. The default returns the batch unchanged. A subclass that
-        changes a column must return a new batch."""
+        """Prepares a postprocessed batch `[T, N]` in the process that computes the gradients. See
+        `whole_columns` for the time of the call. The default returns the batch unchanged. A
+        subclass that changes a column must return a new batch."""
         return batch
 
     def on_epoch(self, stats: Mapping[str, float]) -> bool:
@@ -270,7 +270,8 @@ class FragmentPolicy(NetworkPolicy):
             if self.on_epoch(epochs[-1]):
                 break
         # The KL of a minibatch is measured before its update. So if there was only one update, the
-        # measured KL does not show its effect, and coefficients must not be adapted to this KL.
+        # measured KL does not show the effect of the update, and coefficients must not be adapted
+        # to this KL.
         if parts * len(epochs) > 1:
             self.on_learned(epochs[-1])
         # The result has the KL of the last epoch instead of a mean over epochs, because the KL of

@@ -25,9 +25,9 @@ class ImpalaConfig(VTraceConfig):
 class ImpalaPolicy(A2CPolicy):
     """Actor-critic with V-trace, for samples that are some updates old.
 
-    The loss is the loss of `A2CPolicy`. The learner computes value targets and advantages by
-    V-trace with its current weights, for each minibatch. A minibatch consists of all steps of some
-    environments.
+    The loss is the loss of `A2CPolicy`. Value targets and advantages are computed by V-trace with
+    the current weights, for each minibatch, right before its gradient. A minibatch consists of all
+    steps of some environments.
     """
 
     config_class = ImpalaConfig

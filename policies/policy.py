@@ -86,8 +86,9 @@ class Policy(ActingPolicy):
         super().__init__(observation_space, action_space, config, seed, device)
         self.acting = Acting(config.normalize_actions, config.clip_actions)
         # Random initial weights depend only on `seed`, and the states of torch's global generators
-        # do not change. `torch.manual_seed` would change them, also on the GPUs. All processes
-        # would then draw the same random numbers later, because all get the same `seed`.
+        # do not change. `torch.manual_seed` would also change the states of the generators on the
+        # GPUs. Without `fork_rng`, all processes would continue with the same generator state,
+        # because their policies have the same `seed`.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             self.segments = self.make_segments()

@@ -123,8 +123,9 @@ class TD3Policy(ReplayPolicy):
 
     @property
     def resting(self) -> Collection[str]:
-        """The segments that the next update does not change. This is the actor's segment `network`,
-        but nothing in every `policy_delay`-th update, in which the actor learns."""
+        """The names of the segments that the next update does not change. This is the actor's
+        segment `network`. Before every `policy_delay`-th update, in which the actor learns, the
+        result is empty."""
         return () if (self.version + 1) % self.config.policy_delay == 0 else ("network",)
 
     @torch.no_grad()

@@ -101,7 +101,7 @@ class RateLimiter:
         self._intensity = exact
 
     def check(self, batch_rows: int, fragment_rows: int) -> None:
-        """Checks that samplers and learner can never block each other.
+        """Checks that samplers and learner cannot block each other forever.
 
         Args:
             batch_rows: number of rows of one batch.
@@ -128,8 +128,8 @@ class RateLimiter:
 
     @property
     def warming_up(self) -> bool:
-        """Whether learning still waits for rows. This is True at the start of a run, and after the
-        buffer has lost rows."""
+        """Whether learning still waits for rows, at the start of a run or after the buffer has lost
+        rows."""
         return self._missing > 0
 
     def can_insert(self, rows: int) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 
 #: Number of children of a node. 16 float64 numbers are two cache lines.
 _FANOUT = 16
-#: Largest number of nodes of the top level. One call computes the running sum of the top level.
+#: Largest number of nodes of the top level. One NumPy call computes the running sum of these nodes.
 _MOST_AT_TOP = 4096
 
 

@@ -34,7 +34,8 @@ class ActionDistribution(ABC):
         sizes: number of categories of each categorical action. Batches count categories from 0.
             Empty if actions are real numbers.
         bounds: the smallest and the largest action in a batch that `to_env` does not clip, `[A]`
-            each. Statistics count the actions outside. `None` means that nothing is counted.
+            each. Statistics count the actions outside of these bounds. `None` means that statistics
+            count no actions as clipped.
     """
 
     num_params: int

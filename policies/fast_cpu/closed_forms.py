@@ -50,7 +50,7 @@ class _Registered(NamedTuple):
 #: Closed forms of the built-in policies, by `module:Class`. This folder cannot import the classes,
 #: because their files import this folder.
 _BUILT_IN: dict[str, _Registered] = {}
-#: The names of the method `loss` of actor-critic policies, and of the members that it uses.
+#: Names of members of actor-critic policies: the loss, and the members that the loss uses.
 _OF_ACTOR_CRITICS = ("loss", "outputs", "entropy_coeff")
 #: The attribute in which the policy class of a plugin holds its closed form. So every process that
 #: has the class also has the closed form.

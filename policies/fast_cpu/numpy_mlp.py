@@ -108,7 +108,7 @@ class Layers:
     """A sequence of linear layers, with an activation after each layer except the last one.
 
     Args:
-        linears: the layers. If there are no layers, the output is the input.
+        linears: the layers. With an empty list, the output equals the input.
         relu: True for ReLU as the activation, False for tanh.
         activate_last: whether to also apply the activation after the last layer.
     """
