@@ -26,7 +26,7 @@ _MAX_BEHAVIOUR_RATIO = 2.0
 
 class AppoConfig(VTraceConfig, PPOConfig):
     """Options of `AppoPolicy`, in addition to the options of `PPOConfig` and `VTraceConfig`. The
-    defaults are the defaults of RLlib.
+    defaults that this class sets are the defaults of RLlib.
 
     The value loss is half the mean squared error, as in RLlib's APPO. (In `PPOPolicy`, the value
     loss is the whole mean squared error.)

@@ -88,7 +88,7 @@ class CallablePolicy(NonLearningPolicy):
         """The actions, flattened to `[N, A]`.
 
         Raises:
-            ValueError: the callable returns actions of another shape.
+            ValueError: the callable returns actions of a wrong shape.
         """
         actions = np.asarray(self.config.actor(obs), dtype=np.float32)
         if actions.shape != (len(obs), *self.dist.action_shape):
@@ -121,7 +121,7 @@ class ModulePolicy(NonLearningPolicy):
         """Distribution parameters `[N, P]` float32.
 
         Raises:
-            ValueError: the module returns another shape.
+            ValueError: the module returns parameters of a wrong shape.
         """
         with torch.inference_mode():
             given: Tensor = self.module(torch.as_tensor(obs, device=self.device))
@@ -141,7 +141,7 @@ class ModulePolicy(NonLearningPolicy):
         return Weights(flat, self.version, self.env_steps, {})
 
     def set_weights(self, weights: Weights) -> None:
-        """Copies the parameters, the buffers and the version.
+        """Copies the parameters, the buffers, the version and the environment steps.
 
         Raises:
             ValueError: the weights belong to another network.
@@ -219,7 +219,7 @@ class ActionModulePolicy(ModulePolicy):
         """The actions, flattened to `[N, A]`.
 
         Raises:
-            ValueError: the module returns actions of another shape.
+            ValueError: the module returns actions of a wrong shape.
         """
         with torch.inference_mode():
             given = self.module(*self._inputs(torch.as_tensor(obs, device=self.device)))

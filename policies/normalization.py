@@ -220,8 +220,8 @@ class Normalizer:
         """Restores a state from `get_state`.
 
         Raises:
-            ValueError: the state belongs to observations of another size, or its values are not
-                possible for moments.
+            ValueError: the state belongs to observations of another size, or its row count or
+                squared deviations are negative.
         """
         rows = int(state["rows"])
         mean, m2 = (state[name].double().numpy().copy() for name in ("mean", "m2"))

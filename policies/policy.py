@@ -1,4 +1,4 @@
-"""`Policy`: base class of all algorithms. Strategies use an algorithm only through this class."""
+"""`Policy`: base class of all algorithms. Strategies use algorithms through this class."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class ReplayConfig(NormalizingConfig):
         gamma: the discount factor.
         n_step: the largest number of steps of a transition. The reward of a transition is the sum
             of the discounted rewards of its steps. A transition has fewer steps if the episode ends
-            earlier.
+            earlier, or if the next samples are lost.
         tau: how far each move brings a target network towards the trained network, as a fraction of
             their distance. With 1, the target network becomes a copy of the trained network.
         target_network_update_freq: the target networks move once in this number of updates of the

@@ -122,8 +122,8 @@ class RateLimiter:
 
     @property
     def credit(self) -> Fraction:
-        """The number of rows that the learner may learn now. This is intensity times rows sampled,
-        minus rows learned."""
+        """Intensity times rows sampled, minus rows learned. The learner may learn this number of
+        rows now, unless `warming_up` is True."""
         return self._credit
 
     @property

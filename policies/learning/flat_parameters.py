@@ -47,7 +47,7 @@ class FlatParameters:
 
     One all-reduce sums the gradient and other numbers over all learners. For this, `buffer` holds
     the gradient, then `tail` scalars (row counts, learner statistics), then a copy of the buffers
-    of the modules.
+    of the trained modules.
 
     Args:
         segments: modules on one device, by name.
@@ -160,7 +160,7 @@ class FlatParameters:
         """Copies `array`, `[P]`, into `params`.
 
         Raises:
-            ValueError: the array has another shape.
+            ValueError: the array has a wrong shape.
         """
         if array.shape != tuple(self.params.shape):
             raise ValueError(

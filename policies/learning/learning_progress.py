@@ -1,4 +1,4 @@
-"""`LearningProgress`: counts of the rows and gradients of the updates of one policy object."""
+"""`LearningProgress`: counts the rows and the gradients from which a policy object learns."""
 
 from __future__ import annotations
 
