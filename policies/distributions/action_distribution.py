@@ -74,8 +74,8 @@ class ActionDistribution(ABC):
 
         Returns:
             the parameters `[N, P]` of the distribution from which the actions were drawn, or 0 if
-            the distribution has no parameters. The second value is the actions `[N,
-            *action_shape]`.
+            the parameters of this distribution are not logits. The second value is the actions
+            `[N, *action_shape]`.
         """
         return logits, self.sample(logits, self.draw_noise(rng, len(logits)))
 
