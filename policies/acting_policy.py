@@ -26,10 +26,10 @@ class ActingPolicy(ABC):
         actions, extras = policy.compute_actions(policy.encoder.encode(observations))
         policy.set_weights(weights)
 
-    Samplers, workers and a `Collector` use only the methods of this class. The subclass `Policy`
-    also learns. The subclass `NonLearningPolicy` wraps a function or a module of the user. A
-    subclass must define `make_distribution`, `action_params`, and the methods for weights and
-    state. A policy with memory must also define `act`.
+    A sampler and a `Collector` use only the methods of this class. The subclass `Policy` also
+    learns. The subclass `NonLearningPolicy` wraps a function or a module of the user, or chooses
+    random actions. A subclass must define `make_distribution`, `action_params`, and the methods for
+    weights and state. A policy with memory must also define `act`.
 
     Args:
         observation_space: observation space of one environment.
@@ -48,10 +48,10 @@ class ActingPolicy(ABC):
             no mask.
         version: number of updates applied to the weights. The sampler writes this number to each
             batch.
-        env_steps: environment steps sampled so far by all workers. All schedules depend on this
-            number.
+        env_steps: number of environment steps that all workers have sampled so far. All schedules
+            depend on this number.
         shuffle: random generator for the order of minibatches, and for the noise in the losses of
-            SAC and TD3. Checkpoints contain the state of this generator.
+            SAC and TD3. Checkpoints of a `Policy` contain the state of this generator.
         state_size: S, size of the policy's memory for one environment. 0 for a policy without
             memory.
         worker_index: index of the worker that samples with this policy, from 1. 0 if the policy
@@ -98,8 +98,8 @@ class ActingPolicy(ABC):
     def make_normalizer(self) -> Normalizer | None:
         """A new normaliser for `encoder` and `config`, or `None` if the policy does not normalise.
 
-        A subclass that returns a normaliser must call its methods wherever the subclass uses
-        observations or rewards.
+        A subclass that returns a normaliser must itself normalise observations and rewards wherever
+        it uses them.
 
         Raises:
             ConfigError: for observations that cannot be normalised.
@@ -142,7 +142,7 @@ class ActingPolicy(ABC):
             obs: encoded observations `[N, ...]`.
             explore: True samples the actions. False takes the mode of the distribution.
             rng: random generator. `None` makes a new generator.
-            state: memory `[N, S]`. `None` means that all episodes begin.
+            state: memory `[N, S]`. `None` means that an episode begins in each environment.
 
         Returns:
             actions for the environment `[N, ...]`, and a dict `{"action_dist_inputs": [N, P],
@@ -175,8 +175,8 @@ class ActingPolicy(ABC):
                 A batch is an array `[N, ...]`. For a Dict or Tuple space, a batch is a dict or
                 tuple of such arrays. The shape decides whether this is one observation or a batch.
             state: the memory that the previous call returned, `[S]`, or `[N, S]` for a batch.
-                `None` means that all episodes begin. To begin an episode in one environment of a
-                batch, set the row of this environment to 0.
+                `None` means that an episode begins in each environment. To begin an episode in only
+                one environment of a batch, set the row of this environment to 0.
             deterministic: True takes the mode of the distribution. False samples the actions.
             rng: random generator for sampled actions. `None` makes a new generator.
 
@@ -186,8 +186,8 @@ class ActingPolicy(ABC):
 
         Raises:
             ValueError: an observation does not have the structure or shape of the space. An action
-                mask allows no action. The state has a wrong shape, or it is not None although the
-                policy has no memory.
+                mask allows no action. The state has a wrong shape or is not finite, or it is not
+                None although the policy has no memory.
         """
         if state is not None and not self.state_size:
             raise ValueError(f"{type(self).__name__} has no memory: state must be None")

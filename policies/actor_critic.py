@@ -23,8 +23,8 @@ class ActorCriticConfig(FragmentConfig):
         vf_loss_coeff: the weight of the value loss. The value loss is half the mean squared error,
             as in RLlib's A3C, IMPALA and APPO.
         entropy_coeff: the weight of the entropy bonus: a number, or a schedule like `lr`.
-        standardize_advantages: whether to scale advantages to mean 0 and standard deviation 1 over
-            the whole batch. IMPALA and APPO scale over each minibatch instead.
+        standardize_advantages: whether to shift and scale advantages to mean 0 and standard
+            deviation 1 over the whole batch. IMPALA and APPO do this for each minibatch instead.
     """
 
     vf_loss_coeff: float = pydantic.Field(default=0.5, ge=0.0, le=1e6)

@@ -26,7 +26,7 @@ _MAX_BEHAVIOUR_RATIO = 2.0
 
 class AppoConfig(VTraceConfig, PPOConfig):
     """Options of `AppoPolicy`, in addition to the options of `PPOConfig` and `VTraceConfig`. The
-    defaults are the defaults of RLlib.
+    defaults that this class sets are the defaults of RLlib.
 
     The value loss is half the mean squared error, as in RLlib's APPO. (In `PPOPolicy`, the value
     loss is the whole mean squared error.)
@@ -66,8 +66,9 @@ class AppoPolicy(PPOPolicy):
       learns.
     - The KL divergence is measured from the target policy.
 
-    The values come from the network, not from the target network. The learner computes the ratios,
-    advantages, value targets and values for each minibatch of whole columns.
+    The values come from the network, not from the target network. The ratios, advantages, value
+    targets and values are computed for each minibatch, right before its gradient. A minibatch
+    consists of all steps of some environments.
     """
 
     config_class = AppoConfig

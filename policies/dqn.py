@@ -53,7 +53,7 @@ class DQNConfig(EpsilonGreedyConfig, ReplayConfig):
 
 
 class DQNPolicy(EpsilonGreedyPolicy, ReplayPolicy):
-    """Q-learning with a target network. The loss is the weighted mean of
+    """Q-learning with a target network. With the default options, the loss is the weighted mean of
 
         huber(Q(s, a) - (r + discount * Q_target(s', argmax_a' Q(s', a'))))
 
@@ -105,8 +105,8 @@ class DQNPolicy(EpsilonGreedyPolicy, ReplayPolicy):
 
     @torch.no_grad()
     def targets(self, rows: Any) -> Tensor:
-        """Computes the targets `[B]`. These are rewards plus discounted Q-values of the best
-        actions in the next observations.
+        """Computes the targets `[B]`. These are the rewards, plus the discounted Q-values that the
+        target network gives to the best actions in the next observations.
 
         Args:
             rows: `Transitions` of tensors.

@@ -27,9 +27,10 @@ class EpsilonGreedyConfig(NormalizingConfig):
     Attributes:
         epsilon: the probability of a random action: a number, or a schedule `[[environment steps,
             value], ...]`.
-        per_worker_epsilon: whether each environment of the workers has its own constant epsilon.
-            The epsilon of environment i of n, counted from 0, is `0.4^(1 + 7 i / (n - 1))` (Horgan
-            et al., 2018). Without remote workers, this option has no effect, and `epsilon` is used.
+        per_worker_epsilon: whether each environment of each worker has its own constant epsilon.
+            The n environments of all workers are counted from 0. The epsilon of environment i is
+            `0.4^(1 + 7 i / (n - 1))` (Horgan et al., 2018). Without remote workers, this option has
+            no effect, and `epsilon` is used.
     """
 
     epsilon: ScheduleValue = pydantic.Field(default=[(0, 1.0), (10_000, 0.05)])
@@ -38,8 +39,8 @@ class EpsilonGreedyConfig(NormalizingConfig):
 
 class EpsilonGreedyPolicy(Policy):
     """Chooses a random action with probability epsilon, and otherwise the action with the highest
-    Q-value. The action space is Discrete. The policy never chooses an action that the mask does not
-    allow."""
+    Q-value. The action space is Discrete. With an action mask, the policy chooses only from the
+    allowed actions."""
 
     config: Any  # see Policy
 

@@ -42,8 +42,9 @@ class FragmentConfig(NormalizingConfig):
             are one minibatch.
         microbatch_size: the largest number of rows whose gradient is computed at once. The gradient
             of a minibatch is the mean of the gradients of its microbatches, weighted by their
-            numbers of rows. Smaller microbatches need less memory and do not change the result.
-            With `None` or 0, the gradient of a minibatch is computed at once. (RLlib 0.8's
+            numbers of rows. Smaller microbatches need less memory, and change the gradient only by
+            rounding. For a policy with memory, a microbatch has at least one whole sequence. With
+            `None` or 0, the gradient of a minibatch is computed at once. (RLlib 0.8's
             MicrobatchOptimizer adds up the gradients instead of taking their mean.)
         normalize_rewards: whether to divide rewards by the running standard deviation of the
             discounted return. With True, values and value targets refer to the divided rewards. The
@@ -78,7 +79,8 @@ class FragmentPolicy(NetworkPolicy):
     A subclass must define:
 
     - `postprocess`, which adds the columns `values` and `value_targets`,
-    - `loss`, which gets the columns `loss_columns` `[B, ...]` and calls `outputs` with them.
+    - `loss`, which gets `obs` and the columns `loss_columns` `[B, ...]`, and calls `outputs` with
+      all of them.
 
     A subclass may define `config_class`, `loss_columns`, `whole_columns`, `make_network`,
     `prepare_batch`, `on_epoch` and `on_learned`. A subclass must take `obs` and `rewards` from
@@ -91,9 +93,9 @@ class FragmentPolicy(NetworkPolicy):
     config: Any  # see Policy
     #: Columns of a prepared batch that `loss` reads, in addition to `obs`.
     loss_columns: ClassVar[tuple[str, ...]] = ("actions", "value_targets")
-    #: Whether minibatches are whole columns `[T, n]`. If True, `prepare_batch` is called for each
-    #: minibatch, right before its gradient is computed. If False, `prepare_batch` is called once,
-    #: for the whole batch.
+    #: Whether a minibatch consists of all T steps of n environments. If True, `prepare_batch` is
+    #: called for each minibatch, right before its gradient is computed. If False, `prepare_batch`
+    #: is called once, for the whole batch.
     whole_columns: ClassVar[bool] = False
 
     def make_normalizer(self) -> Normalizer | None:
@@ -120,9 +122,9 @@ class FragmentPolicy(NetworkPolicy):
         return params[rows["valid"]], values[rows["valid"]]
 
     def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
-        """Prepares a postprocessed batch `[T, N]` in the learner, right before the learner computes
-        a gradient. The default returns the batch unchanged. A subclass that changes a column must
-        return a new batch."""
+        """Prepares a postprocessed batch `[T, N]` in the process that computes the gradients. See
+        `whole_columns` for the time of the call. The default returns the batch unchanged. A
+        subclass that changes a column must return a new batch."""
         return batch
 
     def on_epoch(self, stats: Mapping[str, float]) -> bool:
@@ -216,8 +218,8 @@ class FragmentPolicy(NetworkPolicy):
         have no effect.
         """
         minibatches = self._minibatches(batch, LocalReducer())
-        # `len(batch)` counts valid and invalid rows. So all workers with whole fragments make the
-        # same number of minibatches.
+        # `len(batch)` counts valid and invalid rows. So fragments of the same size give the same
+        # number of minibatches in all workers, even if their numbers of valid rows differ.
         parts = num_minibatches(len(batch), 1, self.config.sgd_minibatch_size)
         if self.whole_columns or self.state_size:
             parts = min(parts, batch.shape[1])
@@ -248,9 +250,9 @@ class FragmentPolicy(NetworkPolicy):
     ) -> dict[str, float]:
         """Learns for `num_sgd_iter` epochs from the rows of all learners.
 
-        All learners make the same updates, even if they have different numbers of rows. The
-        gradient of an update is the gradient of the mean loss over the rows that all learners have
-        in this minibatch.
+        All learners make the same updates, even if they have different numbers of rows. In each
+        update, every learner uses one of its minibatches. The gradient of the update is the
+        gradient of the mean loss over the rows of these minibatches.
         """
         reducer = reducer or LocalReducer()
         minibatches = self._minibatches(batch, reducer)
@@ -268,7 +270,8 @@ class FragmentPolicy(NetworkPolicy):
             if self.on_epoch(epochs[-1]):
                 break
         # The KL of a minibatch is measured before its update. So if there was only one update, the
-        # measured KL is 0, and coefficients must not be adapted to it.
+        # measured KL does not show the effect of the update, and coefficients must not be adapted
+        # to this KL.
         if parts * len(epochs) > 1:
             self.on_learned(epochs[-1])
         # The result has the KL of the last epoch instead of a mean over epochs, because the KL of
@@ -284,8 +287,8 @@ class FragmentPolicy(NetworkPolicy):
             reducer: sums over all learners.
 
         Returns:
-            learner statistics, which are means over the rows of all learners. Empty if the only
-            learner has no rows.
+            learner statistics, which are means over the rows of all learners. If there is only one
+            learner and B is 0, they are empty.
         """
         count = len(rows["actions"])
         if count == 0 and reducer.world_size == 1:

@@ -13,8 +13,9 @@ from polopt.policies.vtrace import VTraceConfig, with_vtrace
 class ImpalaConfig(VTraceConfig):
     """Options of `ImpalaPolicy`. These are the options of `VTraceConfig`.
 
-    The paper also uses RMSprop. The learning rate of the paper does not fit here, because the loss
-    in the paper is a sum over rows, and the loss of `ImpalaPolicy` is a mean.
+    The default optimizer is RMSprop, as in the paper. The learning rate of the paper does not fit
+    here, because the loss in the paper is a sum over rows, and the loss of `ImpalaPolicy` is a
+    mean.
     """
 
     lr: LearningRate = 6e-4
@@ -24,8 +25,9 @@ class ImpalaConfig(VTraceConfig):
 class ImpalaPolicy(A2CPolicy):
     """Actor-critic with V-trace, for samples that are some updates old.
 
-    The loss is the loss of `A2CPolicy`. The learner computes value targets and advantages by
-    V-trace with its current weights, for each minibatch of whole columns.
+    The loss is the loss of `A2CPolicy`. Value targets and advantages are computed by V-trace with
+    the current weights, for each minibatch, right before its gradient. A minibatch consists of all
+    steps of some environments.
     """
 
     config_class = ImpalaConfig

@@ -10,11 +10,10 @@ from polopt.policies.policy import Policy
 
 
 class MinibatchGradients:
-    """Computes the gradients with which `Policy.learn_on_batch` would learn from a batch, one per
-    call.
+    """Computes the gradients of `Policy.minibatch_gradients`, one per call of `next_gradients`.
 
-    Each gradient is computed with the current weights of the policy. The caller applies the
-    gradient, here or in another process.
+    Each gradient is computed with the weights that the policy has at the time of the call. The
+    caller applies the gradient, in this process or in another one.
 
     Args:
         policy: the policy that computes the gradients. See `Policy.minibatch_gradients`.

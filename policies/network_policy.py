@@ -27,7 +27,7 @@ class NetworkPolicy(Policy):
     """Acts with the first output of a `Network`, the distribution parameters.
 
     A network policy supports memory, action masks and normalised observations. It computes in NumPy
-    if NumPy is faster. A subclass must define `loss`, and at least one of the methods
+    if `make_backend` selects NumPy. A subclass must define `loss`, and at least one of the methods
     `compute_gradients` and `learn_on_batch`. A subclass may define `make_network`. The subclass
     `ActorCriticPolicy` also uses the second output of the network, the values.
 
@@ -94,7 +94,8 @@ class NetworkPolicy(Policy):
         The loss must be a mean over rows, so that the gradient does not grow with the batch.
 
         Args:
-            rows: the columns `[B, ...]` by name. They hold valid rows only.
+            rows: the columns `[B, ...]` by name. They hold valid rows only. For a policy with
+                memory, `FragmentPolicy.training_rows` describes the columns that differ.
 
         Returns: the loss `[]`, and learner statistics `[]` that are means over these rows.
         """
@@ -129,9 +130,9 @@ class NetworkPolicy(Policy):
     def normalized(self, batch: SampleBatch) -> SampleBatch:
         """Returns the batch with normalised observations and rewards, for the network and the loss.
 
-        The normaliser uses the moments that it had when the actions of the batch were chosen. This
-        method returns the same batch if the batch is already normalised, or if the policy does not
-        normalise.
+        The batch contains the means and variances with which the policy normalised when it chose
+        the actions, and this method uses these. It returns the same batch if the batch is already
+        normalised, or if the policy does not normalise.
         """
         return batch if self.normalizer is None else self.normalizer.normalized(batch)
 

@@ -39,7 +39,8 @@ class NonLearningConfig(Config):
 
 
 class NonLearningPolicy(ActingPolicy):
-    """A policy that chooses actions and does not learn. Its weights are an empty vector."""
+    """A policy that chooses actions and does not learn. The weights are an empty vector, unless a
+    subclass overrides `get_weights`."""
 
     config_class: ClassVar[type[NonLearningConfig]] = NonLearningConfig
     config: NonLearningConfig
@@ -87,7 +88,7 @@ class CallablePolicy(NonLearningPolicy):
         """The actions, flattened to `[N, A]`.
 
         Raises:
-            ValueError: the callable returns actions of another shape.
+            ValueError: the callable returns actions of a wrong shape.
         """
         actions = np.asarray(self.config.actor(obs), dtype=np.float32)
         if actions.shape != (len(obs), *self.dist.action_shape):
@@ -104,7 +105,8 @@ class ModulePolicy(NonLearningPolicy):
 
     The weights are all parameters and buffers of the module, as one float32 vector in the order of
     `state_dict`. The vector includes buffers because running statistics must also reach the
-    workers. The caller may train the module. This class changes the module only in `set_weights`.
+    workers. The caller may train the module. This class moves the module to `device`, and changes
+    its parameters and buffers only in `set_weights`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -119,7 +121,7 @@ class ModulePolicy(NonLearningPolicy):
         """Distribution parameters `[N, P]` float32.
 
         Raises:
-            ValueError: the module returns another shape.
+            ValueError: the module returns parameters of a wrong shape.
         """
         with torch.inference_mode():
             given: Tensor = self.module(torch.as_tensor(obs, device=self.device))
@@ -139,7 +141,7 @@ class ModulePolicy(NonLearningPolicy):
         return Weights(flat, self.version, self.env_steps, {})
 
     def set_weights(self, weights: Weights) -> None:
-        """Copies the parameters, the buffers and the version.
+        """Copies the parameters, the buffers, the version and the environment steps.
 
         Raises:
             ValueError: the weights belong to another network.
@@ -217,7 +219,7 @@ class ActionModulePolicy(ModulePolicy):
         """The actions, flattened to `[N, A]`.
 
         Raises:
-            ValueError: the module returns actions of another shape.
+            ValueError: the module returns actions of a wrong shape.
         """
         with torch.inference_mode():
             given = self.module(*self._inputs(torch.as_tensor(obs, device=self.device)))
@@ -252,7 +254,7 @@ def adapter_for(
             value of `outputs`.
 
     Raises:
-        ConfigError: `policy` is not a module, a callable or None.
+        ConfigError: `policy` is not a module, a callable or None. A class is not accepted either.
     """
     if policy is None:
         return RandomPolicy

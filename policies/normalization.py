@@ -1,8 +1,9 @@
-"""`Normalizer`: normalises observations and rewards by running moments that all workers share.
+"""`Normalizer`: normalises observations and rewards by running means and variances.
 
-Stable-Baselines3's VecNormalize and Gymnasium's wrappers use the same method. The moments belong to
-the policy. The weights of the policy carry the moments, and the moments are saved, loaded and
-exported with the policy.
+These means and variances, with the number of rows from which they were computed, are called the
+moments. All workers share them. Stable-Baselines3's VecNormalize and Gymnasium's wrappers use the
+same method. The moments belong to the policy. The weights of the policy carry the moments, and the
+moments are saved, loaded and exported with the policy.
 """
 
 from __future__ import annotations
@@ -33,15 +34,16 @@ class Normalizer:
     moments.
 
     - Each element of an observation becomes `(x - mean) / sqrt(variance + 1e-8)`, and is then
-      clipped. One-hot vectors, bools, uint8 values (networks scale images) and action masks keep
-      their values.
+      clipped. Only elements of Box spaces are normalised. Bools, uint8 values (networks scale
+      images), action masks and the elements of all other spaces keep their values.
     - A reward becomes `r / sqrt(variance + 1e-8)`, and is then clipped. The variance is the
       variance of the discounted return since the start of the episode. The mean is not subtracted
       from rewards, because this would change which policy is optimal.
 
-    The moments get one row for each transition: the observation from which the policy chose the
-    action, and the discounted return after the action. So each transition counts exactly once in
-    every autoreset mode. Before the first row, the means are 0 and the standard deviations are 1.
+    The moments are computed from one row for each transition. The row is the observation from which
+    the policy chose the action, and the discounted return after the action. So each transition
+    counts exactly once in every autoreset mode. Before the first row, the means are 0 and the
+    standard deviations are 1.
 
     Args:
         encoder: the encoder of the policy.
@@ -90,8 +92,12 @@ class Normalizer:
 
     @property
     def moments(self) -> Moments:
-        """The moments `[S]` of the normalised elements of observations, followed by the moments of
-        the discounted return."""
+        """The moments `[S]` of the normalised elements of observations. If rewards are normalised,
+        the moments of the discounted return follow.
+
+        Raises:
+            ValueError: the moments that are set have another size.
+        """
         return self._moments
 
     @moments.setter
@@ -144,7 +150,8 @@ class Normalizer:
 
     def per_env(self, envs: int) -> dict[str, np.ndarray]:
         """Means and scales for a batch of `envs` environments, from the current moments. Each array
-        is `[N, ...]`. A batch keeps these arrays in `per_env`, and `normalized` reads them."""
+        is `[N, ...]`. The sampler writes these arrays to `SampleBatch.per_env`, and `normalized`
+        reads them there."""
         return {name: np.repeat(one[None], envs, axis=0) for name, one in self._present.items()}
 
     def observations(self, obs: np.ndarray) -> np.ndarray:
@@ -164,9 +171,9 @@ class Normalizer:
     def normalized(self, batch: SampleBatch) -> SampleBatch:
         """Returns the batch with normalised observations and rewards.
 
-        The moments for each environment are the moments with which its actions were chosen. If the
-        batch is already normalised, this method returns the same batch. The new batch shares the
-        other columns with the old batch.
+        For each environment, this method uses the means and scales in `batch.per_env`. These are
+        the values with which the actions were chosen. If the batch is already normalised, this
+        method returns the same batch. The new batch shares the other columns with the old batch.
         """
         per_env, columns = dict(batch.per_env), dict(batch.columns)
         all_obs, successors = batch.all_obs, batch.successor_obs
@@ -213,8 +220,8 @@ class Normalizer:
         """Restores a state from `get_state`.
 
         Raises:
-            ValueError: the state belongs to observations of another size, or its values are not
-                possible for moments.
+            ValueError: the state belongs to observations of another size, or its row count or
+                squared deviations are negative.
         """
         rows = int(state["rows"])
         mean, m2 = (state[name].double().numpy().copy() for name in ("mean", "m2"))

@@ -40,8 +40,8 @@ def write_onnx(
         network: the network that acts. The function does not change the network.
 
     Raises:
-        ConfigError: packages are not installed, torch cannot export the network, or the file cannot
-            be written.
+        ConfigError: packages are not installed, the policy or torch does not support the export, or
+            the file cannot be written.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:

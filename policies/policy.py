@@ -1,4 +1,4 @@
-"""`Policy`: base class of all algorithms. Strategies use an algorithm only through this class."""
+"""`Policy`: base class of all algorithms. Strategies use algorithms through this class."""
 
 from __future__ import annotations
 
@@ -55,11 +55,12 @@ class Policy(ActingPolicy):
     Attributes (besides the attributes of `ActingPolicy`):
         acting: how observations and actions are scaled. The weights carry a copy of `acting`. To
             change `acting`, call `act_as`.
-        segments: the modules, by name.
+        segments: the modules of the policy, each in a `Segment`, by name.
         model: the network that acts. This is the module of the segment `network`.
         flat: one tensor with the parameters of all segments, and one tensor with their gradients.
-        coefficients: scalars that learning adapts, such as a KL coefficient. Each coefficient
-            starts from the option of the same name. The weights carry a copy of the coefficients.
+        coefficients: scalars that learning adapts, such as a KL coefficient. If an option has the
+            same name as a coefficient, the option is the initial value of the coefficient. The
+            weights carry a copy of the coefficients.
         progress: counts of the updates that this object has made.
 
     Raises:
@@ -84,9 +85,10 @@ class Policy(ActingPolicy):
     ) -> None:
         super().__init__(observation_space, action_space, config, seed, device)
         self.acting = Acting(config.normalize_actions, config.clip_actions)
-        # The initial weights depend only on `seed`, and the states of torch's global generators do
-        # not change. `torch.manual_seed` would also seed the generators of the GPUs, and would give
-        # every process the same seed.
+        # Random initial weights depend only on `seed`, and the states of torch's global generators
+        # do not change. `torch.manual_seed` would also change the states of the generators on the
+        # GPUs. Without `fork_rng`, all processes would continue with the same generator state,
+        # because their policies have the same `seed`.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             self.segments = self.make_segments()
@@ -198,10 +200,11 @@ class Policy(ActingPolicy):
         """Yields one gradient for each update that the policy makes with a batch. The default
         yields one gradient of the whole batch.
 
-        Workers call this method for `async_gradients` and `sync_gradients`. The generator computes
-        each gradient when the worker requests it, with the current weights. `new_rows` of a
-        gradient counts the rows that no earlier gradient has used. The last gradient has
-        `ends_rollout=True`. `compute_gradients` describes the argument and the errors.
+        Workers of `async_gradients` and `sync_gradients` call this method. The generator computes
+        each gradient when the worker requests it, with the weights that the policy has then.
+        `new_rows` of a gradient counts the rows of the batch that no earlier gradient of the
+        generator has used. The last gradient has `ends_rollout=True`. `compute_gradients` describes
+        the argument and the errors.
         """
         gradients = self.compute_gradients(batch)
         yield gradients._replace(new_rows=gradients.rows, ends_rollout=True)
@@ -301,7 +304,8 @@ class Policy(ActingPolicy):
 
     def get_weights(self) -> Weights:
         """Returns a copy of the weights `[P]`. The result also has the version, the environment
-        steps, the coefficients, the moments of the normaliser, and `acting`."""
+        steps, the coefficients, `acting`, and the moments (running mean and variance) of the
+        normaliser."""
         flat = self.flat.get_params()
         moments = None if self.normalizer is None else self.normalizer.moments
         coefficients = dict(self.coefficients)
@@ -309,7 +313,7 @@ class Policy(ActingPolicy):
 
     def set_weights(self, weights: Weights) -> None:
         """Copies `weights` into this policy, with the version, environment steps and coefficients.
-        If `weights` has moments or `acting`, the policy takes over these, too.
+        If `weights` has `acting` or the moments of a normaliser, the policy also copies these.
 
         Raises:
             ValueError: the weights belong to another network, or have moments that this policy
@@ -328,11 +332,12 @@ class Policy(ActingPolicy):
 
     @np.errstate(all="ignore")
     def add_moments(self, moments: Moments | None, reducer: Reducer | None = None) -> None:
-        """Adds the moments of new samples to the normaliser, if the policy has one.
+        """Adds the moments (row count, mean and variance) of new samples to the normaliser, if the
+        policy has one.
 
         Args:
-            moments: moments of the samples of this learner. `None` means that this learner has no
-                samples.
+            moments: moments of the new samples of this learner. `None` means that this learner has
+                no new samples.
             reducer: sums over all learners, so that each learner adds the moments of all samples.
                 `None` means that there is only one learner.
         """
@@ -363,7 +368,7 @@ class Policy(ActingPolicy):
 
         A coefficient is restored if its option has the same value now as when the state was saved.
         If the user has changed the option since, the coefficient gets the new value of the option.
-        `acting` is always restored.
+        `acting` is restored even if its options have other values now.
 
         Raises:
             ValueError: the state belongs to another network or another torch optimizer, or the

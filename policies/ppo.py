@@ -17,7 +17,7 @@ from polopt.policies.actor_critic import ActorCriticConfig, ActorCriticPolicy
 #: Upper bound of the adapted KL coefficient. Without this bound, the coefficient would grow as long
 #: as the KL is too large.
 MAX_KL_COEFF = 1e6
-#: In RLlib, infinity means no bound.
+#: In RLlib, infinity means no bound, so infinity becomes None.
 _Bound = Annotated[
     float | None, pydantic.BeforeValidator(lambda bound: None if bound == math.inf else bound)
 ]
@@ -41,10 +41,10 @@ class PPOConfig(ActorCriticConfig):
             changes, like `clip_range_vf` of Stable-Baselines3. `None` means that changes are not
             clipped.
         kl_coeff: the initial weight of the KL penalty. 0 disables the penalty.
-        kl_target: the target of the mean KL between the old and the new policy. After each batch,
-            the policy adapts the weight of the KL penalty. If the KL is more than twice the target,
-            the weight is multiplied by 1.5. If the KL is less than half the target, the weight is
-            halved.
+        kl_target: the target of the mean KL between the old and the new policy. After each batch
+            with more than one update, the policy adapts the weight of the KL penalty. If the KL is
+            more than twice the target, the weight is multiplied by 1.5. If the KL is less than half
+            the target, the weight is halved.
         kl_stop: the largest mean KL of an epoch. After an epoch with a larger mean KL, the policy
             stops learning from the batch. `None` means that the policy always learns for all
             epochs.
@@ -68,7 +68,8 @@ class PPOConfig(ActorCriticConfig):
         present = super().of_checkpoint(options)
         if "vf_clip_range" not in options:
             present["vf_clip_range"] = present.pop("vf_clip_param", None)
-            coeff = present.get("vf_loss_coeff")  # older versions: weight of half the mean square
+            # In older versions, `vf_loss_coeff` was the weight of half the mean squared error.
+            coeff = present.get("vf_loss_coeff")
             if isinstance(coeff, int | float):
                 present["vf_loss_coeff"] = 0.5 * coeff
         return present
@@ -122,7 +123,9 @@ class PPOPolicy(ActorCriticPolicy):
         errors = (values - rows["value_targets"]).square()
         most, limit = self.config.vf_clip_param, self.config.vf_clip_range
         if limit is not None:
-            # The loss takes the larger of both errors, so clipping can only make an update smaller.
+            # The loss takes the larger of the errors with and without clipping. Where the clipped
+            # error is larger and the value is clipped, the gradient is 0. So clipping only makes
+            # updates of values smaller.
             near = rows["values"] + (values - rows["values"]).clamp(-limit, limit)
             errors = torch.maximum(errors, (near - rows["value_targets"]).square())
         return (errors if most is None else errors.clamp(max=most)).mean()

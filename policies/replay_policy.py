@@ -34,7 +34,7 @@ class ReplayConfig(NormalizingConfig):
         gamma: the discount factor.
         n_step: the largest number of steps of a transition. The reward of a transition is the sum
             of the discounted rewards of its steps. A transition has fewer steps if the episode ends
-            earlier.
+            earlier, or if the next samples are lost.
         tau: how far each move brings a target network towards the trained network, as a fraction of
             their distance. With 1, the target network becomes a copy of the trained network.
         target_network_update_freq: the target networks move once in this number of updates of the
@@ -61,8 +61,8 @@ class ReplayPolicy(Policy):
         buffer.update_priorities(rows.indices, errors)         # [B]
 
     The buffer computes the rewards and discounts of rows with `config.gamma` and `config.n_step`.
-    The buffer holds observations as the environment returned them. When the policy learns, it
-    normalises these observations with its current moments.
+    The buffer holds observations before normalisation. When the policy learns, it normalises these
+    observations with the current mean and variance of its normaliser.
 
     A subclass must define `make_segments`, `backward` and `errors_of`. A policy with memory sets
     `learns_from = Sequences`. Then `rows` are B sequences in all methods, and errors `[B]` have one
@@ -150,8 +150,9 @@ class ReplayPolicy(Policy):
 
     @np.errstate(all="ignore")
     def td_errors(self, rows: Transitions) -> np.ndarray:
-        """The absolute TD errors `[B]` float32 of rows, with the current weights. Samplers use
-        these errors as the initial priorities of new rows (Horgan et al., 2018)."""
+        """The absolute TD errors `[B]` float32 of rows, with the current weights. Samplers of
+        `async_replay` use these errors as the initial priorities of new rows, if the replay is
+        prioritised (Horgan et al., 2018)."""
         return _finite(self.errors_of(self.normalized(rows)))
 
     @np.errstate(all="ignore")

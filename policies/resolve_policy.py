@@ -15,7 +15,8 @@ def resolve_policy(policy: Any) -> tuple[Any, Config]:
     """Converts the argument `policy` of a `Collector` to a policy class and its options.
 
     Raises:
-        ConfigError: a name or an option is unknown, or the argument is an object that cannot act.
+        ConfigError: a name or an option is unknown, the value of an option is wrong, or the
+            argument is an object that cannot act.
     """
     if isinstance(policy, Policy):
         return type(policy), policy.config

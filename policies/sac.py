@@ -83,8 +83,8 @@ class SACPolicy(ReplayPolicy):
     Here `a` and `a'` are new actions of the current policy, and `a_stored` is the action in the
     buffer. The policy computes all gradients with the same weights before it applies any gradient.
 
-    Actions are squashed by tanh. Densities refer to actions in [-1, 1], whatever the bounds of the
-    Box. Batches and replay buffers hold the actions before tanh.
+    Actions are squashed by tanh. The densities in the losses refer to actions in [-1, 1], whatever
+    the bounds of the Box. Batches and replay buffers hold the actions before tanh.
     """
 
     config_class = SACConfig
@@ -145,8 +145,8 @@ class SACPolicy(ReplayPolicy):
         normal = self.shuffle.standard_normal(tuple(mean.shape), dtype=np.float32)
         noise = torch.from_numpy(normal).to(mean.device)
         raw = mean + log_std.exp() * noise
-        # The density of the Gaussian at `raw` is computed from the noise. If the standard deviation
-        # is small, `raw - mean` would lose all its digits to rounding.
+        # The density of the Gaussian at `raw` is computed from the noise instead of `raw - mean`.
+        # If the standard deviation is small, `raw - mean` would lose all its digits to rounding.
         log_prob = -(0.5 * noise.square() + log_std + _HALF_LOG_2PI)
         # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which does not overflow.
         log_slope = 2.0 * (math.log(2.0) - raw - F.softplus(-2.0 * raw))
@@ -166,7 +166,8 @@ class SACPolicy(ReplayPolicy):
         return bootstrapped(rows, values - self.log_alpha.exp() * log_prob)
 
     def critic_loss(self, rows: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Computes the loss `[]` of the critics, the TD errors `[K, B]` and statistics `[]`."""
+        """Computes the loss `[]` of the K critics, their TD errors `[K, B]`, and statistics
+        `[]`."""
         targets = self.targets(rows)
         values = self.critics(rows.obs, torch.tanh(rows.actions))
         errors = values - targets

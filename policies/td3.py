@@ -123,8 +123,9 @@ class TD3Policy(ReplayPolicy):
 
     @property
     def resting(self) -> Collection[str]:
-        """Holds the actor's segment `network`, except in every `policy_delay`-th update, in which
-        the actor learns."""
+        """The names of the segments that the next update does not change. This is the actor's
+        segment `network`. Before every `policy_delay`-th update, in which the actor learns, the
+        result is empty."""
         return () if (self.version + 1) % self.config.policy_delay == 0 else ("network",)
 
     @torch.no_grad()
@@ -142,7 +143,8 @@ class TD3Policy(ReplayPolicy):
         return bootstrapped(rows, self.target_critics(rows.next_obs, actions).amin(0))
 
     def critic_loss(self, rows: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Computes the loss `[]` of the critics, the TD errors `[K, B]` and statistics `[]`."""
+        """Computes the loss `[]` of the K critics, their TD errors `[K, B]`, and statistics
+        `[]`."""
         targets = self.targets(rows)
         values = self.critics(rows.obs, rows.actions)
         errors = values - targets

@@ -14,7 +14,8 @@ from polopt.policies.actor_critic import ActorCriticConfig
 
 
 class VTraceConfig(ActorCriticConfig):
-    """Options of policies with V-trace. `lambda` is the lambda of V-trace.
+    """Options of policies with V-trace, in addition to the options of `ActorCriticConfig`. `lambda`
+    is the lambda of V-trace.
 
     Attributes:
         vtrace_clip_rho_threshold: the upper bound of the importance ratio in temporal differences

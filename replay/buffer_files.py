@@ -26,16 +26,19 @@ class BufferFiles:
         self._saves = saves
 
     def write(self, directory: Path) -> tuple[dict[str, Any], dict[str, str]]:
-        """Writes the rows. If the rows of a file have not changed since the last time, this method
-        only links the old file.
+        """Writes the rows. If the rows of a file have not changed since the last `write` or `read`,
+        this method only creates a hard link to the old file.
 
         Args:
             directory: directory for the files. It must not exist yet.
 
         Returns:
             the state that `read` needs in addition to the files, and the SHA-256 of each file by
-            its name. The state consists of numbers, strings, lists and dicts. If `saves` is False,
-            both are empty.
+            its name. The state consists of numbers, strings, NumPy arrays, lists and dicts. If
+            `saves` is False, both are empty.
+
+        Raises:
+            OSError: a file cannot be written.
         """
         if not self._saves:
             return {}, {}
@@ -52,7 +55,8 @@ class BufferFiles:
 
         Raises:
             RowFilesError: a file is missing or damaged, or does not fit the state.
-            ConfigError: the saved buffer has other options, or is larger than the free memory.
+            ConfigError: the saved buffer and this buffer have different options, or the full buffer
+                does not fit into the free memory or onto the disk.
         """
         if state:
             self._buffer.load(directory, state["rows"])

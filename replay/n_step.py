@@ -1,4 +1,4 @@
-"""`windows_of`: computes n-step transitions of one fragment. Workers use them for priorities."""
+"""`windows_of`: computes the n-step transitions of a fragment. Samplers use them for priorities."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from polopt.common.transitions import Transitions
 
 
 class Windows(NamedTuple):
-    """The n-step transitions of a fragment. Transitions whose windows need steps after the fragment
-    are not included.
+    """The n-step transitions of a fragment. The window of a transition is the steps of its n-step
+    return. Transitions whose windows need steps after the fragment are not included.
 
     Attributes:
         rows: the B transitions. `indices` are the positions `t * N + n` of the rows in the
             fragment.
-        complete: `[T, N]` bool: whether the window of each row is complete.
+        complete: `[T, N]` bool. True for the B steps whose transitions are in `rows`.
     """
 
     rows: Transitions
@@ -25,12 +25,12 @@ class Windows(NamedTuple):
 
 
 def windows_of(batch: SampleBatch, gamma: float, n_step: int) -> Windows:
-    """Computes the n-step transitions of a fragment. `ReplayBuffer` later draws the same
-    transitions.
+    """Computes the n-step transitions of a fragment. A `ReplayBuffer` with the same `gamma` and
+    `n_step` later draws the same transitions.
 
-    The window of a row ends early at the end of an episode, and before a row that only resets. The
-    result does not contain rows that only reset, or rows whose windows need steps after the
-    fragment. All weights are 1.
+    The window of a row ends early at the end of an episode, and before a row that is not `valid`.
+    The result does not contain rows that are not `valid`, or rows whose windows need steps after
+    the fragment. All weights are 1.
 
     Args:
         batch: `[T, N]`, with observations and rewards as the environment returned them.

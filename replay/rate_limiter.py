@@ -10,7 +10,7 @@ from typing import Any
 from polopt.common.clock import Clock
 from polopt.common.config import ConfigError, shown
 
-#: The two sides. The rate limiter can block each of them.
+#: The names of the two sides that the rate limiter can block.
 SAMPLERS, LEARNER = "samplers", "learner"
 
 
@@ -18,17 +18,20 @@ class RateLimiter:
     """Keeps the number of rows learned at `intensity` times the number of rows sampled. The idea is
     from the rate limiters of Reverb (Cassirer et al., 2021).
 
+    A row counts as sampled when a sampler adds the row to the buffer. A row counts as learned each
+    time that the row is drawn from the buffer for the learner.
+
         credit = intensity * rows sampled - rows learned
 
     The learner may learn from a batch only if the credit is at least the number of rows of the
-    batch. So the learner never runs ahead. A sampler may insert a fragment only if the credit does
-    not exceed `error_buffer` afterwards. The credit is an exact fraction of integers, so it has no
-    rounding errors, and a checkpoint saves the exact value.
+    batch. So the learner never runs ahead. A sampler may insert a fragment that adds credit only if
+    the credit does not exceed `error_buffer` afterwards. The credit is an exact fraction of
+    integers, so it has no rounding errors, and a checkpoint saves the exact value.
 
     The first `min_size` rows do not add credit, because learning has not begun. The buffer can lose
     its rows, for example when a run continues from a checkpoint without the rows. Learning then
     waits until the buffer has `min_size` rows again. The rows that fill the buffer again do not add
-    credit, so that the learner continues at the same rate.
+    credit, so the learner does not make extra updates for these rows.
 
         while not limiter.can_learn(batch_size):     # one step of a synchronous strategy
             limiter.inserted(buffer.add(next_fragment()))
@@ -98,7 +101,7 @@ class RateLimiter:
         self._intensity = exact
 
     def check(self, batch_rows: int, fragment_rows: int) -> None:
-        """Checks that samplers and learner can never block each other.
+        """Checks that samplers and learner cannot block each other forever.
 
         Args:
             batch_rows: number of rows of one batch.
@@ -119,18 +122,19 @@ class RateLimiter:
 
     @property
     def credit(self) -> Fraction:
-        """The number of rows that the learner may learn now. This is intensity times rows sampled,
-        minus rows learned."""
+        """Intensity times rows sampled, minus rows learned. The learner may learn this number of
+        rows now, unless `warming_up` is True."""
         return self._credit
 
     @property
     def warming_up(self) -> bool:
-        """Whether the buffer still has too few rows for learning."""
+        """Whether learning still waits for rows, at the start of a run or after the buffer has lost
+        rows."""
         return self._missing > 0
 
     def can_insert(self, rows: int) -> bool:
-        """Whether a sampler may insert a fragment of `rows` rows now. Samplers count as blocked
-        from the first False until the next True."""
+        """Whether a sampler may insert a fragment of `rows` rows now. In `report`, samplers count
+        as blocked from the first False until the next True."""
         allowed = (
             self._intensity is None
             or self.error_buffer is None
@@ -140,8 +144,8 @@ class RateLimiter:
         return self._note(SAMPLERS, allowed)
 
     def can_learn(self, rows: int) -> bool:
-        """Whether the learner may learn from a batch of `rows` rows now. The learner counts as
-        blocked from the first False until the next True."""
+        """Whether the learner may learn from a batch of `rows` rows now. In `report`, the learner
+        counts as blocked from the first False until the next True."""
         allowed = self._missing <= 0 and (self._intensity is None or self._credit >= rows)
         return self._note(LEARNER, allowed)
 
@@ -172,9 +176,9 @@ class RateLimiter:
         self.learned(-rows)
 
     def set_size(self, rows: int) -> None:
-        """Sets the number of rows in the buffer, after the buffer has lost rows. Learning waits
-        until the buffer has `min_size` rows again. Rows that are added in the meantime do not add
-        credit."""
+        """Tells the limiter that the buffer has lost rows, and now has `rows` rows. Learning then
+        waits until the buffer has `min_size` rows again. Rows that are added in the meantime do not
+        add credit."""
         self._missing = max(0, self.min_size - rows)
 
     @property

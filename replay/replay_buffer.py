@@ -34,23 +34,25 @@ CUT = 8  # the episode or the stream ends after this row, so windows end here
 DRAWABLE = 16  # the window of the row is complete, so the row can be drawn
 SUCCESSOR = 32  # the row holds only the next observation of another row
 #: `_draw_uniform` draws random places, and draws again for each place that is not drawable. After
-#: this many rounds, it draws from a list of all drawable places.
+#: this many repetitions, it draws from a list of all drawable places.
 _MOST_ROUNDS = 20
 
 
 @dataclass(slots=True)
 class _Tail:
-    """The last steps of a stream. The windows of these rows may not be complete yet.
+    """The last steps of a stream. The windows of the rows of these steps may not be complete yet.
+    `ReplayBuffer` explains streams, windows and successors.
 
     Attributes:
         place: the `SampleBatch.place` of the fragment that would continue the stream. `None` means
             that the place is not known.
         steps: the serial numbers of the rows of environment 0 in the last steps, oldest first.
         starts: whether a fragment begins at each of these steps.
-        priorities: `[len(steps), N]`, the priorities that the caller of `add` passed, or -1.
-        open: `[N]` bool. True if the last row still needs its next observation.
-        nodes: `[N]` serial numbers of the rows that will be linked to the next step. These are the
-            last rows, or the successors of the last rows.
+        priorities: `[len(steps), N]`, the priorities that the caller of `add` passed. -1 stands for
+            a priority that the caller did not pass.
+        open: `[N]` bool. True if the last row of an environment still needs its next observation.
+        nodes: `[N]` serial numbers of the rows that will be linked to the next step. For each
+            environment, this is the last row, or the successor of the last row.
         next_obs: `[N, ...]`, the observations after the last step.
     """
 
@@ -65,7 +67,7 @@ class _Tail:
 
 class ReplayBuffer:
     """Keeps the last `capacity` rows of all sources in order of arrival, and draws from them. A
-    source is a worker.
+    source is a worker. A row is one step of one environment.
 
         buffer = ReplayBuffer(1_000_000, gamma=0.99, n_step=3, seed=0, alpha=0.6)
         buffer.add(batch)                             # a SampleBatch [T, N]
@@ -80,30 +82,35 @@ class ReplayBuffer:
     Observations and actions keep their dtypes, so uint8 images stay uint8. All values must be
     finite. Workers check this before they send a fragment.
 
-    A row needs only rows that arrived later than the row itself. So the buffer overwrites a row
-    before it overwrites the rows that this row needs.
+    To draw a row, the buffer reads the next rows of the same environment and their successors.
+    These rows arrived after the row itself. The buffer overwrites the oldest rows first, so it
+    overwrites a row before it overwrites the rows that it reads together with this row.
 
     **Windows.** The window of a row is the steps of its n-step return. A window ends early at the
-    end of an episode, before a row that only resets, and where a stream was interrupted. If the
-    window ends with `terminated`, the discount is 0. Otherwise the learner bootstraps from the
-    value of the true next observation. The buffer can draw a row as soon as the window of the row
-    is complete. It never draws a row that only resets.
+    end of an episode, before a row that is not `valid` (see `SampleBatch`), and where a stream was
+    interrupted. If the window ends with `terminated`, the discount is 0. Otherwise the learner
+    bootstraps from the value of the true next observation. The buffer can draw a row as soon as the
+    window of the row is complete. With `unit="transition"`, it never draws a row that is not
+    `valid`.
 
     **Streams.** A stream is a series of consecutive fragments of one worker. The buffer compares
     the places of two fragments (`SampleBatch.place`) to decide whether the second fragment
-    continues the first one. A fragment starts a new stream if it has no place, if the fragment
-    before it was lost, or if its worker was replaced. A window never contains rows of two streams.
+    continues the first one. The caller of `add` can also decide this with `follows`. A fragment
+    starts a new stream if it has no place, if the fragment before it was lost, or if its worker was
+    replaced. A window never contains rows of two streams.
 
     **Priorities** (Schaul et al., 2016). Row i is drawn with probability P(i) = p_i^alpha / sum of
     p^alpha. The weight of the row is (R P(i))^-beta, divided by the largest weight of the batch. R
-    is the number of drawable rows. beta grows linearly from `beta` to `final_beta`.
+    is the number of drawable rows. While `beta_rows` rows are added, the exponent beta changes
+    linearly from the argument `beta` to `final_beta`.
 
     **Sequences** are for policies with memory. With `unit="sequence"`, `sample_sequences` draws
     sequences of `sequence_length` consecutive steps. A sequence always begins at the first step of
-    a fragment, because the buffer has the state of the policy's memory only for these steps.
+    a fragment, because fragments contain the state of the policy's memory only for their first
+    steps.
 
     Args:
-        capacity: the number of rows. Rows that only reset and successors also count.
+        capacity: the largest number of rows. Rows that are not `valid` and successors also count.
         gamma: discount factor of one step.
         n_step: largest number of steps of a return.
         seed: seed of the draws.
@@ -111,7 +118,7 @@ class ReplayBuffer:
         beta: exponent of the weights at the start.
         final_beta: exponent of the weights at the end.
         beta_rows: number of added rows after which the exponent is `final_beta`.
-        priority_epsilon: added to every priority, so that each row can be drawn.
+        priority_epsilon: added to every priority, so that a row with priority 0 can also be drawn.
         unit: `transition` or `sequence`.
         sequence_length: number of steps of a sequence. The steps of the burn-in also count.
         burn_in: number of first steps of a sequence that only update the memory. The learner does
@@ -121,7 +128,8 @@ class ReplayBuffer:
         capacity_key: name of the option that sets `capacity`, for error messages.
 
     Raises:
-        ConfigError: an argument is out of range.
+        ConfigError: `capacity`, `gamma`, `n_step`, `unit`, `sequence_length` or `burn_in` is out of
+            range.
     """
 
     def __init__(
@@ -165,14 +173,14 @@ class ReplayBuffer:
         self._directory = None if directory is None else Path(directory)
         self._capacity_key = capacity_key
         self._rng = np.random.default_rng(seed)
-        # The window of a row is complete once this many further steps are stored.
+        # The window of a row is complete at the latest when this many further steps are stored.
         self._span = (sequence_length or 1) if unit == "sequence" else n_step
         self._store: RowStore | None = None
         # Only few rows begin a sequence, and random places would rarely hit these rows. So a buffer
         # of sequences always draws with the tree, even if it has no priorities.
         self._tree = SumTree(capacity) if alpha is not None or unit == "sequence" else None
         self._tails: dict[int, _Tail] = {}  # by source
-        self._states: dict[int, np.ndarray] = {}  # [S], by serial number of the row
+        self._states: dict[int, np.ndarray] = {}  # the memory [S], by serial number of the row
         self._state_order: deque[int] = deque()
         self._end = 0  # serial number of the next row
         self._num_valid = 0
@@ -199,7 +207,8 @@ class ReplayBuffer:
 
     @property
     def end(self) -> int:
-        """The index of the next row that is added. Indices count up, and are never used again."""
+        """The index of the next row that is added. Indices count up. No index is used twice, unless
+        `set_state` removes all rows."""
         return self._end
 
     @property
@@ -236,8 +245,9 @@ class ReplayBuffer:
     def allocate(self, obs: ColumnSpec, actions: ColumnSpec) -> int:
         """Reserves the arrays of the full buffer.
 
-        Strategies call this method before they start processes, so that a buffer that is too large
-        raises an error early. If nobody has called it, the first `add` calls it.
+        Strategies call this method before they start processes. If the buffer is too large, the
+        error then comes before any sampling. If nobody has called this method, the first `add`
+        calls it.
 
         Args:
             obs: shape and dtype of one encoded observation.
@@ -269,22 +279,24 @@ class ReplayBuffer:
         Args:
             batch: `[T, N]`, with observations and rewards as the environment returned them.
             priorities: `[K + T, N]`, or `[N]` for sequences. The last T rows of the array are the
-                priorities of this fragment. The first K rows are the priorities of the last K steps
-                of the previous fragment, whose windows are complete only now. The buffer ignores
-                these K rows if the fragment does not continue the previous one. NaN or None stands
-                for the largest priority so far.
+                priorities of this fragment. The first K rows are priorities for the last K steps of
+                the previous fragment. The windows of these steps are complete only now. The buffer
+                ignores these K rows if the fragment does not continue the previous one. For
+                sequences, the array has the priorities of the N sequences that begin with this
+                fragment. NaN or None stands for the largest priority so far.
             follows: whether the fragment continues the previous fragment with the same
-                `worker_index`. With `None`, `batch.place` decides. A batch without a place never
-                continues another one.
+                `worker_index`. With `None`, `batch.place` decides, and a batch without a place does
+                not continue the previous fragment. A batch with another N never continues it.
 
         Returns:
             The number of transitions added.
 
         Raises:
-            ValueError: shapes or dtypes differ from earlier fragments, or a priority is negative or
-                infinite.
+            ValueError: the shapes or dtypes of observations or actions differ from earlier
+                fragments, `priorities` has a wrong shape, or a priority is negative or infinite.
             ConfigError: the fragment has more rows than `capacity`, or more steps than
-                `sequence_length`.
+                `sequence_length`. Also raised if the first `add` calls `allocate`, and the full
+                buffer does not fit.
         """
         steps, envs = batch.shape
         store = self._store_for(batch)
@@ -429,7 +441,7 @@ class ReplayBuffer:
         return given
 
     def _reserve(self, count: int) -> int:
-        """Makes room for `count` rows. Returns the serial number of the first one."""
+        """Makes room for `count` rows. Returns the serial number of the first of these rows."""
         start, self._end = self._end, self._end + count
         lost = self._end - self.capacity  # rows before this serial number are overwritten
         if lost > 0:
@@ -453,7 +465,7 @@ class ReplayBuffer:
         Args:
             start: serial number of the first row.
             obs: `[K, ...]`, the next observations.
-            step_after: `[K]` serial numbers of the next rows in their streams.
+            step_after: `[K]` serial numbers of the rows one step later in the same environments.
         """
         assert self._store is not None
         if not len(obs):
@@ -548,7 +560,8 @@ class ReplayBuffer:
     # ---- priorities ---------------------------------------------------------------------------
 
     def update_priorities(self, indices: np.ndarray, priorities: np.ndarray) -> None:
-        """Sets the priorities of rows. Ignores rows that have been overwritten.
+        """Sets the priorities of rows. Ignores rows that have been overwritten. If the buffer has
+        no priorities, this method only checks its argument.
 
         Args:
             indices: `[B]` int64, the `indices` of `Transitions` or `Sequences`.
@@ -587,7 +600,7 @@ class ReplayBuffer:
     # ---- drawing ------------------------------------------------------------------------------
 
     def sample(self, batch_size: int) -> Transitions:
-        """Draws B rows with their n-step returns, with replacement.
+        """Draws B rows with replacement, and computes their n-step returns.
 
         Args:
             batch_size: B.
@@ -750,14 +763,15 @@ class ReplayBuffer:
         """Saves rows and priorities as files, and returns the other parts of the state.
 
         If the rows of a file have not changed since the last `save` or `load`, this method only
-        links the old file. So the time of a save depends on the number of rows that were added
-        since the last save. Files of earlier saves are never changed.
+        creates a hard link to the old file. The file of priorities is always written. Use a new
+        directory for each save, because a save replaces files of the same name.
 
         Args:
             directory: directory for the files.
 
         Returns:
-            The state that `load` needs in addition to the files: numbers, strings and small arrays.
+            The state that `load` needs in addition to the files: numbers, strings, small arrays,
+            and lists and dicts of these.
 
         Raises:
             OSError: a file cannot be written.
@@ -810,9 +824,9 @@ class ReplayBuffer:
 
         Raises:
             RowFilesError: a file is missing or damaged, or does not fit the state.
-            ConfigError: the saved buffer has another capacity, unit or window, or only one of the
-                two buffers has priorities. Also raised if the buffer is larger than the free
-                memory.
+            ConfigError: the saved buffer and this buffer differ in capacity, unit, `n_step`,
+                `sequence_length` or `burn_in`, or only one of them has priorities. Also raised if
+                the full buffer does not fit into the free memory or onto the disk.
         """
         kind = {key: state["kind"].get(key) for key in self._kind()}
         for key, value in self._kind().items():
@@ -893,9 +907,9 @@ class ReplayBuffer:
             buffer, `rows_added`, `num_gaps`, and `row_age` (see `AgeHistogram`). The age of a drawn
             row is the number of rows that arrived after this row. With priorities, the dict also
             has `priority`, `max_priority`, `beta`, and `num_stale_priorities`. `priority` is the
-            `{mean, max}` of the priorities that were set since the last call. `max_priority` is the
-            largest priority so far. `num_stale_priorities` counts priorities for rows that had been
-            overwritten.
+            `{mean, max}` of the priorities that `update_priorities` has set since the last call.
+            `max_priority` is the largest priority so far. `num_stale_priorities` counts priorities
+            for rows that had been overwritten.
         """
         stats: dict[str, Any] = {
             "num_rows": self._num_valid,

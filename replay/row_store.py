@@ -99,7 +99,7 @@ class RowStore:
         self.arrays = {name: _array(capacity, spec, directory) for name, spec in specs.items()}
         self._part = max(1, _FILE_BYTES // max(1, self.row_nbytes(specs)))  # rows per file
         parts = -(-capacity // self._part)
-        self._changed = np.ones(parts, dtype=bool)  # whether each part changed since the last save
+        self._changed = np.ones(parts, dtype=bool)  # one bool per file: changed since the last save
         self._saved: dict[int, tuple[Path, dict[str, Any]]] = {}
 
     @staticmethod
@@ -142,8 +142,9 @@ class RowStore:
         last save or load, this method only creates a hard link to the old file. This costs almost
         nothing.
 
-        A complete file is never changed. So a save does not change files of earlier checkpoints,
-        even if the checkpoints share files.
+        This method never writes into a complete file. It writes a new file, and then replaces a
+        file of the same name. So the files of earlier checkpoints keep their contents, even if
+        the checkpoints share files.
 
         Args:
             directory: directory for the files.
@@ -192,7 +193,8 @@ class RowStore:
             The number of rows.
 
         Raises:
-            RowFilesError: a file is missing or damaged, or there are more rows than `capacity`.
+            RowFilesError: a file is missing or damaged, or `saved` has a wrong number of rows for a
+                file, or more rows than `capacity`.
         """
         self._part = int(saved["rows_per_file"])
         self._changed = np.zeros(max(1, -(-self.capacity // max(1, self._part))), dtype=bool)
@@ -237,7 +239,7 @@ def saved_specs(saved: Mapping[str, Any]) -> dict[str, ColumnSpec]:
 
 
 def write_arrays(path: Path, arrays: Sequence[np.ndarray]) -> str:
-    """Writes the bytes of arrays to one file, without a copy in memory.
+    """Writes the bytes of arrays to one file. Contiguous arrays are not copied in memory.
 
     Returns:
         The SHA-256 of the file.
@@ -266,7 +268,8 @@ def read_arrays(path: Path, arrays: Sequence[np.ndarray], sha256: str) -> None:
     """Reads a file of `write_arrays` into contiguous arrays.
 
     Raises:
-        RowFilesError: the file is missing, or its size or SHA-256 differs.
+        RowFilesError: the file cannot be read, its size is not the size of the arrays, or its
+            SHA-256 is not `sha256`.
     """
     size = sum(array.nbytes for array in arrays)
     digest = hashlib.sha256()

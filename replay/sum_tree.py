@@ -6,16 +6,16 @@ import numpy as np
 
 #: Number of children of a node. 16 float64 numbers are two cache lines.
 _FANOUT = 16
-#: Largest number of nodes of the top level. One call computes the running sum of the top level.
+#: Largest number of nodes of the top level. One NumPy call computes the running sum of these nodes.
 _MOST_AT_TOP = 4096
 
 
 class SumTree:
-    """A tree of float64 sums over `size` leaves. Each node has 16 children.
+    """A tree of float64 sums over `size` leaves. Each node above the leaves has 16 children.
 
     `find` walks from the top level down to the leaves, for all draws of a batch at once. Each node
-    is the sum of its children, added from the first to the last. So the bits of the tree depend
-    only on the leaves, and not on the order of the updates.
+    above the leaves is the sum of its children, added from the first to the last. So the bits of
+    the tree depend only on the leaves, and not on the order of the updates.
 
     The source is Schaul et al. (2016), Prioritized Experience Replay, appendix B.2.1.
 
@@ -145,8 +145,9 @@ def _lengths(size: int) -> list[int]:
 def _sum_in_order(children: np.ndarray) -> np.ndarray:
     """Sums `[K]` of `children` `[K, 16]`, added from the first to the last.
 
-    The results equal the last running sums, but take a quarter of the time. For K = 1, NumPy would
-    add the elements in another order, so the function computes the running sum.
+    The results equal the last column of `children.cumsum(axis=1)`, but take a quarter of its time.
+    For K = 1, `np.add.reduce` would add the elements in another order, so the function uses
+    `cumsum`.
     """
     if len(children) == 1:
         return children.cumsum(axis=1)[:, -1]

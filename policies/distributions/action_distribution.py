@@ -34,7 +34,8 @@ class ActionDistribution(ABC):
         sizes: number of categories of each categorical action. Batches count categories from 0.
             Empty if actions are real numbers.
         bounds: the smallest and the largest action in a batch that `to_env` does not clip, `[A]`
-            each. `None` means that `to_env` never clips.
+            each. Statistics count the actions outside of these bounds. `None` means that statistics
+            count no actions as clipped.
     """
 
     num_params: int
@@ -59,7 +60,8 @@ class ActionDistribution(ABC):
 
     @abstractmethod
     def random(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
-        """Draws actions `[*leading, *action_shape]` uniformly from the action space."""
+        """Draws actions `[*leading, *action_shape]` uniformly from the action space. In dimensions
+        of a Box without two finite bounds, draws from a standard normal distribution."""
 
     def random_allowed(
         self, rng: np.random.Generator, logits: np.ndarray
@@ -72,8 +74,8 @@ class ActionDistribution(ABC):
 
         Returns:
             the parameters `[N, P]` of the distribution from which the actions were drawn, or 0 if
-            the distribution has no parameters. The second value is the actions `[N,
-            *action_shape]`.
+            the parameters of this distribution are not logits. The second value is the actions
+            `[N, *action_shape]`.
         """
         return logits, self.sample(logits, self.draw_noise(rng, len(logits)))
 

@@ -18,14 +18,14 @@ class DiagGaussian(ActionDistribution):
     """A diagonal Gaussian over Box actions. `params` are means and log standard deviations `[B,
     2 A]`.
 
-    `to_env` maps actions to the bounds and then clips them. `log_prob` gets actions before mapping
-    and clipping, as in RLlib.
+    `to_env` maps actions to the bounds and then clips them, as `normalize` and `clip` say.
+    `log_prob` gets actions before mapping and clipping, as in RLlib.
 
     Args:
         space: action space of one environment.
-        normalize: map [-1, 1] to the bounds, in each dimension with two finite bounds. Other
-            dimensions are not mapped. (If any bound is infinite, RLlib maps no dimension.)
-        clip: clip dimensions that are not mapped. Mapped dimensions are always clipped.
+        normalize: whether to map [-1, 1] to the bounds, in each dimension with two finite bounds.
+            Other dimensions are not mapped. (If any bound is infinite, RLlib maps no dimension.)
+        clip: whether to clip dimensions that are not mapped. Mapped dimensions are always clipped.
     """
 
     def __init__(self, space: spaces.Box, normalize: bool = False, clip: bool = True) -> None:

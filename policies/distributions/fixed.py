@@ -25,7 +25,7 @@ class PassThroughActions(ActionDistribution):
         space: action space of one environment.
 
     Raises:
-        ConfigError: the space is not one of `SUPPORTED_ACTIONS`.
+        ConfigError: `make_distribution` does not support the space.
     """
 
     def __init__(self, space: Space[Any]) -> None:

@@ -27,12 +27,14 @@ def make_distribution(
 
     Args:
         space: action space of one environment.
-        squash_actions: squash Box actions with tanh instead of clipping them.
-        normalize_actions: map Box actions from [-1, 1] to the bounds. See `DiagGaussian`.
-        clip_actions: clip Box actions that are not mapped. See `DiagGaussian`.
+        squash_actions: whether to squash Box actions with tanh instead of clipping them.
+        normalize_actions: whether to map Box actions from [-1, 1] to the bounds. See
+            `DiagGaussian`.
+        clip_actions: whether to clip Box actions that are not mapped. See `DiagGaussian`.
 
     Raises:
-        ConfigError: the space is not one of `SUPPORTED_ACTIONS`, or it is empty.
+        ConfigError: the space is not one of `SUPPORTED_ACTIONS`, is empty, or is a Box of integers.
+            Also raised if `squash_actions` is True and the Box is not bounded.
     """
     if space.shape is not None and 0 in space.shape:
         raise ConfigError(f"action space {space} is empty. Allowed: at least one action dimension")

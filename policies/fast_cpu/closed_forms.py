@@ -50,7 +50,7 @@ class _Registered(NamedTuple):
 #: Closed forms of the built-in policies, by `module:Class`. This folder cannot import the classes,
 #: because their files import this folder.
 _BUILT_IN: dict[str, _Registered] = {}
-#: The loss of actor-critic policies, and the members that this loss uses.
+#: Names of members of actor-critic policies: the loss, and the members that the loss uses.
 _OF_ACTOR_CRITICS = ("loss", "outputs", "entropy_coeff")
 #: The attribute in which the policy class of a plugin holds its closed form. So every process that
 #: has the class also has the closed form.
@@ -67,9 +67,9 @@ def closed_form_of(
     registers its own closed form.
 
     Args:
-        policy_class: a subclass of `ActorCriticPolicy`, whose closed form is a `ClosedForm`, or a
-            subclass of another class that calls `find_closed_form`. A built-in class is given as
-            text, `module:Class`.
+        policy_class: the policy class. The closed form of a subclass of `ActorCriticPolicy` is a
+            `ClosedForm`. Any other policy class must itself call `find_closed_form`, and decides
+            which arguments its closed form gets. A built-in class is given as text, `module:Class`.
         parts: names of further methods that only the loss of this class calls.
         of_family: names of the members that all policies of the same family share: the loss, and
             the members that every such loss uses.
@@ -87,8 +87,9 @@ def closed_form_of(
 
 
 def find_closed_form(policy_class: type) -> Callable[..., Any] | None:
-    """Returns the closed form of `policy_class.loss`. Returns None if none is registered, or if
-    the class overrides a member that its loss uses."""
+    """Returns the closed form of the loss of a policy class. Returns None if no closed form is
+    registered for the class or one of its base classes, or if the class overrides a member that the
+    registered loss uses."""
     for base in policy_class.__mro__:
         path = f"{base.__module__}:{base.__qualname__}"
         found: _Registered | None = vars(base).get(_ATTRIBUTE, _BUILT_IN.get(path))

@@ -102,7 +102,7 @@ def dqn(
     slopes = errors
     if policy.config.td_error_loss_fn == "huber":
         slopes = np.minimum(np.maximum(errors, -1.0), 1.0)
-    # Both the Huber loss and the squared loss equal slope * (error - slope / 2).
+    # Both the Huber loss and half the squared error equal slope * (error - slope / 2).
     loss = float(np.dot(rows.weights, slopes * (errors - 0.5 * slopes))) / count
     by_q = np.zeros_like(q)
     by_q[places] = rows.weights * slopes / np.float32(count)

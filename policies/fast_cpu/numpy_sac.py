@@ -91,8 +91,9 @@ def sac(policy: Any, layers: SACLayers, rows: Any) -> tuple[dict[str, float], np
 
     sample = _sampled(policy, layers.actor, obs)
     worst, by_actions = _worst_values(layers.critics, obs, sample.actions)
-    # Gradients of the actor's loss with respect to the actions before tanh (and so to the means),
-    # and with respect to the log standard deviations.
+    # `by_raw` is the gradient of the actor's loss with respect to the actions before tanh. It is
+    # also the gradient with respect to the means. `by_log_std` is the gradient with respect to the
+    # log standard deviations.
     each = np.float32(alpha / count)
     by_raw = 2.0 * each * sample.actions
     by_raw -= by_actions / np.float32(count) * (1.0 - sample.actions * sample.actions)

@@ -37,9 +37,9 @@ class FlatParameters:
         flat.scale(0.5)                        # one operation for all modules
         array = flat.get_params()              # [P], for a message
 
-    Each parameter becomes a view of `params`, and the `.grad` of each parameter becomes a view of
-    `grads`. So getting, setting, sending, clipping, all-reducing and updating the weights are each
-    one operation on one tensor.
+    Each parameter becomes a view of `params`, and the `.grad` of each trained parameter becomes a
+    view of `grads`. So one operation on one tensor is enough to get, set or send the weights, and
+    to clip or all-reduce the gradient.
 
     Float32 buffers of modules also become views of `params` if they are in the `state_dict` of the
     module, as running statistics are. These buffers have neither a gradient nor a torch optimizer.
@@ -47,7 +47,7 @@ class FlatParameters:
 
     One all-reduce sums the gradient and other numbers over all learners. For this, `buffer` holds
     the gradient, then `tail` scalars (row counts, learner statistics), then a copy of the buffers
-    of the modules.
+    of the trained modules.
 
     Args:
         segments: modules on one device, by name.
@@ -118,7 +118,7 @@ class FlatParameters:
         self._reduced_buffers: Any = self._all[size + tail :]
 
     def get_params(self) -> np.ndarray:
-        """A copy of the parameters, `[P]`."""
+        """A copy of `params`, `[P]`."""
         self._relink_buffers()
         return _copied(self._params)
 
@@ -157,10 +157,10 @@ class FlatParameters:
         return _copied(self._grads)
 
     def set_params(self, array: np.ndarray) -> None:
-        """Copies `array`, `[P]`, into the parameters.
+        """Copies `array`, `[P]`, into `params`.
 
         Raises:
-            ValueError: the array has another shape.
+            ValueError: the array has a wrong shape.
         """
         if array.shape != tuple(self.params.shape):
             raise ValueError(
@@ -196,7 +196,7 @@ class FlatParameters:
         return {"params": self.params.detach().cpu().clone(), "segments": places}
 
     def params_of(self, state: Mapping[str, Any]) -> np.ndarray:
-        """Returns the parameters `[P]` from a state of `get_state`, in the order of this object.
+        """Returns the parameters `[P]` from a state of `get_state`, in the order of `params`.
 
         The method ignores segments that only the state has. If the state lacks a copy, the method
         uses the original segment instead.

@@ -1,4 +1,4 @@
-"""`LearningProgress`: counts of the updates of one policy object."""
+"""`LearningProgress`: counts the rows and the gradients from which a policy object learns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass
 class LearningProgress:
-    """Counts the updates that a policy object makes, and the gradients that it skips.
+    """Counts the rows from which a policy object learns, and the gradients that it skips.
 
     Weights and checkpoints do not contain these counts.
 

@@ -22,9 +22,9 @@ class Minibatches:
             these rows. With unit `columns`, this class calls `prepare` for each minibatch, right
             before the gradient of the minibatch is computed. With other units, it calls `prepare`
             once, for the whole batch.
-        unit: the unit that is shuffled. `rows` shuffles single rows. `sequences` shuffles columns
-            of the prepared batch, for a policy with memory. `columns` shuffles columns of the batch
-            before `prepare`.
+        unit: the unit that is shuffled. `rows` shuffles single rows. `sequences` shuffles the
+            environments of the prepared batch, for a policy with memory. `columns` shuffles the
+            environments of the batch before `prepare`.
         size: upper bound of the average number of rows of a minibatch in one learner. `None` means
             that there is only one minibatch.
         rng: random generator for the order.
@@ -100,7 +100,7 @@ def num_minibatches(rows: int, world_size: int, minibatch_size: int | None) -> i
 
 def shuffled(rows: Rows, parts: int, rng: np.random.Generator) -> Iterator[Rows]:
     """Yields the rows in random order, in `parts` minibatches of nearly equal size. The minibatches
-    are views of one copy of the rows."""
+    are views of one copy of the rows. With `parts=1`, the rows are neither copied nor shuffled."""
     if parts == 1:
         yield rows
         return
@@ -115,8 +115,9 @@ def shuffled(rows: Rows, parts: int, rng: np.random.Generator) -> Iterator[Rows]
 def shuffled_columns(
     batch: SampleBatch, parts: int, rng: np.random.Generator
 ) -> Iterator[SampleBatch]:
-    """Yields the columns of a batch in random order, in `parts` batches `[T, n]` of nearly equal
-    width. If there are more parts than columns, some batches are empty."""
+    """Yields the environments of a batch in random order, in `parts` batches `[T, n]` with nearly
+    equal numbers of environments. If there are more parts than environments, some batches are
+    empty. With `parts=1`, the order does not change."""
     if parts == 1:
         yield batch
         return
@@ -126,7 +127,8 @@ def shuffled_columns(
 
 def shuffled_sequences(rows: Rows, parts: int, rng: np.random.Generator) -> Iterator[Rows]:
     """Yields the rows of a policy with memory in `parts` minibatches. The environments are in
-    random order, and each minibatch has nearly the same number of environments.
+    random order, and all minibatches have nearly the same number of environments. With `parts=1`,
+    the order does not change.
 
     `FragmentPolicy.training_rows` describes the rows.
     """

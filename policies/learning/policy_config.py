@@ -26,18 +26,20 @@ class PolicyConfig(Config):
             mean square. Mnih et al. (2016) add an epsilon of 0.1 before taking the root.
         grad_clip: the largest global norm of a gradient. A larger gradient is scaled down to this
             norm. `None` disables clipping.
-        fast_cpu: whether to use faster code that gives the same results. With True, small
-            multi-layer perceptrons on the CPU act in NumPy. They also learn in NumPy if the policy
-            has a closed form of its loss gradients. Environments that are stepped one after another
-            use `FastSyncVectorEnv`. With False, networks use torch, and environments use
-            `SyncVectorEnv` of Gymnasium.
+        fast_cpu: whether to use faster code that gives the same results up to rounding. With True,
+            multi-layer perceptrons on the CPU act in NumPy if they have tanh or ReLU, no LSTM and
+            no layer normalisation. They also learn in NumPy if they are small, BLAS has one thread,
+            and the policy has a closed form of its loss gradients. Environments that are stepped
+            one after another use `FastSyncVectorEnv`. With False, networks use torch, and
+            environments use `SyncVectorEnv` of Gymnasium.
         normalize_actions: whether to map actions of the policy from [-1, 1] to the bounds of a Box.
             -1 becomes the lower bound, and 1 becomes the upper bound. Dimensions without two finite
-            bounds are not mapped. The option has no effect on other spaces, or together with
-            `squash_actions`. RLlib has the same option.
+            bounds are not mapped. The option has no effect on other spaces, together with
+            `squash_actions`, and in SAC and TD3, which always map. RLlib has the same option.
         clip_actions: whether to clip actions to the bounds of a Box. With False, only the
-            dimensions that `normalize_actions` maps are clipped. RLlib has the same option, and its
-            default is False.
+            dimensions that `normalize_actions` maps are clipped. This option, too, has no effect on
+            other spaces, together with `squash_actions`, and in SAC and TD3. RLlib has the same
+            option, and its default is False.
         model: the options of the network.
     """
 
@@ -66,12 +68,13 @@ class PolicyConfig(Config):
     @classmethod
     def of_checkpoint(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         """Converts the options of a checkpoint to the current names and meanings. If a checkpoint
-        lacks `normalize_actions`, an older version has trained its policy without this option."""
+        lacks `normalize_actions`, an older version trained the policy, and did not map actions. So
+        the option becomes False."""
         return {"normalize_actions": False, **options}
 
 
 class NormalizingConfig(PolicyConfig):
-    """Options of policies that normalise observations, in addition to `PolicyConfig`.
+    """Options of policies that can normalise observations, in addition to `PolicyConfig`.
 
     Attributes:
         normalize_observations: whether to normalise each element of an observation by its running

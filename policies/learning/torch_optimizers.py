@@ -27,7 +27,7 @@ class TorchOptimizer(ABC):
     Args:
         params: `[P]`. Each step updates this tensor in place.
         grads: `[P]`. Each step reads this tensor.
-        moments: names of the state tensors `[P]` in torch.
+        moments: names of the state tensors `[P]` in torch, such as `exp_avg`.
 
     Attributes:
         name: value of the option `torch_optimizer`, and key of the state in checkpoints.

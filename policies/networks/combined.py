@@ -21,8 +21,8 @@ class CombinedNetwork(ActorCriticNetwork):
     concatenated. (`CombinedExtractor` of Stable-Baselines3 does the same.)
 
     Args:
-        images: the parts of the observation that have convolutions.
-        others: the other parts.
+        images: the encoders of those parts of the observation that have convolutions.
+        others: the other parts of the observation.
         num_params: P, number of distribution parameters for one observation.
         gaussian: whether the second half of the parameters are log standard deviations.
         config: see `ModelConfig`.

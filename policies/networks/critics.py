@@ -31,7 +31,7 @@ class CriticModelConfig(ModelConfig):
 class Critics(nn.Module):
     """K networks that compute Q-values of pairs of an observation and an action.
 
-    A network gets such a pair as one observation of a `Tuple` space. The second output of the
+    Each network gets such a pair as one observation of a `Tuple` space. The second output of each
     network is the Q-value.
 
     Args:

@@ -89,8 +89,10 @@ def make_custom(
         num_params: P, number of distribution parameters for one observation.
 
     Raises:
-        ConfigError: the module raises an error, or does not fit these spaces. The message says why.
-        NotImplementedError: the module cannot be made on torch's meta device.
+        ConfigError: the module raises an error, or its parameters, buffers, `state_size` or outputs
+            are not allowed. The message says why.
+        NotImplementedError: the current device is torch's meta device, on which the module cannot
+            be made.
     """
     name = module_class.__name__
     on_meta = torch.empty(0).device.type == "meta"

@@ -44,8 +44,8 @@ def make_network(
         config: see `ModelConfig`.
 
     Raises:
-        ConfigError: `conv_filters` is set, but no observation has three dimensions, or an image is
-            too small for the filters. Also raised if the user's own module does not fit the spaces.
+        ConfigError: `conv_filters` is set, but no part of the observation has three dimensions, or
+            an image is too small for the filters. Also raised for the errors of `make_custom`.
     """
     space = observation_space if mask is None else mask.rest
     if config.custom is None:

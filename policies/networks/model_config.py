@@ -57,7 +57,8 @@ def _json_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 class ModelConfig(Config):
-    """Options of the network. Options that RLlib also has use RLlib's names.
+    """Options of the network. Options that RLlib also has use RLlib's names, or accept these names
+    as aliases.
 
     Attributes:
         fcnet_hiddens: the widths of the hidden layers.
@@ -66,16 +67,17 @@ class ModelConfig(Config):
             for each convolution over an image `[C, H, W]` or `[H, W, C]`. A ReLU follows each
             convolution. Each image of a Dict or Tuple has its own convolutions. An empty list
             disables convolutions. With `None`, only images of uint8 or bool have convolutions.
-            Images of at least 36 x 36 pixels then get the convolutions of Mnih et al. (2015), and
-            smaller images get 16 filters of 3 x 3.
+            Images of at least 36 x 36 pixels then get the convolutions of Mnih et al. (2015).
+            Smaller images get 16 filters of 3 x 3. Images smaller than 3 x 3 pixels have no
+            convolutions.
         post_fcnet_hiddens: the widths of the layers after the convolutions. A ReLU follows each
             layer. `None` means one layer of 512 units. If `conv_filters` is also `None`, an image
             smaller than 36 x 36 pixels gets one layer of 128 units.
         layer_norm: whether to apply layer normalisation (Ba et al., 2016) before each activation.
             The normalisation after a convolution is over channels and positions.
         use_lstm: whether to add an LSTM between the hidden layers and the heads, as memory for
-            policy and value. In one update, the LSTM reads one fragment of
-            `rollout_fragment_length` steps.
+            policy and value. In training, the LSTM reads sequences of `rollout_fragment_length`
+            steps, so gradients go back through at most this number of steps.
         lstm_cell_size: the number of cells of the LSTM.
         vf_share_layers: whether policy and value share the hidden layers. `None` means True for
             networks with convolutions, because convolutions take most of the time, and False for
@@ -90,7 +92,7 @@ class ModelConfig(Config):
             `normalize_actions` and `clip_actions` of `PolicyConfig` have no effect.
         custom: a `torch.nn.Module` class that replaces the network. Pass the class, its registered
             name, or `module:Class`. See `CustomNetwork`. Of the options above, only
-            `squash_actions` has an effect together with `custom`.
+            `squash_actions` has an effect together with `custom`, and `use_lstm` raises an error.
         custom_options: the keyword arguments of the constructor of `custom`.
     """
 
@@ -119,7 +121,8 @@ class ModelConfig(Config):
     }
 
     def named(self) -> dict[str, Any]:
-        """The options by key, for JSON. The value of `custom` is a name instead of a class."""
+        """The options by key, for JSON. If `custom` is set, its value is a name instead of a
+        class."""
         options = self.to_dict()
         if self.custom is not None:
             options["custom"] = NETWORKS.name_of(self.custom) or self.custom.__name__

@@ -66,9 +66,10 @@ class Network(nn.Module, ABC):
 class ActorCriticNetwork(Network):
     """Trunks (hidden layers), an optional LSTM, and linear heads for policy and value.
 
-    All layers are orthogonally initialised. The gains follow Engstrom et al. (2020): sqrt(2) for
-    hidden layers, 0.01 for the policy head, and 1 for the value head. A subclass provides
-    `make_trunk` and `prepare`.
+    Linear layers, convolutions and the LSTM are orthogonally initialised. The gains follow Engstrom
+    et al. (2020): sqrt(2) for hidden layers, 0.01 for the policy head, and 1 for the value head.
+    The gain of the LSTM is 1. A subclass passes `make_trunk` to the constructor, and defines
+    `prepare`.
 
     Args:
         make_trunk: returns a new trunk and the number of its output features.

@@ -31,7 +31,7 @@ class QNetwork(Network):
 
     With dueling (Wang et al., 2016), the other network computes advantages A `[B, n]` and the state
     value V `[B]`. Then `Q(s, a) = V(s) + A(s, a) - mean_a A(s, a)`. Without dueling, the first
-    output is Q, and the second output is ignored.
+    output of the other network is Q, and Q does not depend on its second output.
 
     Args:
         network: the other network, with outputs `[B, n]` and `[B]`.
@@ -65,7 +65,7 @@ def make_q_network(
     config: ModelConfig,
 ) -> QNetwork | MaskedNetwork:
     """Makes a Q-network for encoded observations. An action that the mask does not allow gets the
-    value `MASKED_LOGIT`, which is below the value of any allowed action.
+    value `MASKED_LOGIT`, a large negative number.
 
     Args:
         observation_space: observation space of one environment.
