@@ -58,8 +58,9 @@ class Selection:
         x: the x axis of curves, `seconds` or `steps`.
         startup: whether seconds, rates and shares of time include the start-up of the runs.
             Otherwise, time begins at the end of start-up.
-        targets: for each task, the return to reach, for the plots of steps and seconds until this
-            return. For other tasks, the page chooses a return.
+        targets: maps a task to the return that its runs should reach, for the plots of steps and
+            seconds until this return. For tasks that are not in the mapping, the page chooses a
+            return.
         budget: number of environment steps at which groups are ranked. `None` means that the page
             chooses the number.
         focus: directory of the trial whose shares and histograms the tab of an optimizer draws.
