@@ -242,7 +242,7 @@ ALERTS = (
         "polopt: the driver cannot keep up",
         "The driver of trial {trial} waits for less than 15 percent of its time, and the workers "
         "are idle for more than 20 percent of their time. Use longer fragments or fewer workers.",
-        # The same condition as the rule `driver-busy` in metrics/diagnosis.py. The query has a
+        # The same limits as in the rule `driver-busy` in metrics/diagnosis.py. The query has a
         # value for each trial for which both conditions hold.
         _of_trial('ray_polopt_workers_share{part="idle"} > 0.2')
         + " and "

@@ -39,7 +39,7 @@ class EpisodeWindow:
         self.lifetime = 0
 
     def add(self, episodes: EpisodeStats) -> None:
-        """Adds the episodes of one fragment."""
+        """Adds the episodes of one call to a worker."""
         returns = episodes.returns
         self._returns.extend(returns)
         self._lengths.extend(episodes.lengths)

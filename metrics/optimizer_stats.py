@@ -23,7 +23,7 @@ class StepResult(NamedTuple):
     """Counts of one `step()` of an optimizer.
 
     Attributes:
-        env_steps_sampled: number of environment steps that arrived.
+        env_steps_sampled: number of environment steps in the replies that the step took.
         env_steps_trained: number of environment steps that the learner used. A step counts once,
             even if several epochs use it. With a replay buffer, a step counts each time that the
             learner uses a batch that contains it.

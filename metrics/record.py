@@ -80,8 +80,7 @@ class Record:
             is the number of all-reduce sums that were completed before the group broke. `below` is
             the recording of the calls that this process made to workers below it.
         num_fragments: number of fragments sampled in this call so far, including fragments that
-            were not finite.
-            Exists only in the worker.
+            were not finite. Exists only in the worker.
     """
 
     #: The attributes that a reply carries.

@@ -124,7 +124,7 @@ class WorkerTimes:
 
         Args:
             indices: indices of the workers of the run.
-            elapsed_s: seconds since the last report, positive.
+            elapsed_s: seconds of training since the last report, above 0.
         """
         present = {
             index: self._workers.get(index) or _Worker(self._busy_parts) for index in indices

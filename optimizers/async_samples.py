@@ -1,8 +1,8 @@
 """AsyncSamples: the driver learns from the first fragments that arrive (IMPALA, APPO).
 
-This is the data flow of IMPALA (Espeholt et al., 2018) and of RLlib's APPO. Workers wait for the
-driver only if the lag of samples is bounded and reaches its bound. The policy's loss corrects for
-the lag, with V-trace or with PPO's importance ratio.
+This is the data flow of IMPALA (Espeholt et al., 2018) and of RLlib's APPO. With the default
+options, workers rarely wait for the driver, and the lag of samples is not bounded. Policies such as
+IMPALA and APPO correct for the lag in their losses, with V-trace or with PPO's importance ratio.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class AsyncSamplesConfig(OptimizerConfig):
 
 class AsyncSamples(PolicyOptimizer):
     """Learns from the first fragments that arrive. The driver requests a worker's next fragment
-    before the current fragment ends, as far as `max_rollout_lag` allows this. So the worker samples
-    while the driver learns.
+    before the current fragment ends, if the options allow this. So the worker samples while the
+    driver learns.
 
         polopt.PolicyOptimizerTrainer(
             env="CartPole-v1",
@@ -146,7 +146,7 @@ class AsyncSamples(PolicyOptimizer):
         return self.metrics.counts_since(before)
 
     def _request(self, taken: int, size: int) -> None:
-        """Requests as many fragments as `max_rollout_lag` allows. Workers with the fewest requested
+        """Requests as many fragments as the options allow. Workers with the fewest requested
         fragments come first.
 
         Number the fragments that the driver has not learned from, k = 0, 1, ... With `size`
@@ -156,7 +156,8 @@ class AsyncSamples(PolicyOptimizer):
         If a worker still samples a fragment, the driver requests another fragment only if the
         current fragment may end while the driver learns. A request before this time would only
         increase the lag of its fragment, and leave fewer requests for faster workers. With a
-        bound of 0, the driver always requests at once, because results must not depend on timing.
+        bound of 0, the driver does not wait for this time, because results must not depend on
+        timing.
 
         Args:
             taken: number of fragments of the current batch that were already taken.

@@ -240,8 +240,8 @@ class ReplayShards(ProcessGroup):
         self.busy_s.setdefault(reply.worker.index, Counter()).update(reply.counts.seconds)
 
     def drop_lost(self) -> bool:
-        """Drops the reports of shards that were replaced, and counts their rows as lost. Returns
-        True if there were such reports."""
+        """Drops the reports of shards that have failed, and counts the rows of these shards as
+        lost. Returns True if there were such reports."""
         lost = [shard for shard in self.reports if shard.removed]
         for shard in lost:
             self.num_rows_lost += self.reports.pop(shard).num_rows

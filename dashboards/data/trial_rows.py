@@ -31,7 +31,8 @@ _COLUMNS_IN_MEMORY = 64
 
 
 class TrialRows:
-    """Reads the rows of one trial incrementally, and returns them as columns.
+    """Reads the rows of one trial incrementally, and returns them as columns. A row is one result,
+    which is one line of `result.json`.
 
     Args:
         folder: directory of the trial.

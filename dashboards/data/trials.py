@@ -60,7 +60,8 @@ class Trial:
     Attributes:
         folder: directory of the trial. It does not exist before the trial starts.
         experiment: name of the experiment. This is the path of the parent directory, relative to
-            the results directory.
+            the results directory. If the parent is not below the results directory, it is the name
+            of the parent.
         rows: the rows of the trial.
         config: the config at the start of the trial.
         config_is_of_tune: whether `config` comes from Tune's state, which contains hashes instead

@@ -65,6 +65,7 @@ class TuneState:
         scheduler: short name of a scheduler that can end trials early, such as `ASHA`. Empty for
             other schedulers.
         longest: the result key and the value at which this scheduler considers a trial complete.
+            None if these are not known.
         other_stop: whether Tune also uses a stop condition that is not a limit of a result key,
             such as a function. This module cannot evaluate such a condition.
     """

@@ -13,7 +13,7 @@ from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.views.drawing import add_points, escaped
 
 #: Maps each kind of fault to its counter, the symbol and color of its marks, and the result key of
-#: the last message.
+#: the last message. This key is empty if the results have no message.
 KINDS: dict[str, tuple[str, str, str, str]] = {
     "worker restarts": (
         "fault_tolerance/num_remote_worker_restarts",
