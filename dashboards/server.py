@@ -58,8 +58,8 @@ def serve(results_dir: Path, port: int | None = None, browser: bool = True) -> N
     """Replaces this process by the server of the live page. Does not return.
 
     The server prints its address. It listens only on the loopback address. Its WebSocket answers
-    only requests whose headers contain this address. The server does not import files of the
-    current directory, and does not read its configuration there.
+    only requests whose headers contain a name of this address (`LOOPBACK_HOSTS`). The server does
+    not import files of the current directory, and does not read Streamlit's configuration there.
 
     Args:
         results_dir: directory of Tune results.

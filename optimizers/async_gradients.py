@@ -148,8 +148,8 @@ class AsyncGradients(PolicyOptimizer):
         return self.metrics.counts_since(before)
 
     def _lr_scale(self, gradients: Any) -> float:
-        """Returns the factor on the learning rate for a gradient. The factor is below 1 for a stale
-        gradient."""
+        """Returns the factor by which the learning rate is multiplied for a gradient. The factor is
+        below 1 for a stale gradient."""
         bound = self.config.max_policy_lag
         lag = 0 if gradients is None else self.policy.version - gradients.version
         if bound is None or lag <= bound:

@@ -40,7 +40,8 @@ def check_central_gradients(rollout: RolloutConfig) -> None:
     """Checks the options of a strategy whose driver computes all gradients from workers' samples.
 
     Raises:
-        ConfigError: an option has no effect with such a strategy.
+        ConfigError: an option has no effect with such a strategy, or `collection` does not fit
+            `num_workers`.
     """
     check_collection("the driver", "num_workers", rollout)
     check_unused(

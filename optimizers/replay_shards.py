@@ -184,7 +184,7 @@ class ReplayShards(ProcessGroup):
     Attributes:
         reports: the last report of each shard that is up and has answered a call.
         num_rows_lost: number of rows that were lost because shards have failed.
-        busy_s: the seconds that each shard has worked, by index and phase.
+        busy_s: the seconds that each shard has worked, by index of the shard and by phase.
     """
 
     def __init__(self, workers: WorkerSet, config: Any) -> None:

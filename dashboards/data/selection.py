@@ -64,8 +64,8 @@ class Selection:
         budget: number of environment steps at which groups are ranked. `None` means that the page
             chooses the number.
         focus: directory of the trial whose shares and histograms the tab of an optimizer draws.
-        pinned: labels of groups that come first. Lists of the best trials always include their
-            trials.
+        pinned: labels of groups that come first. Lists of the best trials also contain all trials
+            of these groups.
         smoothing: weight of the moving average of the curves of single runs. 0 means no smoothing.
         log: whether curves have a logarithmic y axis, if no value is below 0.
         robust: whether outliers may leave the range of the y axis. See `robust_range`.

@@ -95,7 +95,7 @@ def estimate(tasks: Sequence[Array]) -> Estimate:
 
 
 def _improvement(x: Array, y: Array) -> Array:
-    """Returns `P(X > Y) + P(X = Y) / 2` for each row of `x` and `y`.
+    """Returns `P(X > Y) + P(X = Y) / 2` for each bootstrap sample, which is a row of `x` and `y`.
 
     This is the Mann-Whitney U statistic, divided by the number of pairs.
 
