@@ -39,10 +39,10 @@ class SyncGradients(PolicyOptimizer):
             num_workers=4,
         )
 
-    A worker that starts during the run takes part from the next update on. If a worker fails, the
-    driver makes the update without the gradient of this worker. As long as no worker fails or
-    starts late, a run is reproducible bit for bit for one seed, config and number of workers.
-    With `num_workers_below`, this is not true for `collection: async` or for
+    A worker that starts during the run takes part in all updates after its start. If a worker
+    fails, the driver makes the update without the gradient of this worker. As long as no worker
+    fails or starts late, a run is reproducible bit for bit for one seed, config and number of
+    workers. With `num_workers_below`, this is not true for `collection: async` or for
     `fraction_workers_below` below 1, because results then depend on timing.
     """
 

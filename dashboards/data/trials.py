@@ -34,11 +34,10 @@ STEPS = "num_env_steps_sampled_lifetime"
 #: Seconds of wall time since the end of start-up, and seconds of start-up.
 TRAINING_S, STARTUP_S = "optimizer/training_s", "optimizer/startup_s"
 EVENTS = "optimizer/num_events_recorded"
-#: A trial is no longer `running` if its result file has not changed for this time, and Tune is no
-#: longer running. If three iterations take longer than this time, the limit is the duration of
-#: three iterations.
+#: A trial counts as ended if its result file has not changed for this time, and Tune has ended. If
+#: three iterations take longer than this time, the limit is the duration of three iterations.
 _SILENT_S = 120.0
-#: Tune counts as no longer running if it has not saved its state for this time. Tune saves its
+#: Tune counts as ended if it has not saved its state for this time. Tune saves its
 #: state every 10 s, or less often if saving would take more than 5 percent of its time.
 _STATE_SILENT_S = 300.0
 _MAX_DEPTH = 6  # maximum depth of directories below the results directory
