@@ -33,9 +33,9 @@ class View:
     Attributes:
         title: title of the panel.
         text: description of the panel.
-        metrics: names of the metrics to show, all with the same unit. There is a line for each
-            trial and value of the tag.
-        stacked: whether to stack the values of the tag, as means over the trials.
+        metrics: names of the metrics to show on one axis. Without `stacked`, there is a line for
+            each trial and value of the tag.
+        stacked: whether to stack the values of the tag, each of which is the mean over the trials.
         where: a Prometheus matcher that selects values of the tag. Empty for all values.
     """
 
@@ -175,7 +175,7 @@ VIEWS = (
         where='statistic=~".*learning_rate"',
     ),
 )
-#: Index at which the views of one optimizer are inserted, after the shares of time.
+#: Index in `VIEWS` at which the views of one optimizer are inserted, after the driver's time.
 _OWN_AT = 4
 
 
@@ -242,7 +242,7 @@ ALERTS = (
         "polopt: the driver cannot keep up",
         "The driver of trial {trial} waits for less than 15 percent of its time, and the workers "
         "are idle for more than 20 percent of their time. Use longer fragments or fewer workers.",
-        # The same condition as the rule `driver-busy` in metrics/diagnosis.py. The query has a
+        # The same limits as in the rule `driver-busy` in metrics/diagnosis.py. The query has a
         # value for each trial for which both conditions hold.
         _of_trial('ray_polopt_workers_share{part="idle"} > 0.2')
         + " and "
@@ -255,9 +255,11 @@ ALERTS = (
 def metrics_folder() -> tuple[Path, str]:
     """Returns the folder of Ray's configurations for Prometheus and Grafana.
 
-    This is the folder of this user's newest running session of Ray. `session_latest` is only the
-    fallback, because it is the session that started last. It may belong to another user, may have
-    ended, or may be the local Ray of a run, which exports nothing.
+    This is `RAY_METRICS_OUTPUT_ROOT`, if this variable is set. Otherwise, it is the folder of this
+    user's newest running session of Ray. Without such a session, it is the folder of
+    `session_latest`, the session that started last. This session is only the fallback, because it
+    may belong to another user, may have ended, or may be the local Ray of a run, which exports
+    nothing.
 
     Returns:
         The folder, and a text with the name of the session. The text is empty if the session is not

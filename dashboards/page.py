@@ -33,7 +33,7 @@ from polopt.dashboards.views.drawing import Panel
 from polopt.dashboards.views.tabs import Tab, tabs_of
 
 _REFRESH_S = 5.0
-_SLOW_OPEN_BYTES = 8_000_000  # for more bytes, the page shows the progress of reading
+_SLOW_OPEN_BYTES = 8_000_000  # if all files together are larger, reading shows its progress
 _MOST_VALUES = 40  # a config key with more values is not offered as a filter
 _MOST_SMOOTHING = 0.99
 _TABS_IN_MEMORY = 10
@@ -56,7 +56,7 @@ def _directory(folder: str) -> ResultsDirectory:
 
 
 def _open(directory: ResultsDirectory) -> None:
-    """Reads new results. Shows the progress if there are many bytes to read."""
+    """Reads new results. Shows the progress if the result files are large in total."""
     bar = None
 
     def progress(done: int, total: int, name: str) -> None:
@@ -119,7 +119,7 @@ def _several(label: str, options: Sequence[str], key: str, placeholder: str = "a
 
 
 def _number(label: str, key: str, step: float, lowest: float | None = None) -> float | None:
-    """Draws a field for a number. If the field is empty, returns None, and the page chooses."""
+    """Draws a field for a number. Returns None if the field is empty. Then the page chooses."""
     value = st.number_input(
         label, value=None, min_value=lowest, step=step, placeholder="automatic",
         help="If empty, the page uses the highest number that at least half of the runs of each "

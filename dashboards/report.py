@@ -127,7 +127,8 @@ _MOST_GROUPS = 6
 
 @dataclass(frozen=True)
 class _Section:
-    """A section of the report, which shows a tab. An optimizer has a section for each group.
+    """A section of the report, which shows a tab. The tab of an optimizer has a section for each
+    group, up to `_MOST_GROUPS` groups.
 
     Attributes:
         tab: the tab.
@@ -150,8 +151,9 @@ def _sections(runs: Sequence[Run]) -> Iterator[_Section]:
     """Yields the sections of the report.
 
     Some panels of an optimizer's tab show a single run. If the optimizer has several groups, there
-    is a section with these panels for the first run of each group. If there are more than
-    `_MOST_GROUPS` groups, only the groups with the highest returns have a section.
+    is a section for each group, in which these panels show the first run of the group. The first
+    section also has the other panels of the tab. If there are more than `_MOST_GROUPS` groups, only
+    the groups with the highest returns have a section.
     """
     for tab in tabs_of(runs):
         groups = Selection(runs).of([tab.optimizer]).groups if tab.optimizer else {}
@@ -190,7 +192,9 @@ def _document(folder: Path, num_trials: int, sections: Sequence[_Section]) -> st
 
 
 def _write_figures(folder: Path, sections: Sequence[_Section]) -> list[str]:
-    """Writes a CSV file of each plot and table, and a PNG file of each plot. Returns notes."""
+    """Writes a CSV file of each plot, table and list of findings, and a PNG file of each plot.
+
+    Returns notes for the user."""
     folder.mkdir(parents=True, exist_ok=True)
     figures: list[go.Figure] = []
     paths: list[Path] = []

@@ -18,7 +18,7 @@ _EXTRA = "the dashboards need Streamlit and Plotly: pip install 'polopt[dashboar
 
 
 def check_installed(*modules: str) -> None:
-    """Raises a ConfigError that names the extra if one of the modules is not installed."""
+    """If one of the modules is not installed, raises a ConfigError that names the extra."""
     for module in modules:
         if importlib.util.find_spec(module) is None:
             raise ConfigError(f"{module} is not installed; {_EXTRA}")
@@ -58,8 +58,8 @@ def serve(results_dir: Path, port: int | None = None, browser: bool = True) -> N
     """Replaces this process by the server of the live page. Does not return.
 
     The server prints its address. It listens only on the loopback address. Its WebSocket answers
-    only requests whose headers contain this address. The server does not import files of the
-    current directory, and does not read its configuration there.
+    only requests whose headers contain a name of this address (`LOOPBACK_HOSTS`). The server does
+    not import files of the current directory, and does not read Streamlit's configuration there.
 
     Args:
         results_dir: directory of Tune results.
@@ -67,8 +67,8 @@ def serve(results_dir: Path, port: int | None = None, browser: bool = True) -> N
         browser: whether to open a browser, if the machine has one.
 
     Raises:
-        ConfigError: if the directory does not exist or is a file, if the port is taken, or if the
-            extra is not installed.
+        ConfigError: if the directory does not exist or is a file, if the port is taken or cannot be
+            used, or if the extra is not installed.
     """
     check_installed("streamlit", "plotly")
     folder = existing_directory(results_dir)

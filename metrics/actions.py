@@ -1,4 +1,4 @@
-"""Statistics of the sampled actions.
+"""Statistics of the actions that workers sample from the policy.
 
 For categorical actions, these are counts of the categories. For the actions of a Box, these are
 means, standard deviations and the share of clipped values.
@@ -27,7 +27,8 @@ class ActionSums(NamedTuple):
 
     Attributes:
         counts: for each categorical action, how often each category was chosen.
-        moments: moments of each dimension of a Box. None for categorical actions.
+        moments: number, mean and squared deviations of the values in each dimension of a Box. None
+            for categorical actions, and without actions.
         clipped: number of values in the actions of a Box that were outside the bounds. The
             environment received the bound instead.
     """
@@ -43,7 +44,7 @@ class ActionSums(NamedTuple):
         sizes: Sequence[int],
         bounds: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> ActionSums:
-        """Returns the sums of a batch of actions, taken before they are clipped.
+        """Returns the sums of a batch of actions. The actions have not been clipped yet.
 
         Args:
             actions: categories, counted from 0, of shape `[B]` or `[B, K]`. For a Box, real values
@@ -104,9 +105,10 @@ class ActionStats:
         """Returns the statistics since the last report, and resets them.
 
         Returns:
-            For categorical actions, `histogram`: the counts of each action by its position. For a
-            Box, lists `mean` and `std` with one entry per dimension, and the share `clipped` of all
-            values. Without actions, the statistics of a Box are NaN.
+            For categorical actions, `histogram`: the counts of the categories of each action, by
+            the position of the action in the action space. For a Box, lists `mean` and `std` with
+            one entry per dimension, and the share `clipped` of all values. Without actions, the
+            statistics of a Box are NaN.
         """
         sums, self._sums = self._sums, ActionSums()
         if self._bins:

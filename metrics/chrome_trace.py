@@ -111,8 +111,8 @@ def _span(event: Event, pid: int, tid: int, start_s: float) -> dict[str, Any]:
 def _tracks(events: Iterable[Event]) -> dict[str, list[Event]]:
     """Returns the spans of each track, in order of time.
 
-    Requests to one worker that overlap are spread over several tracks. Their number is the largest
-    number of requests that were pending at the same time.
+    Requests to one worker that overlap are spread over several tracks. The number of these tracks
+    is the largest number of requests that were pending at the same time.
     """
     tracks: dict[str, list[Event]] = {}
     spans = sorted((e for e in events if e.track), key=lambda e: (e.at_s, -e.value))

@@ -278,8 +278,8 @@ def _no_learning(run: RunResults) -> Found:
     high = run.last("return_max")
     if low == high == 0.0 or not abs(last - first) < 0.1 * (high - low):
         return None
-    # If returns were lower at the beginning, the run has learned, even if it learned only then. The
-    # comparison uses medians of three results, because a mean over few episodes is noisy.
+    # If returns were lower at the beginning, the run has learned, even if only at the beginning.
+    # The comparison uses medians of three results, because a mean over few episodes is noisy.
     medians = np.median(np.lib.stride_tricks.sliding_window_view(returns, 3), axis=1)
     if last - medians.min() > 0.2 * (high - low):
         return None
@@ -542,7 +542,8 @@ def _late(values: Array) -> Array:
 
 
 def _in_a_rerun(run: RunResults) -> str:
-    """Returns the advice to repeat the run, if the order of arrival of the run was recorded."""
+    """Returns the advice to repeat the run, if the run recorded the order in which replies
+    arrived."""
     recorded = run.rise("num_events_recorded") > 0.0
     return "; to examine this run, repeat it with polopt rerun TRIAL" if recorded else ""
 

@@ -39,7 +39,7 @@ class EpisodeWindow:
         self.lifetime = 0
 
     def add(self, episodes: EpisodeStats) -> None:
-        """Adds the episodes of one fragment."""
+        """Adds the episodes of one call to a worker."""
         returns = episodes.returns
         self._returns.extend(returns)
         self._lengths.extend(episodes.lengths)
@@ -50,8 +50,9 @@ class EpisodeWindow:
     def report(self) -> dict[str, Any]:
         """Returns the statistics, and resets the statistics since the last report.
 
-        The keys are RLlib's keys in `env_runners/`, and further keys for percentiles and
-        histograms. A histogram is a list of `HISTOGRAM_BINS` counts.
+        The keys are RLlib's keys in `env_runners/`, and further keys for percentiles, for
+        histograms, and for the mean since the last report. A histogram is a list of
+        `HISTOGRAM_BINS` counts.
         """
         total, count = self._sum_since_report, self._count_since_report
         self._sum_since_report, self._count_since_report = 0.0, 0
@@ -64,7 +65,7 @@ class EpisodeWindow:
         }
 
     def get_state(self) -> dict[str, object]:
-        """Returns the window and the count, serialisable as JSON."""
+        """Returns the window and the number of episodes of the run, serialisable as JSON."""
         return {
             "returns": list(self._returns),
             "lengths": list(self._lengths),

@@ -52,7 +52,7 @@ class LearnerStats:
 
 
 def mean_stats(parts: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]:
-    """Returns means over all rows.
+    """Returns the mean of each statistic over all rows.
 
     Args:
         parts: pairs of statistics and the number of rows that these statistics are means over.

@@ -76,9 +76,9 @@ class GpuUse(NamedTuple):
 class GpuReader:
     """Reads the use of the GPUs on which this process holds memory through PyTorch.
 
-    `GpuUse.share` needs the package `nvidia-ml-py`, which the extra `gpu` installs. Without this
-    package, the share is NaN. It is also NaN for a GPU that does not report its utilization, such
-    as a MIG slice.
+    If the process holds memory on a GPU, `GpuUse.share` needs the package `nvidia-ml-py`, which the
+    extra `gpu` installs. Without this package, the share is NaN. The share is also NaN if a GPU
+    does not report its utilization, as for a MIG slice.
 
     Args:
         cuda: the module `torch.cuda`.
@@ -137,7 +137,7 @@ class MachineMeter:
     """Measures the use of the driver's machine and process since the last report.
 
     Args:
-        read_gpus: as for `ProcessMeter`.
+        read_gpus: see `ProcessMeter`.
     """
 
     def __init__(self, read_gpus: Callable[[], GpuUse] | None = None) -> None:

@@ -23,9 +23,10 @@ class StepResult(NamedTuple):
     """Counts of one `step()` of an optimizer.
 
     Attributes:
-        env_steps_sampled: number of environment steps that arrived.
+        env_steps_sampled: number of environment steps in the replies that the step took.
         env_steps_trained: number of environment steps that the learner used. A step counts once,
-            even if several epochs use it.
+            even if several epochs use it. With a replay buffer, a step counts each time that the
+            learner uses a batch that contains it.
         updates: number of updates of the weights.
     """
 
@@ -56,7 +57,7 @@ class OptimizerStats:
         num_env_steps_sampled: environment steps so far.
         num_env_steps_discarded: environment steps of fragments that were not finite.
             `num_env_steps_sampled` does not include these steps.
-        num_env_steps_trained: environment steps that learning has used.
+        num_env_steps_trained: environment steps that learning has used. See `StepResult`.
         num_updates: updates so far.
         lag: policy lag of the weights that chose the actions. See `LagMeter`.
         gradient_lag: lag of the weights that computed gradients.
@@ -73,8 +74,9 @@ class OptimizerStats:
         training_s: seconds since the end of start-up, without evaluation. Includes the training
             time before a restore.
         num_bytes_received: payload bytes of gradients, batches and weights from workers.
-        num_gradients: gradients that the driver has received from workers.
-        num_gradients_accepted: number of these gradients that were applied, alone or in a mean.
+        num_gradients: gradients that the driver has received from workers. Includes gradients that
+            workers did not send because they were not finite.
+        num_gradients_accepted: number of gradients that were applied, alone or in a mean.
         num_gradients_stale: gradients with a lag above the optimizer's limit. The optimizer drops
             or scales these gradients.
         num_gradients_skipped: gradients that were not applied because they were not finite.
@@ -166,9 +168,9 @@ class OptimizerStats:
         Args:
             worker_index: index of the worker that ran the call.
             record: the record of the call.
-            in_driver: True if the call ran in the driver's process, and therefore updated the
-                driver's policy. Updates in other processes are counted later, when the driver
-                adopts the weights of these processes.
+            in_driver: True if the call ran in the driver's process. The updates of such a call
+                have already changed the driver's policy. Updates in other processes are counted
+                later, when the driver adopts the weights of these processes.
         """
         self.num_env_steps_sampled += record.env_steps
         self.num_env_steps_discarded += record.env_steps_discarded
@@ -193,7 +195,7 @@ class OptimizerStats:
             acted: version of the weights that chose the actions.
             now: version of the learner's weights.
             computed: version of the weights that computed the gradient. `None` means `now`.
-            weight: number of columns of the batch that have this lag. A column is one environment.
+            weight: number of environments in the batch whose rows have this lag. 1 for a gradient.
         """
         TRACER.count("policy lag", now - acted)
         self.lag.add(acted, now, self.rollouts, weight)
@@ -217,7 +219,8 @@ class OptimizerStats:
         """Counts gradients that the driver has received from workers, and their lags.
 
         Args:
-            parts: one gradient per worker, even if the optimizer applies only the mean.
+            parts: one gradient per worker, even if the optimizer applies only the mean of these
+                gradients.
             now: version of the weights before the gradients are applied.
             stale: whether the lag of the gradients is above the optimizer's limit.
         """
@@ -257,7 +260,8 @@ class OptimizerStats:
         """Counts updates, and the environment steps that these updates used.
 
         Args:
-            env_steps: number of environment steps that no earlier update has used.
+            env_steps: number of environment steps that no earlier update has used. For a batch from
+                a replay buffer, the number of rows of the batch.
             updates: number of updates made with these steps.
             stats: statistics of the learner, as means over `rows` rows.
             rows: number of rows. `None` means `env_steps`.

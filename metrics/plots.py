@@ -1,4 +1,4 @@
-"""Plots and metrics that several optimizers declare in their tabs."""
+"""Plots and metrics that optimizers declare in their tabs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`METRICS`: the metrics that every run exports to Prometheus.
+"""`METRICS`: the Prometheus metrics that all optimizers share.
 
 The exporter, the Grafana dashboards and the docs read this list. Optimizers declare further metrics
 in their tab (`polopt.metrics.tab`).

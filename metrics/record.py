@@ -1,7 +1,7 @@
 """`Record`: the counts and statistics of one call.
 
 The worker fills the record during the call, and the reply carries the record to the driver. The
-driver adds each record once.
+driver adds each record to its counters once.
 """
 
 from __future__ import annotations
@@ -46,20 +46,23 @@ class Record:
             outside all phases.
         version: version of the worker's weights at the end of the call.
         env_steps: number of valid rows sampled, without the rows of fragments that were not finite.
+            Rows that only reset an environment are not valid.
         env_steps_discarded: number of valid rows in fragments that were not finite.
         episodes: episodes that ended in the rows of `env_steps`.
-        moments: moments of the observations and discounted returns in the rows of `env_steps`. The
-            driver merges them into the moments of its policy. None if the policy does not
-            normalise, or if nothing was sampled.
+        moments: number, mean and squared deviations of the observations and discounted returns in
+            the rows of `env_steps`. The driver merges these numbers into the running mean and
+            variance of its policy's normaliser. None if the policy does not normalise, or if
+            nothing was sampled.
         actions: sums of the actions in the rows of `env_steps`, before the actions are clipped.
         lags: the lag of each batch that this worker learned from, as `(updates, batches)`. These
-            are the numbers of updates and batches that the worker had learned since it received the
-            weights that chose the actions. If several versions of the weights chose the actions,
-            the lag is measured from the oldest version.
+            are the number of updates that the worker had made, and the number of batches that it
+            had learned from, since it received the weights that chose the actions. If several
+            versions of the weights chose the actions, the lag is measured from the oldest version.
         faults: exceptions of environments, and non-finite values.
         num_non_finite: fragments and gradients that were discarded because they were not finite.
         num_early_stopped: fragments that ended early.
-        restarts_below: replacements of workers below this worker.
+        restarts_below: number of times that a worker below this worker was replaced. The workers
+            below a gradient worker sample for this gradient worker.
         num_bytes: bytes of the arrays in the value.
         env_steps_trained: rows that this worker used for learning. Each row counts once.
         updates: updates that this worker made.
@@ -76,8 +79,8 @@ class Record:
             `steps` is the length of each fragment, and is present if a fragment ended early. `sums`
             is the number of all-reduce sums that were completed before the group broke. `below` is
             the recording of the calls that this process made to workers below it.
-        num_fragments: number of fragments sampled so far, including fragments that were not finite.
-            Exists only in the worker.
+        num_fragments: number of fragments sampled in this call so far, including fragments that
+            were not finite. Exists only in the worker.
     """
 
     #: The attributes that a reply carries.
@@ -259,7 +262,8 @@ class Record:
     # ---- in a gradient worker, which has workers below it ----------------------------------------
 
     def add_below(self, record: Record) -> None:
-        """Adds the record of a worker below this worker, except seconds and bytes."""
+        """Adds the samples, episodes, faults and custom metrics of the record of a worker below
+        this worker."""
         self.env_steps += record.env_steps
         self.env_steps_discarded += record.env_steps_discarded
         self._episodes.append(record.episodes)

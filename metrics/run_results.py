@@ -64,7 +64,7 @@ PER_WORKER = "optimizer/workers/per_worker"
 _INDEX, _RATE = "index", "env_steps_per_sampling_s"  # keys of each worker
 #: Rules about time need at least this many results and seconds of training.
 _LEAST_RESULTS, _LEAST_S = 3, 2.0
-_MOST_ROWS = 2000  # `History` keeps at most this many rows
+_MOST_ROWS = 2000  # `History` keeps at most this many results
 
 
 def paths(num_workers: int) -> list[str]:
@@ -78,8 +78,8 @@ class RunResults:
 
     Args:
         columns: an array for each path of `paths` that occurs in the results. Columns of numbers
-            have the shape `[R]`, with NaN for a result without this number. Columns of texts are
-            arrays of objects.
+            have the shape `[R]` for R results, with NaN for a result without this number. Columns
+            of texts are arrays of objects.
     """
 
     def __init__(self, columns: Mapping[str, Array]) -> None:
@@ -145,14 +145,14 @@ class RunResults:
         return self.rise(name) / max(float(self._seconds.sum()), 1e-9)
 
     def text(self, name: str) -> str:
-        """Returns the last text of a column that is not empty, or an empty string."""
+        """Returns the last text in a column, ignoring empty texts, or an empty string."""
         values = self._columns.get(COLUMNS[name])
         if values is None or values.dtype != object:
             return ""
         return next((str(text) for text in reversed(values) if text), "")
 
     def sampling_rates(self) -> dict[int, Array]:
-        """Returns the steps per second of sampling of each remote worker, by index of the worker.
+        """Returns each remote worker's environment steps per second of sampling, by worker index.
 
         The arrays contain the finite values of all results.
         """
@@ -170,8 +170,8 @@ class RunResults:
 class History:
     """Collects the columns that the rules read, from results as they arrive.
 
-    Memory is bounded: when the history is full, it drops every second row, and from then on keeps
-    only half as many of the new results.
+    Memory is bounded: when the history is full, it drops every second result, and from then on
+    keeps only half as many of the new results as before.
 
     Attributes:
         num_results: number of results added so far.

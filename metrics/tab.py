@@ -29,7 +29,7 @@ class Plot:
     Attributes:
         key: name of the plot in file names and addresses, unique in the tab.
         title: title in plain text.
-        help: one to three sentences that explain how to read the plot.
+        help: a few sentences that explain how to read the plot.
         unit: unit of the values, which labels the axis.
         keys: maps the name of each line to a result key, such as
             `{"accepted": "optimizer/num_gradients_accepted"}`.
@@ -59,8 +59,8 @@ class Tab:
     """The class attribute `tab` of an optimizer: its declaration for the dashboards.
 
     The tabs of all optimizers show the same plots of time shares, phases, workers, traffic,
-    episodes and actions. A number of `extra_stats` gets a plot automatically if no declared plot
-    shows this number.
+    episodes and actions. Each number that `extra_stats` returns gets a plot automatically if no
+    declared plot shows this number, up to a maximum number of such plots.
 
     Attributes:
         driver: help text that explains how to read the shares of the driver's phases.

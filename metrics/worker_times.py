@@ -46,9 +46,9 @@ class WorkerTimes:
 
     The wall time of a worker is the time between two of its replies, measured when the driver takes
     the replies. Idle time is wall time minus the busy seconds that the worker reports. A worker is
-    idle while it waits for the driver or for other workers, and while its data are in transit. The
-    time before a worker's first reply does not count. The local worker runs in the driver and has
-    no idle time.
+    idle while it waits for the driver, even if the driver itself waits for other workers, and while
+    its data are in transit. Of the time before a worker's first reply, only the busy seconds of
+    this reply count. The local worker runs in the driver and has no idle time.
 
     Args:
         further_phases: names of further phases that the strategy's workers time.
@@ -86,8 +86,8 @@ class WorkerTimes:
                 strategy has not declared counts as `other`. Each reply with the phase `gradient`
                 counts as one gradient.
             env_steps: number of environment steps in the reply.
-            use: use by the worker's process since the last reply that carried this value. `None`
-                means that this reply does not carry it.
+            use: use of processors, memory and GPUs by the worker's process, since the last reply
+                that carried this value. `None` means that this reply does not carry this value.
         """
         now_s = self._clock()
         worker = self._workers.get(index)
@@ -124,7 +124,7 @@ class WorkerTimes:
 
         Args:
             indices: indices of the workers of the run.
-            elapsed_s: seconds since the last report, positive.
+            elapsed_s: seconds of training since the last report, above 0.
         """
         present = {
             index: self._workers.get(index) or _Worker(self._busy_parts) for index in indices

@@ -1,1 +1,1 @@
-"""Policy optimizers. Each file contains one distribution strategy."""
+"""Policy optimizers, each of which is one distribution strategy, and their shared modules."""

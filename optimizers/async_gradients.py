@@ -30,8 +30,8 @@ class GradientsConfig(OptimizerConfig):
 
     Attributes:
         grads_per_step: number of gradients that the driver receives in one `step()`.
-            `sync_gradients` always waits for one gradient from each worker, so a step may receive
-            more gradients.
+            `sync_gradients` takes the gradients of all workers at once, so a step of this optimizer
+            may receive more gradients.
     """
 
     grads_per_step: int = pydantic.Field(default=100, ge=1, le=10**7)
@@ -43,10 +43,11 @@ class AsyncGradientsConfig(GradientsConfig):
     Attributes:
         max_requests_in_flight_per_worker: number of gradients that the driver requests from each
             worker at once. With 2, a worker begins its next gradient before the driver has applied
-            the last gradient. The worker then does not wait for the driver, but uses older weights.
-        max_policy_lag: maximum lag of a gradient. The lag is the number of updates since the
-            weights with which the gradient was computed. A gradient with a larger lag is stale.
-            None means that no gradient is stale.
+            the worker's previous gradient. So the worker does not wait for the driver, but its
+            weights are older than with 1.
+        max_policy_lag: maximum lag of a gradient. The lag is the number of updates that the driver
+            has made since it sent the weights for this gradient. A gradient with a larger lag is
+            stale. None means that no gradient is stale.
         stale_gradients: what the driver does with stale gradients. `drop` ignores them. `scale`
             multiplies the learning rate of their update by (max_policy_lag + 1) / (lag + 1), after
             Zhang et al., 2016.
@@ -68,9 +69,9 @@ def compute_gradient(
     worker: RolloutWorker, weights: Weights | None
 ) -> Gradients | PackedGradients | None:
     """Runs in a worker: sets the weights, and computes the gradient of the next minibatch. Samples
-    a new rollout once all minibatches of the last rollout were used.
+    a new rollout once all minibatches of the previous rollout were used.
 
-    The worker keeps the other minibatches of the rollout, and the parts of gradients that
+    The worker keeps the unused minibatches of the rollout, and the parts of gradients that
     compression has not sent yet.
 
     Returns:
@@ -95,8 +96,8 @@ def packer_of(worker: RolloutWorker) -> GradientPacker:
 
 class AsyncGradients(PolicyOptimizer):
     """Every worker samples and computes a gradient with its own copy of the weights. The driver
-    applies the first gradient that arrives, and sends new weights to the worker that computed it.
-    No process waits for all workers.
+    applies the first gradient that arrives, and sends new weights to the worker that computed this
+    gradient. The driver does not wait for the gradients of the other workers.
 
         polopt.PolicyOptimizerTrainer(
             env="CartPole-v1",
@@ -106,7 +107,8 @@ class AsyncGradients(PolicyOptimizer):
         )
 
     A policy with epochs and minibatches computes several gradients from each rollout. With
-    `num_workers_below`, each worker computes gradients from the samples of the workers below it.
+    `num_workers_below`, each worker computes gradients from the samples of its own workers (the
+    workers below it), and does not sample itself.
     """
 
     name = "async_gradients"
@@ -146,8 +148,8 @@ class AsyncGradients(PolicyOptimizer):
         return self.metrics.counts_since(before)
 
     def _lr_scale(self, gradients: Any) -> float:
-        """Returns the factor on the learning rate for a gradient. The factor is below 1 for a stale
-        gradient."""
+        """Returns the factor by which the learning rate is multiplied for a gradient. The factor is
+        below 1 for a stale gradient."""
         bound = self.config.max_policy_lag
         lag = 0 if gradients is None else self.policy.version - gradients.version
         if bound is None or lag <= bound:

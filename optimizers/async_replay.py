@@ -1,8 +1,10 @@
 """AsyncReplay: samplers, replay shards and the learner run at the same time (Ape-X).
 
-The strategy follows Horgan et al., 2018. A sampler computes the initial priorities of its rows. The
-shard receives a fragment by reference, directly from the sampler. So fragments do not pass through
-the driver. The driver receives only the batches from which it learns.
+The strategy follows Horgan et al., 2018. A sampler is a rollout worker, and computes the initial
+priorities of its rows. A replay shard is a process that holds a part of the rows. The driver sends
+a shard only references to fragments, and the shard fetches the fragments from the samplers. So
+fragments do not pass through the driver. Of the samples, the driver receives only the batches from
+which it learns.
 """
 
 from __future__ import annotations
@@ -56,21 +58,21 @@ class AsyncReplayConfig(ReplayOptions):
     """Options of `AsyncReplay`, in addition to the options of `ReplayOptions`.
 
     Attributes:
-        num_replay_shards: number of processes that hold the rows. Each shard holds
-            `buffer_size / num_replay_shards` rows. All fragments of a sampler are stored in the
-            same shard, so the number of samplers must be at least the number of shards. RLlib 0.8:
+        num_replay_shards: number of processes (shards) that hold the rows. Each shard can hold
+            `buffer_size / num_replay_shards` rows. All fragments of a worker are stored in the same
+            shard, so `num_workers` must be at least the number of shards. RLlib 0.8:
             `num_replay_buffer_shards`.
         num_cpus_per_replay_shard: number of Ray CPUs of each shard.
         prefetch_batches: number of batches that the driver requests from shards in advance. These
             batches are being drawn, are on their way, or wait in the driver.
         max_requests_in_flight_per_worker: the largest number of fragments that the driver requests
-            from a sampler at once. With 2, a sampler can sample the next fragment while the driver
+            from a worker at once. With 2, a worker can sample the next fragment while the driver
             learns.
         error_buffer: number of rows by which the rows learned may fall behind `training_intensity`
-            times the rows sampled. At this bound, samplers wait. The rows learned never exceed
-            this product. None means a bound that is large enough for all fragments that can be
-            under way and for all prefetched batches. Samplers then wait only if the learner is too
-            slow.
+            times the rows sampled since learning began. At this bound, workers wait. The rows
+            learned never exceed this product. None means a bound that is large enough for all
+            fragments that can be under way and for all prefetched batches. The bound then makes
+            workers wait only if the learner is too slow.
     """
 
     num_replay_shards: int = pydantic.Field(default=1, ge=1, le=10_000)
@@ -141,10 +143,10 @@ class Task(NamedTuple):
 def sample(worker: RolloutWorker, weights: Any, with_priorities: bool) -> Fragment:
     """Runs in a sampler: samples a fragment, and computes its priorities with the same weights.
 
-    The priority of a row depends on its whole n-step window. The windows of the last `n_step - 1`
-    steps end in the next fragment. So the sampler keeps these steps, and sends their priorities
-    with the next fragment. If the stream of fragments is interrupted, the sampler never sends these
-    priorities.
+    The priority of a row depends on its window, which is the steps of the row's n-step return. The
+    windows of the last `n_step - 1` steps can end in the next fragment. So the sampler keeps these
+    steps, and sends their priorities with the next fragment. If the stream of fragments is
+    interrupted, the sampler never sends these priorities.
     """
     worker.set_weights(weights)
     batch = worker.next_batch()
@@ -167,7 +169,8 @@ def sample(worker: RolloutWorker, weights: Any, with_priorities: bool) -> Fragme
 
 class AsyncReplay(ReplayOptimizer):
     """Samplers sample, shards store and draw rows, and the driver learns, all at the same time.
-    These processes wait for each other only if the training intensity requires it.
+    These processes wait for each other only if the training intensity requires it, or if one of
+    them cannot keep up.
 
         polopt.PolicyOptimizerTrainer(
             env="CartPole-v1",
@@ -177,7 +180,7 @@ class AsyncReplay(ReplayOptimizer):
         )
 
     A step handles the first reply from any sampler or shard. Results depend on timing. If a process
-    dies, its pending work is lost, and the driver requests other work in its place.
+    fails, its pending work is lost, and the driver requests other work in place of the lost work.
     """
 
     name = "async_replay"
@@ -206,11 +209,11 @@ class AsyncReplay(ReplayOptimizer):
         self.num_bytes_by_reference = 0
         self._num_draws = self._num_learned = 0  # numbers of requested and of fetched batches
         self._batch_bytes = 0  # size of the last batch
-        self._priorities: list[tuple[float, float]] = []  # mean and maximum of each batch
+        self._priorities: list[tuple[float, float]] = []  # mean and maximum error of each batch
         self._num_requests = 0
         self._requested: Counter[int] = Counter()  # number of the last request, by sampler
         self._blocked_s = dict.fromkeys(("learner", "samplers", "learner_by_shards"), 0.0)
-        # The share of the samplers that wait, and the time since which they wait.
+        # The share of the samplers that have no request, and the time when it was measured.
         self._idle = 0.0, workers.clock()
 
     @classmethod
@@ -270,7 +273,7 @@ class AsyncReplay(ReplayOptimizer):
     # ---- requests -------------------------------------------------------------------------------
 
     def _request_fragments(self) -> None:
-        """Requests as many fragments as the limiter allows. Samplers with the fewest fragments
+        """Requests as many fragments as the rate limiter allows. Samplers with the fewest fragments
         under way come first. A sampler also waits if its shard is too slow."""
         if not self.shards.started:
             self.shards.up()  # the first call waits for all shards
@@ -303,7 +306,7 @@ class AsyncReplay(ReplayOptimizer):
         self._note_idle(idle / len(samplers))
 
     def _request_batches(self) -> None:
-        """Requests as many batches in advance as `prefetch_batches` and the limiter allow."""
+        """Requests as many batches in advance as `prefetch_batches` and the rate limiter allow."""
         size = self.config.train_batch_size
         drawing = self._num_drawing
         while drawing < self.config.prefetch_batches:
@@ -343,8 +346,8 @@ class AsyncReplay(ReplayOptimizer):
     def _first(self) -> tuple[str, Reply]:
         """Waits for the first reply. Returns the kind of its task, or `failure`, and the reply.
 
-        After a failure, a replacement of the process is starting, and the next step requests work
-        in place of the lost work.
+        After a failure, the next step requests other work in place of the lost work. See
+        `Reply.worker` for the state of the process after a failure.
         """
         drawing, began_s = self._num_drawing, self.workers.clock()
         reply = self.calls.first() if self.calls.kept else self.calls.next()
@@ -355,8 +358,8 @@ class AsyncReplay(ReplayOptimizer):
         return reply.tag.kind, reply
 
     def _store(self, reply: Reply) -> None:
-        """Makes the shard of a sampler store the fragment. The shard fetches the fragment from the
-        sampler's process."""
+        """Makes the sampler's shard store the fragment of a reply. The shard fetches the fragment
+        from the sampler's process."""
         metrics, sampler = self.metrics, reply.worker.index
         metrics.add_lag(reply.counts.version, self.policy.version)
         metrics.rollouts.end_rollout(self.policy.version)
@@ -380,7 +383,8 @@ class AsyncReplay(ReplayOptimizer):
     def _send_priorities(
         self, shard: WorkerHandle, indices: np.ndarray, errors: np.ndarray
     ) -> None:
-        """Sends the TD errors `[B]` of rows to the shard that drew these rows."""
+        """Sends the TD errors `[B]` of rows, as new priorities, to the shard that drew these rows.
+        Does nothing without prioritized replay."""
         if self.config.prioritized_replay:
             self._priorities.append((float(errors.mean()), float(errors.max())))
             args = indices, errors, self.policy.version
@@ -432,14 +436,14 @@ class AsyncReplay(ReplayOptimizer):
         }
 
     def get_driver_state(self) -> dict[str, Any]:
-        """See `PolicyOptimizer.get_driver_state`. Adds the state of the limiter. Checkpoints do not
-        contain the rows of the shards."""
+        """See `PolicyOptimizer.get_driver_state`. Adds the state of the rate limiter. Checkpoints
+        do not contain the rows of the shards."""
         return {**super().get_driver_state(), "limiter": self.limiter.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues from a state that `get_state` of any optimizer returned, with empty shards.
-        Learning continues once the shards hold `learning_starts` rows again. The rows up to this
-        point give no credit for learning."""
+        Learning continues once the shards hold at least `learning_starts` rows again. The training
+        intensity does not count the rows that are sampled until then."""
         super().set_state(state)
         self._num_draws = self._num_learned = 0
         if limiter := state.get("limiter") or state.get("replay", {}).get("limiter"):

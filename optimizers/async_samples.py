@@ -1,8 +1,8 @@
 """AsyncSamples: the driver learns from the first fragments that arrive (IMPALA, APPO).
 
-This is the data flow of IMPALA (Espeholt et al., 2018) and of RLlib's APPO. Workers wait for the
-driver only if the lag of samples is bounded and reaches its bound. The policy's loss corrects for
-the lag, with V-trace or with PPO's importance ratio.
+This is the data flow of IMPALA (Espeholt et al., 2018) and of RLlib's APPO. With the default
+options, workers rarely wait for the driver, and the lag of samples is not bounded. Policies such as
+IMPALA and APPO correct for the lag in their losses, with V-trace or with PPO's importance ratio.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ class AsyncSamplesConfig(OptimizerConfig):
             None means one fragment.
         max_rollout_lag: maximum lag of a fragment when the driver learns from it. The lag is the
             number of batches that the driver has learned from since it sent the weights for the
-            fragment. To keep the bound, workers wait. No fragment is dropped. With 0, and with one
+            fragment. To keep this bound, workers wait. No fragment is dropped. With 0, and with one
             fragment from each worker in a batch, results equal the results of `sync_samples` bit
             for bit. None means no bound.
         max_requests_in_flight_per_worker: the largest number of fragments that the driver requests
             from a worker at once. With 2, the driver requests the next fragment if the current
-            fragment may end while the driver learns. So the worker does not wait for the driver.
+            fragment may end while the driver learns. So the worker does not have to wait until the
+            driver has finished learning.
     """
 
     train_batch_size: Automatic = pydantic.Field(default=None, ge=0, le=10**8)
@@ -60,7 +61,8 @@ class AsyncSamplesConfig(OptimizerConfig):
 
 class AsyncSamples(PolicyOptimizer):
     """Learns from the first fragments that arrive. The driver requests a worker's next fragment
-    before the current fragment ends, so the worker samples while the driver learns.
+    before the current fragment ends, if the options allow this. So the worker samples while the
+    driver learns.
 
         polopt.PolicyOptimizerTrainer(
             env="CartPole-v1",
@@ -70,7 +72,8 @@ class AsyncSamples(PolicyOptimizer):
         )
 
     Results depend on timing, unless `max_rollout_lag` is 0. If a worker fails, its replacement
-    samples the pending fragments of this worker, with the weights that are current then.
+    samples the pending fragments of this worker, with the weights that are current when the
+    replacement has started.
     """
 
     name = "async_samples"
@@ -143,7 +146,7 @@ class AsyncSamples(PolicyOptimizer):
         return self.metrics.counts_since(before)
 
     def _request(self, taken: int, size: int) -> None:
-        """Requests as many fragments as `max_rollout_lag` allows. Workers with the fewest requested
+        """Requests as many fragments as the options allow. Workers with the fewest requested
         fragments come first.
 
         Number the fragments that the driver has not learned from, k = 0, 1, ... With `size`
@@ -151,9 +154,10 @@ class AsyncSamples(PolicyOptimizer):
         This is the lag of the fragment.
 
         If a worker still samples a fragment, the driver requests another fragment only if the
-        current fragment may end while the driver learns. An earlier request would only increase the
-        lag of its fragment. Fewer fragments could then be requested from faster workers. With a
-        bound of 0, the driver always requests at once, because results must not depend on timing.
+        current fragment may end while the driver learns. A request before this time would only
+        increase the lag of its fragment, and leave fewer requests for faster workers. With a
+        bound of 0, the driver does not wait for this time, because results must not depend on
+        timing.
 
         Args:
             taken: number of fragments of the current batch that were already taken.
@@ -161,8 +165,8 @@ class AsyncSamples(PolicyOptimizer):
         """
         bound, workers = self.config.max_rollout_lag, self.workers.up()
         ahead = taken + self.calls.num_pending + len(self.calls.kept)
-        # `num_of` includes fragments that wait in the driver. Otherwise their number would grow
-        # with each drain.
+        # `num_of` includes fragments that wait in the driver. Otherwise, the number of these
+        # fragments would grow with each drain.
         work = {worker: self.fragments.num_of(worker) for worker in workers}
         ends_s = self._ends_s(workers)
         # `_learn_s` counts twice. First, the driver cannot send requests while it learns. Second,
@@ -220,7 +224,7 @@ class AsyncSamples(PolicyOptimizer):
         return [*kept, *(self._age(call.version) for call in self.calls.pending())]
 
     def _age(self, version: int) -> int:
-        """Returns the number of batches that the driver has learned from since the weights had this
+        """Returns the number of batches that the driver has learned from since its weights had this
         version."""
         return self.metrics.rollouts.since(version)
 

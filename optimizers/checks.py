@@ -9,15 +9,17 @@ from polopt.rollouts.rollout_config import RolloutConfig
 
 
 def check_collection(owner: str, key: str, rollout: RolloutConfig) -> None:
-    """Checks that each option about collection has an effect with this number of collectors.
+    """Checks that `collection`, `compress_data` and `fraction_workers_below` fit the number of
+    collectors of a process that computes gradients.
 
     Args:
-        owner: the process that computes gradients, as error messages name it.
-        key: the option with the number of collectors of the owner.
+        owner: name of the process that computes gradients, for error messages.
+        key: name of the option that sets the number of collectors of this process.
         rollout: options of sampling, which include `key`.
 
     Raises:
-        ConfigError: an option has no effect. The error names the option and the reason.
+        ConfigError: the process cannot collect as `collection` says, or an option has no effect.
+            The error names the option and the reason.
     """
     collectors, how = getattr(rollout, key), rollout.collection
     if collectors == 0:
@@ -38,7 +40,8 @@ def check_central_gradients(rollout: RolloutConfig) -> None:
     """Checks the options of a strategy whose driver computes all gradients from workers' samples.
 
     Raises:
-        ConfigError: an option has no effect with such a strategy.
+        ConfigError: an option has no effect with such a strategy, or `collection` does not fit
+            `num_workers`.
     """
     check_collection("the driver", "num_workers", rollout)
     check_unused(
@@ -53,7 +56,7 @@ def check_unused(why: str, **options: tuple[Any, Any]) -> None:
 
     Args:
         why: the reason why the options have no effect.
-        options: by key, the value of the option, and the only value that is allowed.
+        options: maps the key of each option to its value and the only allowed value.
 
     Raises:
         ConfigError: an option has another value than the allowed value.

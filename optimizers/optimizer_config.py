@@ -17,7 +17,7 @@ class OptimizerConfig(Config):
 
     @classmethod
     def of_checkpoint(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a checkpoint, with today's names and meanings."""
+        """Returns the options that a checkpoint contains, with their current names and meanings."""
         return dict(options)
 
     def check_spaces(self, worker_config: WorkerConfig) -> None:

@@ -20,8 +20,9 @@ class ReplayOptions(OptimizerConfig):
     """Options of optimizers with a replay buffer.
 
     Attributes:
-        buffer_size: number of rows (environment steps) that the buffer can hold. In a full buffer,
-            a new row replaces the oldest row.
+        buffer_size: number of rows that the buffer can hold. Each environment step is one row, and
+            some next observations need a further row. In a full buffer, a new row replaces the
+            oldest row.
         learning_starts: number of rows that the buffer must hold before learning begins.
         train_batch_size: number of rows of one update.
         training_intensity: number of rows learned per row sampled, once learning has begun. For
@@ -35,9 +36,9 @@ class ReplayOptions(OptimizerConfig):
             all rows the same probability.
         prioritized_replay_beta: exponent of the importance-sampling weights at the start of a run.
         final_prioritized_replay_beta: exponent of the importance-sampling weights at the end of the
-            annealing. With 1, the weights correct the whole bias.
+            annealing. With 1, the weights correct the whole bias of prioritized draws.
         prioritized_replay_beta_annealing_timesteps: number of environment steps over which the
-            exponent changes from its first to its final value.
+            exponent of the importance-sampling weights changes from its first to its final value.
         prioritized_replay_eps: a constant that is added to each absolute TD error, so that every
             row can be drawn.
     """
@@ -143,13 +144,14 @@ class ReplayOptimizer(PolicyOptimizer):
 
     def learn_transitions(self, rows: Any) -> np.ndarray:
         """Makes one update of the driver's policy, and counts the update and its rows. A row counts
-        each time that it is drawn.
+        again each time that the policy learns from it.
 
         Args:
             rows: the batch, as `Transitions` or `Sequences`.
 
         Returns:
-            the absolute TD errors `[B]` before the update. They are the new priorities of the rows.
+            the absolute TD errors `[B]` of the rows or sequences before the update. They are the
+            new priorities.
 
         Raises:
             NonFiniteError: too many updates in a row were skipped.

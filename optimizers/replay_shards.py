@@ -1,7 +1,7 @@
 """`ReplayShards`: the processes that hold the rows of AsyncReplay.
 
 `ReplayShards` runs in the driver. The functions of this file run in a shard. Like a worker, a shard
-runs one call at a time, in the order in which the driver sent them.
+runs one call at a time, in the order in which the driver sent the calls.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ class Fragment(NamedTuple):
 
     Attributes:
         batch: the fragment `[T, N]`.
-        priorities: priorities `[K + T, N]` of the rows whose windows end in this fragment, and NaN
-            for all other rows. The first K steps are the last steps of the previous fragment. None
-            if all rows are drawn with the same probability.
+        priorities: priorities `[K + T, N]` of the rows whose windows (the steps of their n-step
+            returns) end in this fragment, and NaN for all other rows. The first K steps are the
+            last steps of the previous fragment. None if all rows are drawn with the same
+            probability.
     """
 
     batch: SampleBatch
@@ -48,10 +49,10 @@ class Report(NamedTuple):
         num_rows: number of rows that the shard holds.
         fill: share of the shard's buffer that is in use.
         buffer_bytes: memory of the full buffer.
-        weight: sum of the priorities of the shard's rows, or the number of rows if all rows are
-            drawn with the same probability. The number of draws from a shard is proportional to
-            its weight.
-        num_gaps: number of interruptions of streams of fragments.
+        weight: sum of the priorities of the rows that can be drawn, each to the power of alpha. If
+            all rows are drawn with the same probability, the number of these rows. The number of
+            draws from a shard is proportional to its weight.
+        num_gaps: number of times that a worker's stream of fragments was interrupted.
     """
 
     num_rows: int = 0
@@ -129,7 +130,8 @@ class ReplayShard(CallRunner):
 
 def add(shard: ReplayShard, fragment: Fragment) -> Stored:
     """Runs in a shard: stores a fragment with the priorities that the sampler has computed. If a
-    gap in the stream cuts off the window of a row, this row gets the largest priority so far."""
+    gap in the sampler's stream of fragments cuts off the window of a row, this row gets the largest
+    priority so far."""
     buffer, batch = shard.buffer, fragment.batch
     begin = buffer.end
     with shard.phase("insert"):
@@ -170,7 +172,8 @@ def forget(shard: ReplayShard, seed: list[int]) -> Report:
 
 
 class ReplayShards(ProcessGroup):
-    """The shards of a run, in the driver. Also chooses the shard that draws the next batch.
+    """Holds the driver's handles of the shards of a run. Also chooses the shard that draws the next
+    batch.
 
     The shards share the transport of the workers. The replacement of a shard that fails is empty.
 
@@ -181,7 +184,7 @@ class ReplayShards(ProcessGroup):
     Attributes:
         reports: the last report of each shard that is up and has answered a call.
         num_rows_lost: number of rows that were lost because shards have failed.
-        busy_s: the seconds that each shard has worked, by index and phase.
+        busy_s: the seconds that each shard has worked, by index of the shard and by phase.
     """
 
     def __init__(self, workers: WorkerSet, config: Any) -> None:
@@ -223,8 +226,8 @@ class ReplayShards(ProcessGroup):
 
     def of_sampler(self, index: int) -> WorkerHandle:
         """Returns the shard that stores all fragments of a sampler. Each sampler always has the
-        same shard, because windows can continue from one fragment to the next. The shard may still
-        be starting."""
+        same shard, because n-step returns can continue from one fragment to the next. The shard may
+        still be starting."""
         return self.remote[(index - 1) % len(self.remote)]
 
     def note(self, shard: WorkerHandle, report: Report) -> None:
@@ -237,8 +240,8 @@ class ReplayShards(ProcessGroup):
         self.busy_s.setdefault(reply.worker.index, Counter()).update(reply.counts.seconds)
 
     def drop_lost(self) -> bool:
-        """Drops the reports of shards that were replaced, and counts their rows as lost. Returns
-        True if there were such reports."""
+        """Drops the reports of shards that have failed, and counts the rows of these shards as
+        lost. Returns True if there were such reports."""
         lost = [shard for shard in self.reports if shard.removed]
         for shard in lost:
             self.num_rows_lost += self.reports.pop(shard).num_rows
@@ -263,8 +266,8 @@ class ReplayShards(ProcessGroup):
     def next_to_draw(self) -> WorkerHandle | None:
         """Returns the shard that draws the next batch. None if no shard has rows.
 
-        Shards take turns in proportion to their `weight`. So each row is drawn as often as from a
-        single buffer with all rows.
+        Shards take turns in proportion to their `weight`. So, on average, each row is drawn as
+        often as from a single buffer with all rows.
         """
         weights = {shard: r.weight for shard, r in self.reports.items() if r.weight > 0.0}
         total = sum(weights.values())

@@ -39,9 +39,11 @@ class SyncGradients(PolicyOptimizer):
             num_workers=4,
         )
 
-    A worker that has just started takes part in all later updates. If a worker fails, the driver
-    makes the update without its gradient. As long as no worker fails, a run is reproducible bit for
-    bit for one seed, config and number of workers.
+    A worker that starts during the run takes part in all updates after its start. If a worker
+    fails, the driver makes the update without the gradient of this worker. As long as no worker
+    fails or starts late, a run is reproducible bit for bit for one seed, config and number of
+    workers. With `num_workers_below`, this is not true for `collection: async` or for
+    `fraction_workers_below` below 1, because results then depend on timing.
     """
 
     name = "sync_gradients"
@@ -82,7 +84,7 @@ class SyncGradients(PolicyOptimizer):
 
     def _request(self) -> None:
         """Sends weights to all workers that are up, and requests a gradient from each worker. Does
-        nothing while such calls are pending or kept."""
+        nothing if calls are pending, or if their replies have not been taken yet."""
         if self.calls.idle:
             self.calls.fill(compute_gradient, self.workers.up())
 

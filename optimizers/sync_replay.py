@@ -36,8 +36,8 @@ from polopt.rollouts.workers.worker_set import WorkerSet
 
 logger = logging.getLogger("polopt")
 
-#: The first number of the spawn key of the random stream that draws rows. No other stream uses this
-#: number: workers use their index, and evaluation uses 2**31.
+#: The first number of the spawn key that seeds the draws of rows. No other random numbers of a run
+#: use this number: workers use their index, and evaluation uses 2**31.
 _DRAWS = 2**31 + 1
 
 
@@ -49,13 +49,15 @@ class SyncReplayConfig(ReplayOptions):
             first samples `learning_starts` rows into an empty buffer before it continues to learn.
         replay_unit: `transition` draws single transitions. `sequence` draws sequences, for policies
             with memory (`learns_from` is `Sequences`). In both cases a batch has `train_batch_size`
-            rows. Rows of the burn-in do not count.
+            rows, where rows of the burn-in do not count. A batch of sequences has fewer rows if the
+            sequences contain rows that only reset an environment.
         sequence_length: number of steps of a sequence, including burn-in steps. Sequences
-            begin at the beginnings of fragments, so `rollout_fragment_length` must not be larger
-            than `sequence_length`. With `replay_unit: transition`, it must be None.
+            begin at the first steps of fragments, so later steps of longer fragments would never be
+            drawn. Therefore, `rollout_fragment_length` must not be larger than `sequence_length`.
+            With `replay_unit: transition`, `sequence_length` must be None.
         burn_in: number of steps at the start of each sequence that only serve to recompute the
-            memory with the current weights. These steps do not contribute to the loss (Kapturowski
-            et al., 2019).
+            policy's memory with the current weights. These steps do not contribute to the loss
+            (Kapturowski et al., 2019).
     """
 
     save_replay_buffer: bool = False
@@ -108,7 +110,8 @@ class SyncReplayConfig(ReplayOptions):
 
     def check_spaces(self, worker_config: WorkerConfig) -> None:
         """See `OptimizerConfig.check_spaces`. Checks that the buffer fits into the free memory, and
-        can hold one window and one fragment of each environment."""
+        can hold one fragment and one window (the steps of an n-step return, or a sequence) of each
+        environment."""
         rollout, policy = worker_config.rollout, cast("ReplayConfig", worker_config.policy)
         window = self.sequence_length or policy.n_step
         envs = rollout.num_envs_per_worker * max(1, rollout.num_workers)
@@ -133,11 +136,12 @@ class SyncReplay(ReplayOptimizer):
             num_workers=0,                     # the local worker samples
         )
 
-    As long as no worker fails, a run is reproducible bit for bit for one seed, config and number of
-    workers. This is also true with `collection: overlapped`. With this option, workers sample the
-    next fragments while the driver learns, with weights that are one step older. If a worker fails,
-    the other workers sample its fragments. The buffer then begins a new stream for the replacement,
-    so that no window contains steps of two workers.
+    As long as no worker fails or starts late, a run is reproducible bit for bit for one seed,
+    config and number of workers. This is also true with `collection: overlapped`. With this option,
+    workers sample the next fragments while the driver learns, so the weights of the workers lack
+    the updates of one step. If a worker fails, the other workers sample its fragments. The buffer
+    does not join fragments of the replacement to earlier fragments, so that no n-step return or
+    sequence contains steps of two workers.
     """
 
     name = "sync_replay"
@@ -211,22 +215,22 @@ class SyncReplay(ReplayOptimizer):
         return self.metrics.counts_since(before)
 
     def _request(self) -> None:
-        """Requests one fragment from each worker that is up. Does nothing while fragments are
-        pending or kept."""
+        """Requests one fragment from each worker that is up. Does nothing if fragments are
+        pending, or have arrived and were not taken yet."""
         if self.calls.idle:
             workers = self.workers.up()
             self.fragments.request_in_turn(workers, len(workers))
 
     def _draw(self) -> Transitions | Sequences:
         """Draws a batch of `train_batch_size` rows. The batch has fewer rows if its sequences
-        contain reset rows."""
+        contain rows that only reset an environment."""
         count, length = self.config.train_batch_size, self.config.sequence_length
         if length is None:
             return self.buffer.sample(count)
         return self.buffer.sample_sequences(count // (length - self.config.burn_in))
 
     def _begin_buffer(self) -> None:
-        """Makes an empty buffer and its limiter. After each restore, draws use a new seed."""
+        """Makes an empty buffer and its rate limiter. After each restore, draws use a new seed."""
         config = self.workers.config
         draws = np.random.SeedSequence(config.seed, spawn_key=(_DRAWS, config.restore_count))
         self.buffer = self.config.make_buffer(self.policy, draws)
@@ -246,7 +250,7 @@ class SyncReplay(ReplayOptimizer):
         """Counts the time for which samplers were idle while the driver learned in the last step.
 
         Without `collection: overlapped`, this is the whole learning time. With this option, it is
-        the part of the learning time after the samplers had finished their fragments.
+        the learning time minus the mean time that a sampler needed for its fragment.
         """
         busy_s = 0.0
         if self.overlaps and replies:
@@ -271,13 +275,14 @@ class SyncReplay(ReplayOptimizer):
         self.calls.wait()
 
     def worker_states(self) -> dict[str, Any]:
-        """Returns the running statistics, and the state of the environments and random numbers. See
+        """Returns the state of each worker, by worker index: the state of its environments and
+        random numbers, and the running statistics of its environments' wrappers. See
         `sampler_states`."""
         return sampler_states(self.workers)
 
     def get_driver_state(self) -> dict[str, Any]:
-        """See `PolicyOptimizer.get_driver_state`. Adds the counts of the limiter and of the buffer.
-        The state does not contain the rows of the buffer."""
+        """See `PolicyOptimizer.get_driver_state`. Adds the counts of the rate limiter and of the
+        buffer. The state does not contain the rows of the buffer."""
         replay = {"limiter": self.limiter.get_state(), "buffer": self.buffer.get_state()}
         return {**super().get_driver_state(), "replay": replay}
 

@@ -1,8 +1,8 @@
 """SyncSamples: the driver learns from the samples of all workers (A2C, PPO).
 
-The strategy follows RLlib 0.8's SyncSamplesOptimizer. The driver uses all samples, and results do
-not depend on the order in which samples arrive. With `collection: overlapped`, workers sample while
-the driver learns, as in PyTorchRL's overlapped PPO.
+The strategy follows RLlib 0.8's SyncSamplesOptimizer. The driver uses all samples. With the default
+options, results do not depend on the order in which samples arrive. With `collection: overlapped`,
+workers sample while the driver learns, as in PyTorchRL's overlapped PPO.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ class SyncSamplesConfig(OptimizerConfig):
 
     Attributes:
         train_batch_size: number of environment steps of one batch, rounded up to whole fragments. A
-            batch has fewer steps if some of its rows are resets in next-step autoreset mode. None
-            means one fragment from each worker.
-        fraction_workers: once this share of the workers has sampled all its fragments, the
-            fragments of the other workers end early. The driver uses these shortened fragments.
-            With 1, the driver waits for all workers. With other values, results depend on timing.
-        fraction_samples: a fragment that ends early has at least this share of its steps.
+            batch has fewer steps if fragments end early, or if some of its rows are resets in
+            next-step autoreset mode. None means one fragment from each worker.
+        fraction_workers: once this share of the workers has sampled all fragments that the driver
+            requested from them, the current fragments of the other workers end early. The driver
+            uses these shortened fragments, and drops requests that it has not sent yet. With 1, the
+            driver waits for all workers. With other values, results depend on timing.
+        fraction_samples: a fragment that ends early has at least this share of its full length.
     """
 
     train_batch_size: Automatic = pydantic.Field(default=None, ge=0, le=10**8)
@@ -57,11 +58,11 @@ class SyncSamples(PolicyOptimizer):
             num_workers=4,
         )
 
-    A worker that has just started takes part in all later steps. If a worker fails, the other
-    workers sample its fragments, so a worker that hangs delays only one step. As long as no worker
-    fails and `fraction_workers` is 1, a run is reproducible bit for bit for one seed, config and
-    number of workers. This is also true with `collection: overlapped`. With `num_workers=0`, the
-    local worker samples.
+    A worker that starts during the run takes part in all steps after its start. If a worker fails,
+    the other workers sample its fragments, so a worker that hangs delays only one step. As long as
+    no worker fails or starts late and `fraction_workers` is 1, a run is reproducible bit for bit
+    for one seed, config and number of workers. This is also true with `collection: overlapped`.
+    With `num_workers=0`, the local worker in the driver samples.
     """
 
     name = "sync_samples"
@@ -109,7 +110,8 @@ class SyncSamples(PolicyOptimizer):
 
     def _request(self) -> None:
         """Requests the fragments of one batch from all workers in turn. The first request to each
-        worker carries the weights. Does nothing while fragments are pending or kept."""
+        worker carries the weights. Does nothing if fragments are pending, or have arrived and were
+        not taken yet."""
         if self.calls.idle:
             workers, rows = self.workers.up(), self.config.train_batch_size
             count = num_fragments(self.workers.config.rollout, rows, default=len(workers))
@@ -120,7 +122,8 @@ class SyncSamples(PolicyOptimizer):
         self.calls.wait()
 
     def worker_states(self) -> dict[str, Any]:
-        """Returns the running statistics, and the state of the environments and random numbers.
+        """Returns the state of each worker, by worker index: the state of its environments and
+        random numbers, and the running statistics of its environments' wrappers.
 
         With `collection: sync`, a run that is restored from this state continues bit for bit if its
         environments can save their state. See `sampler_states`.

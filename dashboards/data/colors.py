@@ -2,7 +2,8 @@
 
 Readers with deuteranopia, protanopia or tritanopia can distinguish the colors of a plot. A test
 simulates these color vision deficiencies (Machado et al., 2009). The first six colors come from
-Okabe and Ito, 2008. The other three colors are closer to the first six, so their lines are dashed.
+Okabe and Ito, 2008. The other three colors are similar to some of the first six, so their lines are
+dashed.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ def phase_color(name: str, number: int) -> str:
 
     Args:
         name: name of the line. Each phase in `PHASE_COLORS` has a fixed color.
-        number: index of the line in its plot, which determines the color of other lines.
+        number: index of the line in its plot. It determines the color of a line without a fixed
+            color.
     """
     return PHASE_COLORS.get(name, PALETTE[number % len(PALETTE)])

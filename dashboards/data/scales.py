@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-#: Values that are this many times as large as the values of three quarters of the groups do not
-#: affect the range of the axis. The factor is large, because the return of a group that learns may
-#: be 50 times as large as the returns of other groups.
+#: Values that are more than this many times as large as the values of three quarters of the groups
+#: do not affect the range of the axis. The factor is large, because the return of a group that
+#: learns may be 50 times as large as the returns of other groups.
 OUTLIER_FACTOR = 100.0
-# Negative values up to this fraction of a run's largest value count as 0. A KL divergence, for
-# example, can be slightly negative because of rounding.
+# Negative values up to this fraction of a run's largest absolute value count as 0. A KL divergence,
+# for example, can be slightly negative because of rounding.
 _ROUNDING = 1e-6
 
 Array = np.ndarray[Any, Any]
@@ -98,8 +98,9 @@ def scale_of(groups: Mapping[str, Sequence[Array]], log: bool, robust: bool) -> 
 def scale_of_intervals(intervals: Mapping[str, Sequence[float]], robust: bool) -> Scale:
     """Returns the axis of a plot of one value per group, each with an interval.
 
-    The value and the bounds of an interval are judged separately. If one run of a group makes the
-    interval wide, a bound may leave the range of the axis, but the value stays in the range.
+    The value and each bound of an interval may be outliers independently of each other. For
+    example, if one run of a group makes the interval wide, a bound may be outside the range of the
+    axis, and the value may still be in the range.
 
     Args:
         intervals: value, lower bound and upper bound of each group. Numbers that are not finite are
@@ -123,10 +124,10 @@ def robust_range(groups: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[f
 
     The reach of a run is the largest absolute value of the run. The reach of a group is the median
     reach of its runs. A run is an outlier if its reach is more than `OUTLIER_FACTOR` times the 0.75
-    quantile of the reaches of all groups. So values that occur in more than a quarter of the groups
-    are always in the range. If there are two or three groups, only the group with the largest
-    values may leave the range. If a quantile is between two values, the lower value is used. Runs
-    and groups with a reach of 0 are ignored.
+    quantile of the reaches of all groups. So values that are typical of more than a quarter of the
+    groups are in the range. If there are two or three groups, only the group with the largest
+    values may leave the range with most of its runs. If a quantile is between two values, the lower
+    value is used. Runs and groups with a reach of 0 are ignored.
 
     Args:
         groups: for each group, minimum and maximum of each run.

@@ -58,13 +58,14 @@ class Selection:
         x: the x axis of curves, `seconds` or `steps`.
         startup: whether seconds, rates and shares of time include the start-up of the runs.
             Otherwise, time begins at the end of start-up.
-        targets: for each task, the return to reach, for the plots of steps and seconds until this
-            return. For other tasks, the page chooses a return.
+        targets: maps a task to the return that its runs should reach, for the plots of steps and
+            seconds until this return. For tasks that are not in the mapping, the page chooses a
+            return.
         budget: number of environment steps at which groups are ranked. `None` means that the page
             chooses the number.
         focus: directory of the trial whose shares and histograms the tab of an optimizer draws.
-        pinned: labels of groups that come first. Lists of the best trials always include their
-            trials.
+        pinned: labels of groups that come first. Lists of the best trials also contain all trials
+            of these groups.
         smoothing: weight of the moving average of the curves of single runs. 0 means no smoothing.
         log: whether curves have a logarithmic y axis, if no value is below 0.
         robust: whether outliers may leave the range of the y axis. See `robust_range`.

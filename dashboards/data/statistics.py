@@ -28,7 +28,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its 95 percent bootstrap interval. The bounds are NaN if it has no interval."""
+    """A value with its 95 percent bootstrap interval. Without an interval, the bounds are NaN."""
 
     value: float
     low: float = float("nan")
@@ -81,9 +81,12 @@ def bootstrap_band(
 
 
 def estimate(tasks: Sequence[Array]) -> Estimate:
-    """Returns the interquartile mean of final scores, of shape `[runs]` for each task.
+    """Returns the interquartile mean of the final scores of all runs of all tasks.
 
     The estimate has no interval if a task has fewer than `LEAST_RUNS_FOR_BAND` runs.
+
+    Args:
+        tasks: the scores of the runs of each task, of shape `[runs]`.
     """
     if min(map(len, tasks)) < LEAST_RUNS_FOR_BAND:
         return Estimate(float(interquartile_mean(np.concatenate(tasks))))
@@ -92,7 +95,7 @@ def estimate(tasks: Sequence[Array]) -> Estimate:
 
 
 def _improvement(x: Array, y: Array) -> Array:
-    """Returns `P(X > Y) + P(X = Y) / 2` for each row of `x` and `y`.
+    """Returns `P(X > Y) + P(X = Y) / 2` for each bootstrap sample, which is a row of `x` and `y`.
 
     This is the Mann-Whitney U statistic, divided by the number of pairs.
 
@@ -140,9 +143,9 @@ def probability_of_improvement(
 def median_reach(found: Array) -> Estimate:
     """Returns the median steps or seconds that runs need for a return, with a 95 percent interval.
 
-    Runs that do not reach the return count as infinite. So the median is infinite if half of the
-    runs do not reach the return. A bound is infinite if half of the runs in the corresponding
-    bootstrap sample do not reach the return.
+    Runs that do not reach the return count as infinite. So the median is infinite if at least
+    half of the runs do not reach the return. A bound is infinite if at least half of the runs in
+    the corresponding bootstrap sample do not reach the return.
 
     Args:
         found: steps or seconds of each run, shape `[runs]`. NaN for a run that does not reach the
@@ -185,7 +188,7 @@ def resampled(at: Array, scores: Array, grid: Array, hold: bool) -> Array:
         scores: score of each result, shape `[R]`. Scores that are not finite are ignored.
         grid: steps or seconds of each point, shape `[points]`.
         hold: whether the last score is also used after the end of the run. Set it for finished
-            runs: a run that stops when it reaches its goal keeps the policy that it has learned.
+            runs, because a finished run keeps the policy that it has learned.
 
     Returns:
         Scores of shape `[points]`. They are NaN before the first result. Without `hold`, they are

@@ -31,7 +31,8 @@ _COLUMNS_IN_MEMORY = 64
 
 
 class TrialRows:
-    """Reads the rows of one trial incrementally, and returns them as columns.
+    """Reads the rows of one trial incrementally, and returns them as columns. A row is one result,
+    which is one line of `result.json`.
 
     Args:
         folder: directory of the trial.
@@ -99,8 +100,8 @@ class TrialRows:
         """Reads the rows that were appended to `file` since the last call.
 
         Args:
-            file: the result file of the trial. A later call may pass another copy of the file, if
-                it begins with the same bytes.
+            file: the result file of the trial. A later call may pass another copy of the file. If
+                the copy does not begin with the bytes that were read, all rows are read again.
             progress: called after each block with the number of bytes in the block.
         """
         with self._lock:

@@ -34,11 +34,11 @@ STEPS = "num_env_steps_sampled_lifetime"
 #: Seconds of wall time since the end of start-up, and seconds of start-up.
 TRAINING_S, STARTUP_S = "optimizer/training_s", "optimizer/startup_s"
 EVENTS = "optimizer/num_events_recorded"
-#: A trial is no longer `running` if its result file has not changed for this time. If three
-#: iterations take longer than this time, the limit is the duration of three iterations.
+#: A trial counts as ended if its result file has not changed for this time, and Tune has ended. If
+#: three iterations take longer than this time, the limit is the duration of three iterations.
 _SILENT_S = 120.0
-#: Tune is no longer running if it has not saved its state for this time. Tune saves its state every
-#: 10 s, or less often if saving would take more than 5 percent of its time.
+#: Tune counts as ended if it has not saved its state for this time. Tune saves its
+#: state every 10 s, or less often if saving would take more than 5 percent of its time.
 _STATE_SILENT_S = 300.0
 _MAX_DEPTH = 6  # maximum depth of directories below the results directory
 _MOST_PARAMS_BYTES = 16 << 20
@@ -59,10 +59,12 @@ class Trial:
     Attributes:
         folder: directory of the trial. It does not exist before the trial starts.
         experiment: name of the experiment. This is the path of the parent directory, relative to
-            the results directory.
+            the results directory. If the parent is not below the results directory, it is the name
+            of the parent.
         rows: the rows of the trial.
         config: the config at the start of the trial.
-        config_is_of_tune: whether `config` comes from Tune's state, where classes have no names.
+        config_is_of_tune: whether `config` comes from Tune's state, which contains hashes instead
+            of the names of classes and functions.
         state: `pending`, `starting`, `running`, `paused`, `finished`, `pruned by <scheduler>`,
             `failed`, `stopped`, `not started` or `no results`. `docs/dashboards.md` explains the
             states.
@@ -252,8 +254,8 @@ class ResultsDirectory:
         for experiment in experiments:
             states = self._states.all(experiment)
             now = staged.get(experiment.resolve())
-            # A staged state that is older than the newest copied state belongs to an earlier run
-            # with the same name.
+            # A state in Ray's temporary directory that is older than the newest state in the
+            # results directory belongs to an earlier run with the same name.
             if now is not None and states and now.path.name < states[0].path.name:
                 now = None
             if now is not None:
@@ -398,7 +400,8 @@ def _state(trial: Trial, place: _Place) -> str:
 
 
 def _is_silent(trial: Trial, place: _Place) -> bool:
-    """Returns whether the trial and Tune have written nothing for so long that both have ended."""
+    """Returns whether the trial and Tune count as ended, because they have written nothing for a
+    long time."""
     now_s = time.time()
     if place.state is not None and now_s - place.state.saved_s < _STATE_SILENT_S:
         return False

@@ -1,8 +1,8 @@
 """Reads Tune's files about an experiment: its trials, their states, and the scheduler.
 
 Tune saves `experiment_state-<time>.json` every few seconds, and `tuner.pkl` at the start. This
-module scans pickles but never loads them, because loading a pickle can run arbitrary code. This
-includes the pickles inside the JSON file.
+module scans pickles, including the pickles inside the JSON file. It never loads a pickle, because
+loading a pickle can run arbitrary code.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class TuneState:
         scheduler: short name of a scheduler that can end trials early, such as `ASHA`. Empty for
             other schedulers.
         longest: the result key and the value at which this scheduler considers a trial complete.
-        other_stop: whether a stop condition is a function. The file does not contain this function.
+            None if these are not known.
+        other_stop: whether Tune also uses a stop condition that is not a limit of a result key,
+            such as a function. This module cannot evaluate such a condition.
     """
 
     path: Path

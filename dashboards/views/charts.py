@@ -150,7 +150,8 @@ def run_lines(
 
 
 def plot_lines(selection: Selection, run: Run, plot: Plot) -> Panel:
-    """Draws several columns of one run in one plot. Each phase has its own color.
+    """Draws several columns of one run in one plot. A line that is named after a phase has the
+    color of this phase.
 
     Args:
         selection: gives the x axis.

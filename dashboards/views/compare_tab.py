@@ -119,8 +119,9 @@ def _strips(
 ) -> Panel:
     """Draws a row for each group, with a point for each run and the median of the group.
 
-    Runs that have not reached the goal are open marks. For the median, such a run counts as larger
-    than all other runs. The median is not drawn if half of the runs have not reached the goal.
+    In a plot of steps or seconds until a return, runs that have not reached this return are open
+    marks. For the median, such a run counts as larger than all runs that have reached the return.
+    The median is not drawn if at least half of the runs have not reached the return.
     """
     figure = new_figure(x_title, "")
     for name, points in groups.items():
@@ -299,7 +300,8 @@ def _final_scores(selection: Selection, scored: Sequence[Scored]) -> list[Panel]
 
 
 def _left_out(runs: Sequence[Scored]) -> str:
-    """Returns a sentence with the names of runs that ended before the budget, or ""."""
+    """Returns a sentence with the names of runs that ended before the number of steps at which
+    groups are compared, or "" without such runs."""
     if not runs:
         return ""
     names = ", ".join(f"{one.run.label} ({one.run.trial.state})" for one in runs[:3])

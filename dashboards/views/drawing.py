@@ -1,8 +1,8 @@
 """`Panel`, and the functions that draw the layout, curves, bands and heat maps of all plots.
 
 These functions pass traces to Plotly as dicts, because Plotly validates the properties of a dict
-only once. It validates the arguments of `add_scatter` twice, which would take most of the time of a
-tab.
+only once. It validates the arguments of `add_scatter` twice, which would take most of the time that
+it takes to draw a tab.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def broken_names(names: Sequence[str]) -> dict[str, Any]:
 
 
 def _broken(name: str) -> list[str]:
-    """Breaks a name into lines at spaces, but not within parentheses."""
+    """Breaks a name into lines at spaces, but not within short parentheses."""
     lines: list[str] = []
     for word in re.findall(r"\([^()]{,20}\)|\S+", name):
         if lines and len(lines[-1]) + 1 + len(word) <= _NAME_LINE:

@@ -167,7 +167,7 @@ def _shares(selection: Selection, run: Run) -> Panel:
         return not_in_results(*panel, prefix.rstrip("/"))
     at, counts = downsample_rows(x, np.stack(list(columns.values()), axis=1))
     parts = np.array([part for part, _ in places])
-    # The shares of each part of an action sum to 1.
+    # A part is one categorical action of a MultiDiscrete action. The shares of a part sum to 1.
     totals = np.stack([counts[:, parts == part].sum(axis=1) for part in parts], axis=1)
     shares = shares_of_totals(counts, totals)
     labels = _row_names(places)
@@ -186,7 +186,8 @@ def _shares(selection: Selection, run: Run) -> Panel:
 
 
 def _row_names(places: Sequence[tuple[int, int]]) -> list[str]:
-    """Returns a name for each `(part, category)`. With a single part, names omit the part."""
+    """Returns a name for each `(part, category)`. With a single categorical action, names omit the
+    part."""
     if places[-1][0] == 0:
         return [str(category) for _, category in places]
     return [f"{part}: {category}" for part, category in places]

@@ -85,7 +85,8 @@ def panels(selection: Selection) -> list[Panel]:
 
 
 def _best(selection: Selection) -> list[Panel]:
-    """Returns the table of the trials with the highest returns, if the configs differ."""
+    """Returns the table of the trials with the highest returns, if the configs differ in other keys
+    than the seed and the task."""
     trials = [run.trial for run in selection.runs]
     keys = [key for key in differing_keys(trials) if key not in (SEED_KEY, TASK_KEY)]
     if not keys:

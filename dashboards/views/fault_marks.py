@@ -13,7 +13,7 @@ from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.views.drawing import add_points, escaped
 
 #: Maps each kind of fault to its counter, the symbol and color of its marks, and the result key of
-#: the last message.
+#: the last message. This key is empty if the results have no message.
 KINDS: dict[str, tuple[str, str, str, str]] = {
     "worker restarts": (
         "fault_tolerance/num_remote_worker_restarts",
@@ -37,8 +37,8 @@ KINDS: dict[str, tuple[str, str, str, str]] = {
     "broken rounds": ("optimizer/num_broken_rounds", "star", "#e4508f", ""),
 }
 _CHANGES = ("config changes", "circle-open", "#2f7ed8")
-# A plot has at most this many marks of one kind, divided among its runs. Each run may have at least
-# `_LEAST_MARKS` marks. Marks that are closer together are merged.
+# The marks of one kind are merged until a plot has at most `_MOST_MARKS` of them, divided equally
+# among its runs. If the plot has many runs, each run may still have `_LEAST_MARKS` marks.
 _MOST_MARKS, _LEAST_MARKS = 240, 12
 _MARK_CHARACTERS = 120  # maximum number of characters of a message
 
@@ -139,7 +139,9 @@ def _merged(
     counts: Array,
     columns: int,
 ) -> list[tuple[float, float, int]]:
-    """Merges the marks in each column of pixels. Returns position, count and last row of each."""
+    """Merges the marks in each of `columns` equal parts of the x axis.
+
+    Returns the position of the first mark, the sum of the counts and the last row of each part."""
     keep = np.isfinite(x[rows])
     rows, counts = rows[keep], counts[keep]
     if not len(rows):

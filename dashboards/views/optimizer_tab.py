@@ -112,10 +112,10 @@ def _extra(selection: Selection, key: str) -> Panel:
 
 
 def _efficiency(selection: Selection) -> list[Panel]:
-    """Draws the efficiency of runs with `n` workers, if there is a run with one worker.
+    """Draws the efficiency of runs with `n` workers. Draws nothing without a run with one worker.
 
     The efficiency is the steps per second with `n` workers, divided by `n` times the steps per
-    second with one worker.
+    second with one worker, for the same preset and task.
     """
     rates = [
         (run, count, rate)

@@ -24,7 +24,7 @@ def findings_panel(selection: Selection) -> list[Panel]:
     """Returns a panel with the findings, if there are findings.
 
     The panel has an entry for each pair of rule and change. The entry has the text of the run with
-    the worst finding, and names all groups with the finding, the group of this run first. If the
+    the worst finding, and names the groups with the finding, the group of this run first. If the
     run in focus has the finding, this run replaces the worst run.
     """
     order = [rule.key for rule in RULES]

@@ -55,7 +55,8 @@ def share_areas(
         return not_in_results(*panel, f"shares above 0 in {block}")
     kept = shares[:, [parts.index(name) for name in names]]
     at, drawn = downsample_rows(x, kept, seconds)
-    # A result describes the interval since the previous result, so each area begins there.
+    # A result describes the interval since the previous result, so the areas begin one interval
+    # before the first result.
     before = x[0] - seconds[0] if selection.x == "seconds" else 0.0
     at, drawn = np.append(before, at), np.concatenate([drawn[:1], drawn])
     figure = new_figure(selection.x_title, "share of time", hoverdistance=50, hovermode="x unified")
@@ -241,8 +242,8 @@ def rise_per(run: Run, counter: Array, other: str) -> Array:
         other: key of the other counter, such as `TRAINING_S`.
 
     Returns:
-        Rates of shape `[R]`. NaN if the counter has started again at 0, or if the other counter has
-        not increased.
+        Rates of shape `[R]`. NaN for the first result, if the counter has started again at 0, or if
+        the other counter has not increased.
     """
     values = run.trial.values(other)
     if values is None:

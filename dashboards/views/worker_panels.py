@@ -107,7 +107,7 @@ def _per_worker(
 ) -> Panel:
     """Draws one statistic of each worker of a run over time, as a heat map.
 
-    The title names the worker with the lowest value.
+    The title names the worker with the lowest median over the last two thirds of the results.
 
     Args:
         panel: key, title and help of the panel.
