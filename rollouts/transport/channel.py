@@ -2,6 +2,9 @@
 
     strategy -> Calls -> Channel.send(...) -> Ticket -> Transport.wait(tickets) -> Ticket.result()
 
+The driver is the process that sends the calls. A gradient worker is the driver of its own rollout
+workers.
+
 `Calls` uses only these classes. A transport decides how calls travel. The transport also handles
 calls that are too large for a connection, and processes that cannot connect. To add a transport,
 for example over MPI, implement the abstract methods in this file, write a counterpart of

@@ -312,8 +312,8 @@ class Rerun:
         """Returns the next recorded reading of the clock. Other threads get the real time.
 
         Raises:
-            RecordEnded: the record has no more readings. Not raised after `finish`, or in the rerun
-                of a gradient worker, which then get the real time.
+            RecordEnded: the driver's record has no more readings. After `finish`, and in a gradient
+                worker, the method returns the real time instead.
         """
         if threading.get_ident() != self._thread or not self.repeats:
             return self._clock()

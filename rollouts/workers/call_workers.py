@@ -92,7 +92,8 @@ def set_up_all(workers: WorkerSet, method: str, *args: Any) -> None:
 
 def latest_statistics(workers: WorkerSet) -> dict[str, dict[str, Any]]:
     """Returns the running statistics of environment wrappers, as the driver last received them from
-    each worker. The replies of a worker carry these statistics at least about once a second.
+    each worker. The replies of a worker carry these statistics about once a second, or always if
+    the run is recorded.
 
     Returns:
         `{"statistics": ...}` by worker index. The index is a string. The dict does not contain

@@ -63,7 +63,8 @@ class FaultLog:
 
     Args:
         max_consecutive_failures: the number of consecutive failures, without a success in between,
-            that ends the run. If only one worker fails this often, the group does not replace it.
+            that ends the run. If one worker fails this often while other workers succeed, the group
+            removes this worker instead.
         max_consecutive_non_finite: the number of consecutive skipped updates that ends the run.
             Each worker counts its fragments and gradients itself.
         who: the noun for a process in messages.

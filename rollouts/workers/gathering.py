@@ -27,9 +27,9 @@ def sample(
     Args:
         worker: the worker.
         weights: the weights. None means that the worker already has the current weights.
-        request: says how the worker samples a fragment in its own environments. None means
-            `worker.next_batch()`. A gradient worker has no environments, and then returns a batch
-            of fragments that it gathers from its own rollout workers.
+        request: says how the worker samples a fragment in its own environments. None means that
+            `sample` returns `worker.next_batch()`. For a gradient worker, which has no
+            environments, this is a batch of fragments from its own rollout workers.
 
     Returns:
         a batch `[T, N]`: T steps of N environments.
@@ -48,9 +48,9 @@ def sample(
 
 
 def current_rollout(worker: RolloutWorker) -> MinibatchGradients:
-    """Returns the rollout from which the worker computes gradients. Samples a new rollout if there
-    is none yet, or if all minibatches of the last rollout were used. `worker.state` keeps the
-    rollout between calls."""
+    """Returns the rollout from which the worker computes gradients. The first call samples a
+    rollout, and so does each call after all minibatches of the last rollout were used.
+    `worker.state` keeps the rollout between calls."""
     rollout: MinibatchGradients | None = worker.state.get("rollout")
     if rollout is None or rollout.done:
         rollout = worker.state["rollout"] = MinibatchGradients(worker.policy, worker.next_batch())

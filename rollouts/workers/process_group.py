@@ -96,7 +96,7 @@ class ProcessGroup(ABC):
 
     @property
     def members(self) -> list[WorkerHandle]:
-        """All processes that can be called, in order of index."""
+        """All processes that can get work, now or once they are up, in order of index."""
         return self.remote
 
     def note_answer(self, worker: WorkerHandle, record: Record) -> None:

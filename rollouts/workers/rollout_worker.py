@@ -201,7 +201,7 @@ class RolloutWorker(CallRunner):
                 Gymnasium's API.
             RuntimeError: this worker has no environments.
             NonFiniteError: too many fragments in a row held values that were not finite.
-            CallbackError: a callback raised.
+            CallbackError: a callback raised, or returned a value that is not allowed.
         """
         return self.sample()
 
@@ -238,7 +238,7 @@ class RolloutWorker(CallRunner):
         metrics.
 
         Raises:
-            CallbackError: a callback raised.
+            CallbackError: the callback raised, or returned a value that is not allowed.
         """
         if self._callbacks.defines("on_episode_end"):
             for episode in episodes:

@@ -1,4 +1,4 @@
-"""`WeightSnapshots`: copies the weights of the driver's policy for calls to workers."""
+"""`WeightSnapshots`: copies the weights of a policy for calls to workers."""
 
 from __future__ import annotations
 

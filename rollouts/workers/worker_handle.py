@@ -1,4 +1,7 @@
-"""`WorkerHandle`: the driver's handle of one process of a group."""
+"""`WorkerHandle`: the driver's handle of one process of a group.
+
+The driver is the process that sends the calls. A gradient worker is the driver of its own rollout
+workers."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class WorkerSet(ProcessGroup):
         local: an existing local worker, which the set does not stop. None means that the set makes
             the local worker.
         transport: starts the processes. None means that the set opens the transport that `config`
-            names, and closes this transport in `stop`.
+            names (with `num_workers=0`, always `ray`), and closes this transport in `stop`.
         meanwhile: see `StartUp`.
 
     Attributes:
