@@ -62,8 +62,8 @@ class UndecodableAnswerError(ChannelError):
 
 
 class UnsendableError(RuntimeError):
-    """The arguments or the answer of a call cannot be pickled. The call would fail in the same way
-    in every process."""
+    """The arguments or the answer of a call cannot be pickled. The call would probably fail in the
+    same way in every process."""
 
 
 class LostProcessError(ChannelError):

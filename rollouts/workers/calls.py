@@ -314,8 +314,8 @@ class Calls:
         then by the order of `send`. So their order does not depend on the order of arrival.
 
         Args:
-            stragglers: the rule by which the last calls end early. None means that no call ends
-                early.
+            stragglers: the rule by which the last calls end early. Work that was not sent by then
+                is dropped. None means that no call ends early.
             steps: returns the number of steps T of the fragment that a call samples. Used only with
                 `stragglers`.
 

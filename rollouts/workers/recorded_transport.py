@@ -358,7 +358,9 @@ class RecordedTransport(Transport):
         return [*wanted]
 
     def _await(self, log: Rerun, wanted: list[RecordedTicket]) -> None:
-        """Waits until all wanted calls have ended. Other calls may end earlier."""
+        """Waits until all wanted calls have ended. Raises `Departure` if a process makes no
+        progress within the time limit. Other calls that end meanwhile stay in the inner
+        transport."""
         begun_s = time.monotonic()
         while wanted:
             ended = self.inner.wait([one.inner for one in wanted], _CHECK_S)

@@ -41,7 +41,7 @@ class WorkerConfig:
         postproc: a function of the user. A `Collector`'s worker applies this function to each batch
             as the last step.
         callbacks: class of the user's callbacks. None if the user has no callbacks.
-        in_evaluation: True if the worker plays episodes only for evaluation.
+        in_evaluation: True if the worker plays episodes for evaluation, and not for learning.
         env_index_offset: `EnvContext.worker_index` is the index of the worker plus this number.
         arrivals: in a rerun, the record to repeat. The driver repeats the record of its own calls.
             A gradient worker repeats the record of its calls to the workers below it, which sample
