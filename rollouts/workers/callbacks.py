@@ -50,7 +50,8 @@ class Callbacks:
 
     def on_episode_end(self, *, episode: Episode, worker: Any) -> Mapping[str, float] | None:
         """Called for each episode that has ended and is not discarded (see `on_episode_step`), in
-        the process that sampled it, before this process sends the fragment.
+        the process that sampled it. In training, the call comes before this process sends the
+        fragment. Also called in evaluation.
 
         Args:
             episode: the episode that has ended, with the infos of its last step.

@@ -110,8 +110,9 @@ class Calls:
 
     Attributes:
         per_worker: see the argument. May be changed while nothing is pending.
-        load: mean and maximum of the number of calls that were sent and not yet answered, over all
-            workers. This number is measured whenever a call succeeds, and includes that call.
+        load: mean and maximum, since the last report, of the number of calls that were sent and not
+            yet answered, over all workers. This number is measured whenever a call succeeds, and
+            includes that call.
         interrupted: if True, every wait raises `CallsInterrupted`.
     """
 
