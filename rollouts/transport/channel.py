@@ -2,10 +2,13 @@
 
     strategy -> Calls -> Channel.send(...) -> Ticket -> Transport.wait(tickets) -> Ticket.result()
 
-`Calls` uses only these classes. A transport decides how calls travel. It also handles calls that
-are too large for a connection, and processes that cannot connect. To add a transport, for example
-over MPI, implement the abstract methods in this file, write a counterpart of `ProcessActor` for the
-processes, and add the transport to `open_transport`.
+The driver is the process that sends the calls. A gradient worker is the driver of its own rollout
+workers.
+
+`Calls` uses only these classes. A transport decides how calls travel. The transport also handles
+calls that are too large for a connection, and processes that cannot connect. To add a transport,
+for example over MPI, implement the abstract methods in this file, write a counterpart of
+`ProcessActor` for the processes, and add the transport to `open_transport`.
 """
 
 from __future__ import annotations
@@ -32,8 +35,8 @@ class Message(NamedTuple):
             gets the object.
         by_reference: if True, the return value stays in the process, and the answer holds a
             reference to this value.
-        version: version of the driver's weights when the call is sent. The record of a run contains
-            this version.
+        version: version of the driver's weights when the call is sent. 0 if the group of the
+            process takes no weights. The record of a run contains this version.
     """
 
     number: int
@@ -59,13 +62,13 @@ class UndecodableAnswerError(ChannelError):
 
 
 class UnsendableError(RuntimeError):
-    """The arguments or the answer of a call cannot be pickled. The call would fail in the same way
-    in every process."""
+    """The arguments or the answer of a call cannot be pickled. The call would probably fail in the
+    same way in every process."""
 
 
 class LostProcessError(ChannelError):
-    """Ray reports that the process of a call has died. If a connection ends without such a report,
-    the error is a plain `ChannelError`.
+    """Ray reports that the process of a call has died, or that it could not make its object. If a
+    connection ends without such a report, the error is a plain `ChannelError`.
 
     Attributes:
         at_start: True if the process failed while it was making its object.
@@ -82,7 +85,8 @@ class LostReferenceError(ChannelError):
 
 
 class AnswerTimeoutError(ChannelError):
-    """A call has ended, but the driver could not fetch its answer in time."""
+    """A call has ended, but the driver could not fetch its answer in time. `Transport.get` raises
+    this error if an object could not be fetched in time."""
 
 
 class Ticket(ABC):
@@ -99,8 +103,9 @@ class Ticket(ABC):
     def ended(self) -> bool:
         """Returns True if the call has an answer or has failed. Does not wait.
 
-        The result may be True before the answer has arrived in this process, so `Ticket.result` may
-        still wait. Once `Transport.wait` has returned the ticket, `Ticket.result` does not wait.
+        `ended` may return True before the answer has arrived in this process, so `Ticket.result`
+        may still wait. Once `Transport.wait` has returned the ticket, `Ticket.result` does not
+        wait.
         """
 
     @abstractmethod
@@ -111,12 +116,13 @@ class Ticket(ABC):
             timeout_s: the longest time to wait for the answer.
 
         Raises:
-            LostProcessError: the process has died.
+            LostProcessError: the process has died, or could not make its object.
             LostReferenceError: an argument was a reference whose object is lost.
             AnswerTimeoutError: the answer could not be fetched in time.
             UndecodableAnswerError: the answer cannot be unpickled.
             UnsendableError: the arguments or the value cannot be pickled.
             ChannelError: the connection ended for another reason.
+            Exception: if `reraises` is True, the unchanged exception of the function.
         """
 
 
@@ -212,8 +218,8 @@ class Transport(ABC):
     @abstractmethod
     def remake(self, channel: Channel, args: tuple[Any, ...]) -> Ticket:
         """Makes a process replace its object by a new object of the same class, with other
-        arguments. The process first runs the calls that were sent earlier. Returns the ticket of
-        the new start."""
+        arguments. The process first runs the calls that were sent before. Returns the ticket of the
+        new start."""
 
     @abstractmethod
     def wait(self, tickets: Collection[Ticket], timeout_s: float) -> list[Ticket]:
@@ -238,7 +244,7 @@ class Transport(ABC):
             channels: the processes that have not started.
 
         Returns:
-            the processes that may be waiting, and an upper limit of the number of processes that
+            the processes that may be waiting, and an upper limit on the number of processes that
             really wait. The list can be longer than this number, because Ray reports how many
             requests are unmet, but not which processes made them. The number is only an upper
             limit, because other programs may have made some of the requests.
@@ -246,8 +252,8 @@ class Transport(ABC):
 
     @abstractmethod
     def resources(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
-        """Returns the amounts of resources in the cluster, and the amounts that are free, both by
-        name."""
+        """Returns the total amount of each resource in the cluster, and the free amount of each
+        resource, both by Ray's name of the resource."""
 
     @abstractmethod
     def put(self, value: Any) -> Any:

@@ -41,7 +41,8 @@ class EarlyStopRequest(NamedTuple):
 
 
 class ControlPage:
-    """Memory through which the driver observes and controls a process while it runs a call.
+    """Memory through which the driver observes and controls a process while the process runs a
+    call.
 
         page = ControlPage()            # in the worker
         path = page.share()             # the driver can now open the page
@@ -66,7 +67,7 @@ class ControlPage:
         Raises:
             OSError: the file cannot be written.
         """
-        # Remove the files of processes that died before the driver opened their pages.
+        # Remove old files of processes that died before the driver opened their pages.
         for path in left_behind(f"{_PREFIX}*"):
             remove(path)
         file, path = tempfile.mkstemp(prefix=_PREFIX)
@@ -115,9 +116,11 @@ class ControlPage:
         return max(0.0, time.monotonic() - self._at_s[0])
 
     def request_stop(self, request: EarlyStopRequest) -> None:
-        """Asks the process to end the fragments of a call early. Has no effect on other calls."""
+        """Asks the process to end the fragments of a call early. Other calls ignore this
+        request."""
         requests, slot = self._requests, 2 * (request.call % _SLOTS)
-        # No call has the number 0. So the process never acts on a request that is half written.
+        # While the request is being written, the slot holds the number 0. No call has this number,
+        # so the process never acts on a request that is half written.
         requests[slot] = 0
         requests[slot + 1] = request.keep_steps
         requests[slot] = request.call

@@ -94,12 +94,12 @@ class ProcessActor:
         return self._server.connect(endpoint)
 
     def serve(self, endpoint: Endpoint) -> str:
-        """Answers calls over the socket until the driver ends this actor call. See
-        `SocketServer.serve`."""
+        """Answers calls over the socket until the driver ends this actor call, or until the
+        connection is lost. See `SocketServer.serve`."""
         return self._server.serve(self._target, endpoint)
 
     def stop(self) -> None:
-        """Stops the target, and closes the connection."""
+        """Stops the target, closes the connection, and removes the file of the control page."""
         self._server.close()
         if self._target is not None:
             remove(self._control_path)

@@ -50,8 +50,8 @@ from polopt.rollouts.transport.ray_resources import (
 
 logger = logging.getLogger("polopt")
 
-#: The driver puts an argument of `start` or `remake` above this size into the object store. All
-#: processes share this object.
+#: If an argument of `start` or `remake` is larger than this, the driver puts it into the object
+#: store. All processes that get the same argument share this object.
 MAX_ARGUMENT_BYTES = 100_000
 #: The longest time to wait for the object of a reference.
 GET_TIMEOUT_S = 60.0
@@ -85,8 +85,9 @@ class RayTicket(Ticket):
             return ray.get(self.ref, timeout=timeout_s)
         except GetTimeoutError as error:
             raise AnswerTimeoutError("the result of a call could not be fetched in time") from error
-        # The answer holds the errors of functions. So this error is about an argument or a value
-        # that cannot be pickled, or about an argument that is lost.
+        # In a start, this error is the exception of `make`. In a call, the answer holds the
+        # exception of the function. So in a call, this error is about an argument or a value that
+        # cannot be pickled, or about an argument that is lost.
         except RayTaskError as error:
             if self._starts:
                 raise LostProcessError(str(error), at_start=True) from error
@@ -209,9 +210,10 @@ class RayTransport(Transport):
         return [by_ref[ref] for ref in refs]
 
     def waiting(self, channels: Sequence[Channel]) -> tuple[list[Channel], int]:
-        """See `Transport.waiting`. Ray reports how many requests it cannot meet, but not of which
-        actors. So this method returns actors whose request is unmet and whose process has not
-        started. Such an actor may also have its resources already, and start slowly."""
+        """See `Transport.waiting`. Ray reports the resources of each request that it cannot meet,
+        but not the actor that made the request. So this method returns all actors that request the
+        same resources as an unmet request, and whose process has not started. Some of these actors
+        may already have their resources, and only start slowly."""
         requesting = [c for c in channels if isinstance(c, RayChannel) and c.request is not None]
         unmet = unmet_requests() if requesting else Counter()
         waiting: list[Channel] = []
@@ -258,8 +260,8 @@ class RayTransport(Transport):
 
     def _argument(self, value: Any) -> Any:
         """Returns an argument for `make`: a small value itself, or a reference to a large value.
-        All processes share the object of this reference. The driver owns the object, so the object
-        survives the loss of other processes."""
+        Processes that get the same value share the object of this reference. The driver owns the
+        object, so the object survives the loss of other processes."""
         encoded = cloudpickle.dumps(value)
         if len(encoded) <= MAX_ARGUMENT_BYTES:
             return value
@@ -320,7 +322,8 @@ _CLASSES: dict[type, Any] = {}
 
 def _actor_class() -> Any:
     """Returns the actor class of `ProcessActor`. Makes the actor class only once in each process,
-    because Ray exports it to its control service, and waits for the export without a time limit."""
+    because Ray exports each new actor class to its control service, and waits for the export
+    without a time limit."""
     if ProcessActor not in _CLASSES:
         _CLASSES[ProcessActor] = ray.remote(ProcessActor)
     return _CLASSES[ProcessActor]

@@ -28,8 +28,8 @@ def _request(amounts: Mapping[str, float | None]) -> Request:
 
 
 def unmet_requests() -> Counter[Request]:
-    """Returns the number of tasks and actors in the cluster that wait for resources. The keys are
-    their requests.
+    """Counts the tasks and actors in the cluster that wait for resources. The keys of the counter
+    are the requests of these tasks and actors.
 
     Raises:
         ray.exceptions.RpcError: Ray's control service does not answer within 10 s.

@@ -1,8 +1,8 @@
 """`SimulatedTransport`: simulates processes inside this process, with a virtual clock.
 
 A call runs when it is sent. A script decides which answer arrives next. If the script chooses no
-answer, the virtual time advances. So a test or a simulation determines the order of arrival, and
-runs the real `step()` of a strategy.
+answer, the virtual time advances. So a test or a simulation determines the order of arrival, while
+it runs the real `step()` of a strategy.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class SimulatedTicket(Ticket):
         return self.answer
 
 
-#: A function that chooses the pending call that ends next. None means that no call ends now, and
-#: time advances.
+#: A function that chooses the pending call that ends next. If the function returns None, no call
+#: ends now, and time advances.
 Script = Callable[[list[SimulatedTicket]], SimulatedTicket | None]
 
 
@@ -81,7 +81,8 @@ def of_process(*names: str) -> Script:
 
 
 def in_order(names: Iterable[str]) -> Script:
-    """Returns a script in which one call ends for each name, in the order of the names."""
+    """Returns a script in which one call ends for each of these names of processes, in the order of
+    the names."""
     remaining = iter(names)
 
     def script(pending: list[SimulatedTicket]) -> SimulatedTicket | None:
@@ -101,9 +102,9 @@ class SimulatedChannel(Channel):
 
     Attributes:
         target: the object.
-        alive: True until the process is killed. A call after this raises AssertionError, because
-            no code may call a process that does not exist.
-        tickets: the tickets of all calls so far.
+        alive: True until the process is killed. A later `send` or `stop_early` raises
+            AssertionError, because no code may call a process that does not exist.
+        tickets: the tickets of all starts and calls so far.
     """
 
     def __init__(self, make: Callable[..., Any], args: tuple[Any, ...], name: str) -> None:

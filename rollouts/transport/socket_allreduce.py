@@ -26,7 +26,7 @@ from polopt.rollouts.transport.sockets import (
 
 
 class SocketAllReduce:
-    """The connections of one rank to the other ranks of its group.
+    """The connections of one rank to its partners: the ranks with which it exchanges arrays.
 
         ranks = SocketAllReduce(rank, world_size, key, timeout_s=60.0)
         ranks.connect(addresses, timeout_s=10.0)    # `address` of every rank, by rank
@@ -66,11 +66,11 @@ class SocketAllReduce:
 
         Args:
             addresses: `address` of all ranks, by rank.
-            timeout_s: the longest time to wait for partners.
+            timeout_s: the time limit in seconds for each wait for a partner.
 
         Raises:
-            OSError, EOFError, AuthenticationError: a partner did not connect within the timeout, or
-                does not have the key.
+            OSError, EOFError, AuthenticationError: a partner did not connect within the timeout,
+                does not have the key, or has left the group.
         """
         missing, until_s = self._partners(), time.monotonic() + timeout_s
         for partner in sorted(p for p in missing if p < self._rank):
@@ -103,8 +103,9 @@ class SocketAllReduce:
         """Replaces a contiguous array by its sum over all ranks, in place.
 
         Raises:
-            OSError, EOFError: a partner has left the group, or did not send within the timeout. The
-                array may then hold a partial sum.
+            OSError, EOFError: this rank or a partner has left the group. Or a partner did not send
+                or receive within the timeout, or sent an array of another size. The array may then
+                hold a partial sum.
         """
         rank, beyond = self._rank, self._rank + self._doubling
         if array.size == 0:

@@ -58,7 +58,7 @@ class SocketServer:
         self._sending: Future[None] | None = None
 
     def connect(self, endpoint: Endpoint) -> str:
-        """Closes an earlier connection, and connects to the driver.
+        """Closes the previous connection, if any, and connects to the driver.
 
         Returns:
             the reason why the process cannot connect. Empty if it has connected.

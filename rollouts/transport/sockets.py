@@ -29,8 +29,8 @@ MAX_HANDSHAKES = 256
 MAX_HELLO_BYTES = 64
 #: The pause of a listener after an error, for example if no file descriptor is free.
 RETRY_S = 0.1
-#: The age at which a process removes an unused file of another process: a socket on which no
-#: process listens, or a control page that the driver has not opened.
+#: The age in seconds at which a process removes an unused file of another process of this user: a
+#: socket on which no process listens, or a control page that the driver has not opened.
 LEFT_BEHIND_S = 3600.0
 #: The errors that a peer can cause if it is broken, slow, or has no key.
 CONNECTION_ERRORS = (OSError, EOFError, AuthenticationError)
@@ -47,7 +47,7 @@ class PrivateListener:
     Args:
         key: the key with which both sides authenticate.
         admitted: a function that is called with each connection that has authenticated, and with
-            its first message. The call happens in the thread of the peer.
+            the first message of the peer. It runs in the thread of this peer.
 
     Attributes:
         address: path of the socket, for `dial`.
@@ -181,7 +181,8 @@ def limit(connection: Connection, timeout_s: float, sending: bool = True) -> Non
 
 
 def buffer_bytes(connection: Connection) -> int:
-    """Returns a number of bytes that this side can always send before the other side reads."""
+    """Returns a number of bytes that this side can send without waiting for the other side to read,
+    if the other side has read all earlier bytes."""
     with _as_socket(connection) as same:
         # The kernel also counts its overhead. For messages of 1 KB, the overhead is at most about
         # as large as the message.
@@ -229,8 +230,8 @@ os.register_at_fork(after_in_child=_close_in_fork)
 
 
 def _remove(directory: str, pid: int) -> None:
-    """Removes a directory of process `pid`. Does nothing in processes that were forked from
-    process `pid`."""
+    """Removes the directory of a listener, if this process is process `pid`. Does nothing in
+    processes that were forked from process `pid`, because the listener is not theirs."""
     if os.getpid() == pid:
         with contextlib.suppress(OSError):
             os.unlink(f"{directory}/s")
@@ -239,7 +240,8 @@ def _remove(directory: str, pid: int) -> None:
 
 
 def _remove_left_behind() -> None:
-    """Removes the directories of listeners that were killed."""
+    """Removes the directories of listeners whose processes were killed, once the directories are
+    old enough (`LEFT_BEHIND_S`)."""
     for directory in left_behind("polopt-*/s"):
         with contextlib.closing(socket.socket(socket.AF_UNIX)) as probe:
             probe.setblocking(False)

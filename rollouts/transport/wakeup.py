@@ -55,7 +55,7 @@ class Wakeup:
         return future
 
     def wake(self) -> None:
-        """Makes the socket readable. Any thread may call this."""
+        """Makes the socket readable. Any thread may call this method."""
         # A BlockingIOError means that the socket is already readable. Other OSErrors mean that the
         # socket is closed.
         with contextlib.suppress(OSError):

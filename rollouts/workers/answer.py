@@ -19,13 +19,15 @@ class CallError(NamedTuple):
 
     Attributes:
         kind: the kind of error.
-            `function`: the worker cannot import the function, or cannot send the return value.
-            `exception`: the function raised.
-            `environment`: an environment keeps failing.
+            `function`: the worker cannot unpickle the call, or cannot pickle the return value. A
+            gradient worker also reports a FunctionError of its own calls with this kind.
+            `exception`: the function raised an exception that has none of the other kinds.
+            `environment`: an environment cannot be made, or keeps failing.
             `api`: an environment violates Gymnasium's API.
             `non_finite`: too many consecutive fragments, gradients or updates were not finite.
-            `callback`: a user's callback raised.
-        message: the cause, with a traceback that begins in the user's code.
+            `callback`: a user's callback raised, or returned a value that is not allowed.
+        message: the cause. If the user's code raised, the message contains a traceback that begins
+            in the user's code.
     """
 
     kind: Literal["function", "exception", "environment", "api", "non_finite", "callback"]
@@ -48,7 +50,8 @@ class CallError(NamedTuple):
         return cls("exception", f"{type(error).__name__}: {error}\n{traceback_of(error)}")
 
 
-#: Errors of these kinds end the run. The values are the exceptions that the driver then raises.
+#: The kinds of errors that end the run in any case, each with the exception that the caller raises.
+#: An error of kind `function` also ends the run: the caller raises FunctionError.
 ENDING: dict[str, type[RuntimeError]] = {
     "api": EnvironmentAPIError,
     "non_finite": NonFiniteError,

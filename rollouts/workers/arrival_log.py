@@ -1,12 +1,12 @@
 """The record of a run: the events that depend on timing, in the order in which they happened.
 
-The record also has other events, such as results, which a rerun compares.
+The record also has other events, such as results. A rerun compares these events with its own.
 
 The file is a sequence of gzip members. Each flush writes one member, which is a line of JSON. So
 `zcat` shows the file. The first line is the header. Each other line is
 `{"events": [...], "clock": [...]}`. An event is a list that begins with its kind (`EVENT_KINDS`).
 Events are numbered from 0. `clock` holds the readings of the driver's clock, each in microseconds
-since the previous reading.
+since the previous reading. The first reading counts from 0.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ EVENT_KINDS = {
     "restore": "path: the driver restores a checkpoint",
     "result": "iteration, version of the weights, SHA-256 of the weights: an iteration has ended",
 }
-#: The largest numbers of events and of clock readings that stay in memory before they are written.
+#: Once the log holds so many events or so many clock readings in memory, it writes them to its
+#: file, or drops them if it has no file.
 MOST_EVENTS, MOST_READINGS = 20_000, 100_000
 #: `read_log` refuses files above this size.
 MOST_BYTES = 2**33
@@ -62,7 +63,7 @@ Event = list[Any]
 
 class ArrivalLog:
     """Records a run. `open` gives the log a file, and `take` returns the events of a log without a
-    file. The log keeps a limited number of events in memory.
+    file. The log keeps a limited number of events in memory (`MOST_EVENTS`).
 
     The log records only the events and clock readings of the thread that waits for calls. Other
     threads read the real clock.
@@ -101,7 +102,8 @@ class ArrivalLog:
 
     def read_clock(self) -> float:
         """Returns the seconds of the clock, and records the reading. The seconds are rounded down
-        to whole microseconds, so the record reproduces them exactly."""
+        to whole microseconds, so a rerun can return exactly the same seconds. In other threads,
+        returns the seconds of the real clock, and records nothing."""
         if threading.get_ident() != self._thread:
             return self._clock()
         now_us = int(self._clock() * _US)
@@ -152,8 +154,8 @@ class ArrivalLog:
     # ---- output ---------------------------------------------------------------------------------
 
     def take(self) -> dict[str, Any]:
-        """Returns the events and clock readings since the last call as JSON values, and removes
-        them from the log."""
+        """Returns the events and clock readings since the last `take` or `flush` as JSON values,
+        and removes them from the log."""
         events, self._events = self._events, []
         readings, self._readings = self._readings, []
         deltas = [b - a for a, b in itertools.pairwise([self._last_us, *readings])]
@@ -231,13 +233,13 @@ class Rerun:
         recorded: the events and the deltas of the clock, as `ArrivalLog.take` returns them.
         clock: a function that returns the seconds of the real clock, for other threads and for the
             time after the end of the record.
-        is_below: True if the record holds the calls of a gradient worker to the workers below it.
-            The end of such a record does not end the rerun, because in the recorded run the driver
-            received no later reply of this gradient worker. Later calls are not compared with a
-            record.
+        is_below: True if the record holds the calls of a gradient worker to the workers below it,
+            which sample its fragments. Such a record travels to the driver in the replies of the
+            gradient worker. It therefore lacks the calls after the last of these replies. So the
+            end of such a record does not end the rerun, and later calls are not compared.
 
     Attributes:
-        repeats: True until the end of the record.
+        repeats: True until the end of the record, or until `finish` is called.
         before: a function that is called before each event is repeated, with the number of the
             event.
     """
@@ -256,7 +258,7 @@ class Rerun:
         self.before: Callable[[int], None] = lambda event: None
         #: The effects of timing in each call (`Record.timing`), by ticket.
         self.timing: dict[int, dict[str, Any]] = {}
-        #: The tickets of calls and starts that failed.
+        #: The tickets of calls and starts that failed in the recorded run.
         self.failed: set[int] = set()
         self._below: dict[int, list[dict[str, Any]]] = {}
         self._phases: list[list[str]] = []
@@ -283,15 +285,16 @@ class Rerun:
                     self.timing[ticket] = timing
 
     def below(self, process: int) -> dict[str, Any] | None:
-        """Returns the record of the calls that a process itself made in the recorded run. None if
-        the process made no calls."""
+        """Returns the record of the calls that a process itself made in the recorded run, as a
+        gradient worker does to the workers below it. None if process number `process` made no
+        calls."""
         parts = self._below.get(process)
         if parts is None:
             return None
         return {key: [one for part in parts for one in part[key]] for key in ("events", "clock")}
 
     def names_of(self, number: int) -> list[str]:
-        """Returns the names of phases by the number in a reply."""
+        """Returns the names of phases for which a recorded reply holds `number`."""
         return self._phases[number]
 
     # ---- called by transports -------------------------------------------------------------------
@@ -306,7 +309,12 @@ class Rerun:
         return threading.get_ident() == self._thread
 
     def read_clock(self) -> float:
-        """Returns the next recorded reading of the clock. Other threads get the real time."""
+        """Returns the next recorded reading of the clock. Other threads get the real time.
+
+        Raises:
+            RecordEnded: the driver's record has no more readings. After `finish`, and in a gradient
+                worker, the method returns the real time instead.
+        """
         if threading.get_ident() != self._thread or not self.repeats:
             return self._clock()
         if self._read >= len(self._readings):
@@ -328,7 +336,7 @@ class Rerun:
 
         Raises:
             Departure: the record has a different event here.
-            RecordEnded: the record has no more events.
+            RecordEnded: the driver's record has no more events.
         """
         event = self.peek() if self.repeats else None
         if event is None:
@@ -344,7 +352,8 @@ class Rerun:
         return event
 
     def peek(self) -> Event | None:
-        """Returns the next recorded event without going past it. None after the last event."""
+        """Returns the next recorded event. `next` then returns the same event again. Skips events
+        of kind `phases`. Returns None after the last event."""
         while self.num_events < len(self.events) and self.events[self.num_events][0] == "phases":
             self.num_events += 1
         return self.events[self.num_events] if self.num_events < len(self.events) else None
@@ -369,12 +378,14 @@ class Rerun:
     # ---- called by trainers ---------------------------------------------------------------------
 
     def mark(self, kind: str, *values: Any) -> None:
-        """Compares an event that does not depend on time with the record. Does not compare the path
-        of a checkpoint, because the checkpoint may have been moved."""
+        """Compares the record with an event that does not depend on time. Does not compare the path
+        of a restored checkpoint, because the checkpoint may have been moved. Raises the errors of
+        `next`."""
         self.next(kind, *([] if kind == "restore" else values))
 
     def decide(self, decision: Callable[[], bool], repeat: Callable[[], object]) -> bool:
-        """Returns the recorded decision. If the decision is True, calls `repeat` first."""
+        """Returns the recorded decision. If the decision is True, calls `repeat` first. Returns
+        False after `finish`. Raises the errors of `next`."""
         event = self.next("decide")
         made = bool(event is not None and event[1])
         if made:
@@ -385,7 +396,8 @@ class Rerun:
         """Compares the result of an iteration with the record.
 
         Raises:
-            Departure: the weights or their version differ.
+            Departure: the weights or their version differ from the record. See also `next`.
+            RecordEnded: see `next`.
         """
         number = self.num_events
         event = self.next("result", iteration)
@@ -437,8 +449,8 @@ def described(event: Event) -> str:
 
 
 def lines_of(events: list[Event], first: int, last: int) -> Iterator[str]:
-    """Yields a line of text for each event from `first` to `last`. The text contains the names of
-    processes."""
+    """Yields a line of text for each event from number `first` to number `last`. The lines contain
+    the names of processes."""
     names: list[str] = []
     tickets: list[tuple[int, int | None]] = []  # process, and version of the weights
     for number, event in enumerate(events):
@@ -471,10 +483,10 @@ def read_log(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     process may leave when it dies.
 
     Returns:
-        the header, and all events and deltas of the clock.
+        the header, and all events and deltas of the clock (see `Rerun`).
 
     Raises:
-        ConfigError: the file cannot be read, is damaged, or is not a record.
+        ConfigError: the file cannot be read, is damaged, or is not a record of format `FORMAT`.
     """
     try:
         lines = _lines(read_regular(path, MOST_BYTES))

@@ -29,14 +29,15 @@ class CallRunner:
 
     Attributes:
         state: the data that a strategy keeps in this process between calls. The strategy chooses
-            the keys. The state is never saved. The state is empty at the start, and after a
-            replacement, a restore or a reset. When the state is cleared, values that have a method
-            `close` are closed.
+            the keys. Checkpoints do not contain the state. The state is empty at the start, and
+            after a replacement, a restore or a reset. When the state is cleared, values that have a
+            method `close` are closed.
         record: counts of the current call.
         clock: see the argument.
         control: see the argument.
-        recorded_steps: in a rerun, the number of steps of each fragment of the current call, as the
-            record has them. Empty if no fragment of this call ended early in the recorded run.
+        recorded_steps: in a rerun, the number of steps that each fragment of the current call had
+            in the recorded run. Empty if none of these fragments ended early, and outside of a
+            rerun.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class CallRunner:
         """Times a phase of the current call: `with worker.phase("learn"): ...`.
 
         Results report the share of each phase: `sample`, `gradient`, `learn`, and the strategy's
-        `worker_phases`. Time outside of these phases is reported as `other`."""
+        `worker_phases`. Time in other phases and outside of phases is reported as `other`."""
         return self.record.phase(name)
 
     # ---- early stops ----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Functions that call all workers of a set outside of a strategy.
+"""Functions that call the workers of a set outside of a strategy.
 
 They set workers up, save and restore the state of workers, and run functions of the user."""
 
@@ -18,26 +18,28 @@ def foreach_worker(
     workers: WorkerSet, fn: Callable[..., Any], *args: Any, only: int | None = None
 ) -> dict[int, Any]:
     """Runs `fn(worker, *args)` in the process of every remote worker that is up. `worker` is the
-    `RolloutWorker` of this process.
+    `RolloutWorker` in that process.
 
     With `num_workers=0`, the function runs on the local worker, whose index is 0. `foreach_worker`
     is for programs outside of a strategy: results do not count the steps that `fn` samples. The
     name is RLlib's.
 
     Args:
-        workers: the workers. `foreach_worker` first waits until enough workers are up for a run to
-            begin.
+        workers: the workers. `foreach_worker` first waits for workers, as `WorkerSet.up` does.
         fn: a function that cloudpickle can pickle.
         args: further arguments. Call `ray.put` once for a large argument, and pass the reference.
-        only: index of the only worker to call. None means all workers.
+        only: index of the only worker to call. None means all workers that are up.
 
     Returns:
-        the return values by worker index. The dict does not contain workers that failed. These
-        workers are replaced.
+        the return values by worker index. The dict does not contain workers whose call failed.
+        Workers that failed are replaced, unless they failed too often.
 
     Raises:
-        WorkersFailedError: workers keep failing.
-        FunctionError: the function raised before it succeeded in any worker, or cannot be pickled.
+        WorkersFailedError: workers keep failing, or too few workers remain.
+        FunctionError: in this call of `foreach_worker`, the function raised before it succeeded in
+            any worker. Also raised if the function or its arguments cannot be pickled.
+        NonFiniteError, EnvironmentAPIError, CallbackError: see `CallError`.
+        Exception: with `num_workers=0`, the unchanged exception of the function.
     """
     calls = Calls(workers, "foreach_worker", after_failure="drop")
     for worker in workers.up():
@@ -49,19 +51,20 @@ def foreach_worker(
 def call_each(
     workers: WorkerSet, method: str, args: Mapping[int, tuple[Any, ...]]
 ) -> dict[int, Any]:
-    """Calls a method of several remote workers that are up, and waits for all of them.
+    """Calls a method of several remote workers, and waits for all replies.
 
     Args:
         workers: the workers.
         method: name of the method of `RolloutWorker`.
-        args: arguments of the method, by worker index. Workers that are missing here are not
-            called.
+        args: arguments of the method, by worker index. Workers that are missing here, or are not
+            up, are not called.
 
     Returns:
         see `foreach_worker`.
 
     Raises:
-        WorkersFailedError, FunctionError: see `foreach_worker`.
+        WorkersFailedError: see `foreach_worker`.
+        FunctionError: the method raised in a worker, or its arguments cannot be pickled.
     """
     calls = Calls(workers, f"call of {method}", is_work=False, after_failure="drop")
     for worker in workers.remote:
@@ -74,7 +77,8 @@ def set_up_each(workers: WorkerSet, method: str, args: Mapping[int, tuple[Any, .
     """Calls a method as `call_each` does, and also in workers that are starting.
 
     A worker that is starting runs the method before any work. Replacements that start later do not
-    run the method. Data that replacements need must be in `workers.config`."""
+    run the method. So the caller must also store data that replacements need, for example in
+    `workers.config`."""
     for worker in workers.remote:
         if not worker.up and worker.index in args:
             worker.set_up.append((call_method, (method, *args[worker.index])))
@@ -87,11 +91,13 @@ def set_up_all(workers: WorkerSet, method: str, *args: Any) -> None:
 
 
 def latest_statistics(workers: WorkerSet) -> dict[str, dict[str, Any]]:
-    """Returns the last running statistics of environment wrappers that the driver has received.
-    Replies carry these statistics about once a second.
+    """Returns the running statistics of environment wrappers, as the driver last received them from
+    each worker. The replies of a worker carry these statistics about once a second, or always if
+    the run is recorded.
 
     Returns:
-        `{"statistics": ...}` by worker index. The index is a string.
+        `{"statistics": ...}` by worker index. The index is a string. The dict does not contain
+        workers without such statistics.
     """
     statistics = dict(workers.env_statistics)
     statistics[0] = workers.local.get_statistics()
@@ -100,7 +106,7 @@ def latest_statistics(workers: WorkerSet) -> dict[str, dict[str, Any]]:
 
 def present_statistics(workers: WorkerSet) -> dict[str, dict[str, Any]]:
     """Returns the current running statistics, in the format of `latest_statistics`. Calls all
-    workers that are up, and waits for their replies."""
+    remote workers that are up, and waits for their replies."""
     statistics = call_each(
         workers, "get_statistics", {worker.index: () for worker in workers.remote if worker.up}
     )
@@ -117,13 +123,13 @@ def restore_workers(workers: WorkerSet, restore_count: int, states: Mapping[str,
     of the driver.
 
     Args:
-        workers: the workers. The function first waits until enough workers are up for a run to
-            begin.
+        workers: the workers. The function first waits for workers, as `WorkerSet.up` does.
         restore_count: number of times that the run had been restored when it was saved.
         states: see `restore_statistics`.
 
     Raises:
         ValueError: see `restore_statistics`.
+        WorkersFailedError, FunctionError: see `call_each`.
     """
     workers.weights.take(force=True)
     if workers.remote:
@@ -134,7 +140,8 @@ def restore_workers(workers: WorkerSet, restore_count: int, states: Mapping[str,
 
 def begin_restored_run(workers: WorkerSet, restore_count: int) -> None:
     """Makes all workers and later replacements begin new episodes, with random numbers that were
-    not used before the restore. See `RolloutWorker.begin_restored_run`."""
+    not used before the restore. A local worker that the set does not own continues unchanged. See
+    `RolloutWorker.begin_restored_run`."""
     workers.config = dataclasses.replace(workers.config, restore_count=restore_count)
     if workers.owns_local:
         workers.local.begin_restored_run(restore_count)
@@ -154,10 +161,11 @@ def restore_statistics(workers: WorkerSet, states: Mapping[str, Any]) -> None:
 
     Args:
         workers: the workers. A worker that is starting gets its statistics before any work.
-        states: the return value of `present_statistics`.
+        states: the return value of `present_statistics` or `latest_statistics`.
 
     Raises:
         ValueError: the wrappers of the environments do not match the saved statistics.
+        WorkersFailedError: see `call_each`.
     """
     saved = {int(i): one["statistics"] for i, one in states.items() if one.get("statistics")}
     if not saved:
@@ -175,8 +183,8 @@ def restore_statistics(workers: WorkerSet, states: Mapping[str, Any]) -> None:
 
 
 def sampler_states(workers: WorkerSet) -> dict[str, Any]:
-    """Returns the state of the environments, random numbers and running statistics of all workers,
-    by worker index. The index is a string.
+    """Returns the state of the environments, random numbers and running statistics of the local
+    worker and of all remote workers that are up, by worker index. The index is a string.
 
     A run that is restored from this state continues bit for bit on two conditions. First, its
     environments must have `get_checkpoint_state` and `set_checkpoint_state` (see

@@ -25,10 +25,10 @@ class CallbackError(RuntimeError):
 class Callbacks:
     """Base class of a user's callbacks. A method that is not overridden does nothing.
 
-    Each process makes its own object of this class. So `on_train_result` in the driver does not see
-    data that `on_episode_end` stores on `self` in a worker. The names of the methods are RLlib's. A
-    subclass may not define other methods whose names begin with `on_`. A method that the subclass
-    does not override costs no time.
+    The trainer and each worker make their own objects of this class. So `on_train_result` in the
+    driver does not see data that `on_episode_end` stores on `self` in a worker. The names of the
+    methods are RLlib's. A subclass may not define other methods whose names begin with `on_`. A
+    method that the subclass does not override costs no time.
     """
 
     def on_episode_step(self, *, episode: Episode, worker: Any) -> None:
@@ -37,8 +37,9 @@ class Callbacks:
         episode, the environment may already be in the state after the reset.
 
         Store data for later steps and for `on_episode_end` in `episode.data`. `on_episode_end` is
-        never called for some episodes: episodes that are discarded because an environment fails or
-        values are not finite, and episodes that evaluation does not need.
+        not called for every episode. For example, it is not called for episodes that are discarded
+        because an environment fails or values are not finite, and for episodes that evaluation does
+        not need.
 
         Args:
             episode: the episode so far, with the infos of this step. `episode.done` is True after
@@ -48,8 +49,9 @@ class Callbacks:
         return
 
     def on_episode_end(self, *, episode: Episode, worker: Any) -> Mapping[str, float] | None:
-        """Called for each episode that ends, in the process that sampled it, before this process
-        sends the fragment.
+        """Called for each episode that has ended and is not discarded (see `on_episode_step`), in
+        the process that sampled it. In training, the call comes before this process sends the
+        fragment. Also called in evaluation.
 
         Args:
             episode: the episode that has ended, with the infos of its last step.
@@ -63,13 +65,14 @@ class Callbacks:
         return None
 
     def on_sample_end(self, *, worker: Any, samples: SampleBatch) -> Mapping[str, float] | None:
-        """Called with each fragment, before the fragment is sent or used for learning. The calls of
-        `on_episode_end` for its episodes come first. Not called in evaluation.
+        """Called with each fragment that is not discarded, before the fragment is sent or used for
+        learning. The calls of `on_episode_end` for its episodes come first. Not called in
+        evaluation.
 
         Args:
             worker: see `on_episode_end`.
-            samples: columns `[T, N, ...]` with finite values. They include advantages if the policy
-                computes advantages in the worker.
+            samples: the fragment: arrays `[T, N, ...]` for T steps of N environments, with finite
+                values. They include advantages if the policy computes advantages in the worker.
 
         Returns:
             custom metrics as in `on_episode_end`. None means no metrics.
@@ -88,11 +91,12 @@ class Callbacks:
 
 
 def resolve_callbacks(value: Any) -> type[Callbacks] | None:
-    """Returns the class that the config key `callbacks` names. Imports the module of the class.
+    """Returns the class that the config key `callbacks` names, or None if the key is None. Imports
+    the module of the class.
 
     Raises:
-        ConfigError: the class does not exist, is not a subclass of `Callbacks`, or has a method
-            `on_...` that polopt never calls.
+        ConfigError: the class does not exist or cannot be imported, is not a subclass of
+            `Callbacks`, or has a method `on_...` that polopt never calls.
     """
     found = value
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""`Calls`: the mailbox of a strategy. It holds pending calls, and replies that were not taken."""
+"""`Calls`: the mailbox of a strategy. It holds pending calls, and replies not taken yet."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from polopt.rollouts.workers.supervisor import Pending, Supervisor, Work
 from polopt.rollouts.workers.worker_handle import Seat, WorkerHandle
 
 #: The rule for the pending work of a worker that fails. `send again`: the replacement of the worker
-#: gets the work once the replacement is up. `reassign`: other workers get the work. `drop`: the
-#: work is lost.
+#: gets the work once the replacement is up. If no replacement is started, because the worker failed
+#: too often, the work is lost. `reassign`: the work goes to workers that are up. `drop`: the work
+#: is lost.
 AfterFailure = Literal["send again", "reassign", "drop"]
 
-#: The longest interval between checks of workers that are starting.
+#: While workers are starting, a wait checks them at least this often.
 START_CHECK_S = 1.0
 
 
@@ -36,7 +37,8 @@ class _Weights:
 
 
 #: A placeholder for the policy's weights among the arguments of a call. When `Calls` sends a call,
-#: `Calls` replaces the placeholder by the current weights, or by None if the worker has them.
+#: `Calls` replaces the placeholder by the current weights, or by None if the worker already has
+#: these weights.
 WEIGHTS: Any = _Weights()
 
 
@@ -55,7 +57,7 @@ class Reply(NamedTuple):
     Attributes:
         worker: the worker that was called. After a failure of kind `reference`, the worker
             continues. After any other failure, its process is no longer used. A replacement is
-            starting, unless the worker failed too often.
+            starting, unless the worker failed too often or `interrupt` was called.
         value: return value of the function, or a reference to that value. None after a failure.
         tag: the tag given to `send`.
         counts: the steps, episodes, times and faults that the worker counted during the call.
@@ -79,8 +81,10 @@ class Calls:
         self.apply(reply.value)
         self.calls.fill(compute_gradient, [reply.worker])       # the same worker gets a new call
 
-    `fill` keeps workers supplied with calls. `first` and `all` take replies. A worker answers its
-    calls in order. `Calls` holds work for a worker that is not up until the worker is up.
+    `fill` keeps workers supplied with calls. `first` and `all` take replies of calls that have
+    succeeded. Only `next` also returns the replies of failed calls. A worker answers its calls in
+    order. If a worker is not up yet, `Calls` holds its work, and sends the work once the worker is
+    up.
 
     A `Supervisor` decides when a worker has failed. `Calls` then replaces the worker, and
     `after_failure` decides what happens to its work. If the user removes a worker, `Calls`
@@ -90,24 +94,25 @@ class Calls:
     `pending`.
 
     Args:
-        workers: the processes that run the calls. `include` adds another group.
+        workers: the group of processes that run the calls. `include` adds another group.
         owner: name of the strategy or other owner, for error messages.
-        count: a function that adds the counts of a reply to the owner's counters. `Calls` calls
-            this function with each reply that is taken, and with the reply of each failed call that
-            returned counts.
+        count: a function that adds the counts of a reply to the owner's counters. The method
+            `Calls.count` calls this function with each reply. Failed calls that returned counts are
+            also counted.
         weights: an object with `for_call(worker)`, which returns the argument for `WEIGHTS`, and
             with `version`, the version of the weights. None means `workers.weights`. Of the groups
             of polopt, only a `WorkerSet` provides weights.
-        per_worker: the largest number of calls that a worker has at once. `Calls` holds further
-            calls.
+        per_worker: the largest number of unanswered calls that are sent to a worker. `Calls` holds
+            further calls, and sends them later.
         after_failure: see `AfterFailure`.
         check: see `Supervisor`.
         is_work: see `Supervisor`.
 
     Attributes:
         per_worker: see the argument. May be changed while nothing is pending.
-        load: mean and maximum of the number of calls that were sent and not yet answered, measured
-            when a call ends. The call that ends is included.
+        load: mean and maximum, since the last report, of the number of calls that were sent and not
+            yet answered, over all workers. This number is measured whenever a call succeeds, and
+            includes that call.
         interrupted: if True, every wait raises `CallsInterrupted`.
     """
 
@@ -137,7 +142,7 @@ class Calls:
         # The work of removed workers, to be reassigned in the same group. Each entry has the name
         # of the group.
         self._lost: list[tuple[str, Work]] = []
-        # The values of `_num_changes()` up to which changes of the groups were handled.
+        # The values of `_num_changes()` at the last `_follow_changes` and the last `_drop_removed`.
         self._changes = self._dropped = self._num_changes()
         self.load = LoadMeter()
         self.interrupted = False
@@ -184,7 +189,7 @@ class Calls:
             args: further arguments.
 
         Raises:
-            FunctionError: the function or its arguments cannot be pickled.
+            FunctionError, TransportError: see `send`.
         """
         for worker in workers:
             for _ in range(self.per_worker - self.num_work_of(worker)):
@@ -203,10 +208,10 @@ class Calls:
         has fewer than `per_worker` calls.
 
         Args:
-            worker: a remote worker, or `WorkerSet.here`.
+            worker: a process of one of the groups, or `WorkerSet.here`.
             fn: see `fill`.
-            args: the arguments. The worker receives the policy's weights in place of `WEIGHTS`, and
-                an object in place of a reference to this object.
+            args: the arguments. In place of `WEIGHTS`, the worker receives the policy's weights, or
+                None if it already has them. In place of a reference, it receives the object.
             tag: any value. The reply carries this value.
             timeout_s: seconds that the call may take without progress. None means
                 `worker_timeout_s`.
@@ -214,7 +219,9 @@ class Calls:
                 the reply is a reference. This reference can be an argument of another call.
 
         Raises:
-            FunctionError: the function or its arguments cannot be pickled.
+            FunctionError: the function or its arguments cannot be pickled, or the arguments include
+                `WEIGHTS` although the group of the worker provides no weights.
+            TransportError: see `Channel.send`.
         """
         order = worker.index, self._workers.next_call_number()
         work = Work(fn, args, tag, timeout_s, order, by_reference)
@@ -274,10 +281,12 @@ class Calls:
                 `after_failure` is `drop`, or an argument of a call is lost, or a worker failed too
                 often and was not replaced.
             RuntimeError: nothing is pending, so the wait would never end.
-            FunctionError, NonFiniteError, EnvironmentAPIError, CallbackError: a call failed,
-                and would fail in the same way in any worker.
-            WorkersFailedError: workers keep failing.
+            FunctionError, NonFiniteError, EnvironmentAPIError, CallbackError: a call failed, and
+                this error ends the run. See `CallError`.
+            WorkersFailedError: workers keep failing, or too few workers remain.
+            TransportError: work that was held cannot be sent. See `Channel.send`.
             CallsInterrupted: `interrupt` was called.
+            Exception: the unchanged exception of a function that ran in this process.
         """
         failure: WorkerFailure | None = None
         while True:
@@ -299,20 +308,21 @@ class Calls:
     def all(
         self, stragglers: Stragglers | None = None, steps: Callable[[Work], int] = lambda _: 1
     ) -> list[Reply]:
-        """Waits until nothing is pending, and returns and counts all replies.
+        """Waits until nothing is pending. Counts and returns the replies of all calls that
+        succeeded.
 
-        The replies are sorted by the index of the worker to which their work was first sent. So
-        results do not depend on the order of arrival.
+        The replies are sorted by the index of the worker to which their work was first sent, and
+        then by the order of `send`. So their order does not depend on the order of arrival.
 
         Args:
-            stragglers: the rule by which the last calls end early. None means that no call ends
-                early.
+            stragglers: the rule by which the last calls end early. Work that was not sent by then
+                is dropped. None means that no call ends early.
             steps: returns the number of steps T of the fragment that a call samples. Used only with
                 `stragglers`.
 
         Raises:
             FunctionError, NonFiniteError, EnvironmentAPIError, CallbackError, WorkersFailedError,
-                CallsInterrupted: see `first`.
+                TransportError, CallsInterrupted, Exception: see `first`.
         """
         self.wait(stragglers, steps)
         replies = sorted(self._kept, key=lambda reply: reply.order)
@@ -336,8 +346,10 @@ class Calls:
                 break
 
     def next(self, count: bool = True) -> Reply:
-        """Waits for the next call to end, and returns its reply. A call ends with a value, with a
-        failure, or at its deadline. See `Reply.worker` for the state of the worker after a failure.
+        """Waits for the next call to end, and returns its reply. Does not return kept replies.
+
+        A call ends with a value or with a failure. A call that misses its deadline has failed. See
+        `Reply.worker` for the state of the worker after a failure.
 
         Args:
             count: if True, `next` adds the counts of the reply now. If False, the caller adds them
@@ -346,7 +358,7 @@ class Calls:
         Raises:
             RuntimeError: nothing is pending, so the wait would never end.
             FunctionError, NonFiniteError, EnvironmentAPIError, CallbackError, WorkersFailedError,
-                CallsInterrupted: see `first`.
+                TransportError, CallsInterrupted, Exception: see `first`.
         """
         reply = self._next_within(math.inf)
         if reply is None:
@@ -369,8 +381,8 @@ class Calls:
             self._keep(reply)
 
     def drain(self) -> None:
-        """Waits for the calls that were sent, and keeps their replies for `first` and `all`. Work
-        for workers that are not up stays pending."""
+        """Sends held work to workers that are up, and waits until no sent call is pending. Keeps
+        the replies for `first` and `all`. Work for workers that are not up stays pending."""
         self._follow_changes()
         while self._queues and self._receive_any():
             pass
@@ -452,17 +464,18 @@ class Calls:
 
     def stop_early(self, calls: Sequence[Pending], keep_steps: int) -> None:
         """Asks workers to end the fragments of these calls once the fragments have `keep_steps`
-        steps. Does not wait."""
+        steps. Does not wait. Asks only once per call: a later request has no effect."""
         for call in calls:
             if not call.stopped:
                 call.stopped = True
                 call.worker.channel.stop_early(call.number, keep_steps)
 
     def interrupt(self) -> None:
-        """Makes the waiting thread raise `CallsInterrupted`. Pending calls end after their current
-        step. Their replies can be taken once `interrupted` is False again."""
+        """Makes the waiting thread raise `CallsInterrupted`. Asks workers to end the fragments of
+        all sent calls after the current step. The replies of these calls can be taken once
+        `interrupted` is False again."""
         self.interrupted = True
-        for call in self.pending():  # also the calls that were asked to end after more steps
+        for call in self.pending():  # also the calls that `stop_early` asked to end later
             call.stopped = True
             call.worker.channel.stop_early(call.number, 1)
 
@@ -515,7 +528,7 @@ class Calls:
             looked = True
 
     def _wait(self, timeout_s: float) -> None:
-        """Waits until a call ends or a worker starts."""
+        """Waits until a call ends, a worker starts, or `timeout_s` seconds have passed."""
         oldest = {queue[0].ticket: queue[0] for queue in self._queues.values()}
         starting = [group for group in self._groups.values() if group.starting]
         for group in starting:
@@ -545,7 +558,8 @@ class Calls:
 
     def _drop_removed(self) -> None:
         """Drops the calls of workers that were removed or replaced. Keeps the work of these calls
-        if `after_failure` is `send again` or `reassign`."""
+        if `after_failure` is `reassign`. With `send again`, keeps only the work of workers that
+        were replaced."""
         if self._dropped == self._num_changes():
             return
         self._dropped = self._num_changes()
@@ -620,8 +634,8 @@ class Calls:
         return Reply(worker, None, work.tag, Record(), work.order, failure)
 
     def _fail(self, call: Pending, failure: WorkerFailure, counts: Record | None = None) -> Reply:
-        """Replaces a worker that has failed, and handles the worker's calls as `after_failure`
-        says."""
+        """Replaces a worker that has failed, unless the wait was interrupted. Handles the worker's
+        calls as `after_failure` says."""
         worker, work = call.worker, call.work
         if counts is not None:
             self.count([Reply(worker, None, work.tag, counts, work.order, failure)])
@@ -641,7 +655,8 @@ class Calls:
         return Reply(worker, None, work.tag, counts or Record(), work.order, failure)
 
     def _reassign(self, who: str, lost: Sequence[Work]) -> None:
-        """Gives each piece of work to the worker of the group with the fewest unanswered calls."""
+        """Gives each piece of work in `lost` to a worker of the group `who`: the worker that is up
+        and has the fewest unanswered calls at this moment."""
         workers = {worker.index: worker for worker in self._groups[who].up()}
         self._changes = self._num_changes()
         left = {index: self.num_work_of(worker) for index, worker in workers.items()}

@@ -1,8 +1,8 @@
 """Early stop: when enough workers have finished, the fragments of the other workers end early.
 
-The driver decides which fragments end early (`Stragglers`). It then writes a request into memory
-that the driver and the worker share (`ControlPage`). The worker's sampler reads this memory between
-steps. The strategy uses the shortened fragment.
+The process that waits for the fragments, such as the driver, decides which of them end early
+(`Stragglers`). This process then writes a request into the `ControlPage` of the worker. The
+worker's sampler reads the page between steps. The strategy uses the shortened fragment.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ class Stragglers(NamedTuple):
     """Decides which workers are stragglers, and the least length of their fragments.
 
     Attributes:
-        fraction_workers: once this share of the workers has finished, the other workers are
-            stragglers. 1 means that no worker is ever a straggler.
+        fraction_workers: once this share of the workers, and at least one worker, has finished, the
+            other workers are stragglers. 1 means that no worker is ever a straggler.
         fraction_samples: a straggler samples at least this share of its fragment, and at least one
             step.
     """

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 
 class FunctionError(RuntimeError):
-    """A function that a strategy runs in workers is wrong: it would fail in every worker. The
-    message names the strategy and the function. If the function raised, the message ends with the
-    user's traceback."""
+    """A call to a worker has failed, and would probably fail in every worker. For example, the
+    function raised before it had succeeded in any worker, or an argument cannot be pickled. The
+    message names the strategy (or other owner of the call) and the function. If the function
+    raised, the message ends with the user's traceback."""
 
 
 class NonFiniteError(RuntimeError):
@@ -15,7 +16,8 @@ class NonFiniteError(RuntimeError):
 
 
 class WorkersFailedError(RuntimeError):
-    """Too many consecutive calls to workers failed. The message holds the last failure."""
+    """Too many consecutive calls to workers failed, or no worker can be made, or fewer workers
+    remain than the run needs. If a failure is the cause, the message contains it."""
 
 
 class InARow:
@@ -27,7 +29,7 @@ class InARow:
 
     Args:
         who: the worker or driver that made the data, for error messages.
-        limit: the number of consecutive non-finite data at which `note` raises
+        limit: the number of consecutive non-finite data of one kind at which `note` raises
             (`max_consecutive_non_finite`).
     """
 

@@ -21,8 +21,8 @@ _PLURALS: dict[FailureKind, str] = {
     "reference": "lost_arguments",
 }
 _KINDS = tuple(_PLURALS)
-#: The log has one line for each of the first `_LOG_FIRST` exceptions of environments. After these,
-#: it has at most one line per `LOG_INTERVAL_S`.
+#: The driver logs the first `_LOG_FIRST` exceptions of environments as they arrive. After these, it
+#: logs exceptions of environments in at most one line per `LOG_INTERVAL_S`.
 LOG_INTERVAL_S = 10.0
 _LOG_FIRST = 3
 #: The worker index of the learner in the driver.
@@ -34,16 +34,16 @@ class WorkerFailure(NamedTuple):
 
     Attributes:
         kind: the kind of failure.
-            `death`: the process died.
-            `hang`: the process did not answer, and made no progress within the time limit.
-            `exception`: the call raised, or its answer cannot be used.
-            `environment`: an environment failed repeatedly.
+            `death`: the process died, or its connection ended.
+            `hang`: the process made no progress within the time limit, or missed another deadline.
+            `exception`: the call or the start of the process raised, or an answer cannot be used.
+            `environment`: an environment cannot be made, or failed repeatedly.
             `reference`: an argument of the call is lost, because the process that made it died. The
             called worker itself has not failed.
         worker_index: index of the worker that was called.
         message: the cause, with the worker's traceback if there is one.
-        at_start: True if the worker could not be made. If this happens before any worker was made,
-            probably no worker can be made.
+        at_start: True if the constructor or a set-up call of the worker raised. If this happens
+            before any call has succeeded, probably no worker can be made, so the run ends.
     """
 
     kind: FailureKind
@@ -63,7 +63,8 @@ class FaultLog:
 
     Args:
         max_consecutive_failures: the number of consecutive failures, without a success in between,
-            that ends the run.
+            that ends the run. If one worker fails this often while other workers succeed, the group
+            removes this worker instead.
         max_consecutive_non_finite: the number of consecutive skipped updates that ends the run.
             Each worker counts its fragments and gradients itself.
         who: the noun for a process in messages.
@@ -74,11 +75,11 @@ class FaultLog:
     Attributes:
         counts: number of failures by kind.
         num_restarts: number of replacements that were started.
-        num_restarts_below: number of replacements that gradient workers have started among the
-            workers below them.
+        num_restarts_below: number of replacements that gradient workers have started for the
+            rollout workers from which they gather fragments.
         num_given_up: number of workers that failed too often and were not replaced.
-        last: the last failure.
-        any_success: True once a call to any worker has succeeded.
+        last: the last failure of a worker. None before the first failure.
+        any_success: True once `success` has been called for any worker.
     """
 
     def __init__(
@@ -162,8 +163,9 @@ class FaultLog:
         """Counts and logs a failure.
 
         Raises:
-            WorkersFailedError: there were too many consecutive failures. Also raised for a worker
-                or an environment that cannot be made, if no call has succeeded so far.
+            WorkersFailedError: there were too many consecutive failures. If no call has succeeded
+                so far, also raised for a worker that cannot be made, and for an environment that
+                cannot be made or keeps failing.
         """
         self.counts[failure.kind] += 1
         self.last = self._lasts[failure.kind] = failure
@@ -267,7 +269,7 @@ class FaultLog:
     # ---- results --------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """Returns the values of the `fault_tolerance/` result keys."""
+        """Returns the values of the `fault_tolerance/` result keys that this log counts."""
         env_worker, env_index, env_traceback = self._last_env_fault
         non_finite_worker, non_finite = self._last_non_finite
         return {

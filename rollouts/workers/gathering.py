@@ -27,13 +27,15 @@ def sample(
     Args:
         worker: the worker.
         weights: the weights. None means that the worker already has the current weights.
-        request: says how the worker samples a fragment in its own environments. None means
-            `worker.next_batch()`. A gradient worker then returns a batch from the workers below it.
+        request: says how the worker samples a fragment in its own environments. None means that
+            `sample` returns `worker.next_batch()`. For a gradient worker, which has no
+            environments, this is a batch of fragments from its own rollout workers.
 
     Returns:
-        a batch `[T, N]`.
+        a batch `[T, N]`: T steps of N environments.
 
     Raises:
+        EnvironmentFailedError, NonFiniteError, CallbackError: see `RolloutWorker.next_batch`.
         TypeError: `postproc` did not return a SampleBatch.
     """
     worker.set_weights(weights)
@@ -46,8 +48,9 @@ def sample(
 
 
 def current_rollout(worker: RolloutWorker) -> MinibatchGradients:
-    """Returns the rollout from which the worker computes gradients. Samples a new rollout once all
-    minibatches of the last rollout were used. `worker.state` keeps the rollout between calls."""
+    """Returns the rollout from which the worker computes gradients. The first call samples a
+    rollout, and so does each call after all minibatches of the last rollout were used.
+    `worker.state` keeps the rollout between calls."""
     rollout: MinibatchGradients | None = worker.state.get("rollout")
     if rollout is None or rollout.done:
         rollout = worker.state["rollout"] = MinibatchGradients(worker.policy, worker.next_batch())
@@ -64,8 +67,8 @@ def check_batch(value: Any) -> None:
 
 
 def num_fragments(rollout: RolloutConfig, rows: int | None, default: int) -> int:
-    """Returns the number of fragments in a batch of at least `rows` rows. Returns `default` if
-    `rows` is None or 0."""
+    """Returns the least number of full fragments that together have at least `rows` rows. A row is
+    one step of one environment. Returns `default` if `rows` is None or 0."""
     fragment = rollout.num_envs_per_worker * rollout.rollout_fragment_length
     return -(-rows // fragment) if rows else default
 
@@ -76,7 +79,7 @@ class Fragments:
         fragments.request_in_turn(workers.up(), 8)
         batch = SampleBatch.concat([reply.value for reply in fragments.all()])
 
-    `all` waits for all fragments of a batch. `Calls.first` takes a single fragment.
+    `all` waits for all requested fragments. `Calls.first` waits for a single fragment.
 
     Args:
         calls: sends the requests.
@@ -140,8 +143,8 @@ class Fragments:
     @property
     def num_frames(self) -> int:
         """Number of environment steps in pending fragments, and in fragments that have arrived and
-        were not taken. For a pending fragment, this number assumes the full length without reset
-        rows."""
+        were not taken. A pending fragment counts with its full length, as if none of its rows were
+        the reset of an environment."""
         kept = sum(reply.counts.env_steps for reply in self._calls.kept)
         pending = self._calls.pending_work()
         return kept + sum(w.tag * self._workers.num_envs_of(w.order[0]) for w in pending)

@@ -30,12 +30,12 @@ def describe_resources(
     rollout: RolloutConfig, total: Mapping[str, float], free: Mapping[str, float]
 ) -> str:
     """Returns a text with the resources that one worker needs, and with the total and the free
-    amount of each resource in the cluster.
+    amount of each of these resources in the cluster.
 
     Args:
         rollout: options of the worker.
-        total: the amount of each resource in the cluster, by Ray's name of the resource.
-        free: the amount of each resource that is free.
+        total: the total amount of each resource in the cluster, by Ray's name of the resource.
+        free: the free amount of each resource in the cluster, by Ray's name of the resource.
     """
     needed = {
         "CPU": rollout.num_cpus_per_worker,

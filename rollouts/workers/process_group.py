@@ -35,8 +35,8 @@ class ProcessGroup(ABC):
     """A group of processes of one kind. Each process holds an object, and runs calls on it.
 
     A process is up once it has reported its start and has run its set-up calls. Only processes that
-    are up get work. The group replaces a process that fails by a new process with the same index. A
-    subclass defines how a process starts:
+    are up get work. If a process fails, the group replaces it by a new process with the same index,
+    unless it failed too often (see `replace`). A subclass defines how a process starts:
 
         class Shards(ProcessGroup):
             def _start_process(self, index):
@@ -55,8 +55,8 @@ class ProcessGroup(ABC):
         starting: the processes that are not up. The key is the ticket of the start or set-up call
             that the process has not answered yet.
         changes: a count of the times that a process came up, was replaced, or was removed.
-        started: True once `num_needed` processes have been up at the same time. From then on, the
-            run continues as long as one process is up.
+        started: True once `up` has found that `num_needed` processes are up. From then on, `up`
+            waits only while no process is up.
         faults: the log of failures of processes, and of faults in the data of their answers.
         restart_counts: the number of failures of each process and its replacements, by index. A
             missing index means 0.
@@ -96,7 +96,7 @@ class ProcessGroup(ABC):
 
     @property
     def members(self) -> list[WorkerHandle]:
-        """All processes that can be called, in order of index."""
+        """All processes that can get work, now or once they are up, in order of index."""
         return self.remote
 
     def note_answer(self, worker: WorkerHandle, record: Record) -> None:
@@ -142,11 +142,11 @@ class ProcessGroup(ABC):
     def up(self) -> list[WorkerHandle]:
         """Returns the processes that are up, in order of index.
 
-        The first call waits until `num_needed` processes are up. Later calls wait only while no
-        process is up.
+        Waits until `num_needed` processes are up. Once this has happened, later calls wait only
+        while no process is up.
 
         Raises:
-            WorkersFailedError: processes keep failing, or all were removed.
+            WorkersFailedError: see `replace`. Also raised if all processes were removed.
         """
         while True:
             if self.starting:
@@ -160,7 +160,7 @@ class ProcessGroup(ABC):
 
     def take_started(self, timeout_s: float) -> None:
         """Handles the answers of starting processes, and replaces processes that failed to start.
-        Waits up to `timeout_s` seconds for the first answer."""
+        Waits up to `timeout_s` seconds for the first answer. Raises the errors of `replace`."""
         while self.starting:
             ended = self.transport.wait(list(self.starting), timeout_s)
             for ticket in ended:
@@ -204,8 +204,8 @@ class ProcessGroup(ABC):
 
     def check_starting(self) -> None:
         """Replaces processes that take too long to start. See `StartUp`."""
-        # Waiting for a start counts as progress of this process. Starts have a time limit of their
-        # own.
+        # While this process waits for a start, it counts as making progress, because starts have a
+        # time limit of their own.
         PROGRESS.note()
         starting = [worker for worker in self.starting.values() if not worker.removed]
         for worker, why in self._start_up.overdue(starting, self.options, self.enough_up()):
@@ -233,7 +233,8 @@ class ProcessGroup(ABC):
 
         Raises:
             WorkersFailedError: there were too many consecutive failures. Either all processes fail,
-                or a process fails that the run needs (`min_workers`).
+                or a process fails that the run needs (`min_workers`). Also raised if no call has
+                succeeded yet and a process or an environment cannot be made (`FaultLog.failure`).
         """
         if worker.removed:
             return None

@@ -1,15 +1,17 @@
 """`RecordedTransport`: records everything that arrives over another transport, or repeats a record.
 
-Everything in a run that depends on timing reaches the driver through its transport:
+The effects of timing on a run reach the driver through its transport:
 
 - the calls and starts that have ended when the driver waits,
 - the reason why a call got no answer,
 - the time for which a process has been silent,
-- the readings of the clock.
+- the readings of the clock,
+- the effects of timing inside a call, which are in its answer (`Record.timing`).
 
-So the same program with the same record makes the same run. In a rerun, the processes really run.
-The transport returns their answers in the recorded order. An answer that arrives too early waits in
-the transport.
+The trainer also records its own decisions that depend on time (`ArrivalLog.decide`). So the same
+program with the same record makes the same run. In a rerun, the processes really run. The transport
+returns their answers in the recorded order. An answer that arrives too early waits in the
+transport.
 """
 
 from __future__ import annotations
@@ -53,9 +55,9 @@ _FAILURES: dict[str, type[RuntimeError]] = {
         UnsendableError,
     )
 }
-#: The largest number of elements of an array from which its fingerprint is computed. A sample of
-#: the elements suffices, because one different transition or weight changes nearly all elements of
-#: a gradient.
+#: A fingerprint uses at most this many elements of an array, at equal distances. They suffice to
+#: detect a difference in gradients, because one different transition or weight changes nearly all
+#: elements of a gradient.
 _MOST_NUMBERS = 1024
 #: The interval at which a rerun checks whether the process that it waits for makes progress.
 _CHECK_S = 1.0
@@ -165,15 +167,15 @@ def _is_whole(answer: Any) -> bool:
 
 
 def _set_seconds(record: Record, names: Sequence[str], microseconds: Sequence[int]) -> None:
-    """Sets the seconds of each phase to the whole microseconds in the record. Strategies may use
-    these seconds in decisions, so the seconds must be equal in a run and in its rerun."""
+    """Sets the seconds of each phase to the whole microseconds in the log. Strategies may use these
+    seconds in decisions, so the seconds must be equal in a run and in its rerun."""
     record.seconds = {name: us / 1e6 for name, us in zip(names, microseconds, strict=True)}
 
 
 def fingerprint(answer: Answer) -> int:
-    """Returns a 32-bit checksum of an answer, computed from the arrays in its value and from the
-    returns of its episodes. The checksum ignores strings and single numbers, because they may be
-    addresses or times, which differ in each run."""
+    """Returns a 32-bit checksum of an answer, computed from the arrays and bytes in its value and
+    from the returns of its episodes. The checksum ignores strings and single numbers, because they
+    may be addresses or times, which differ from run to run."""
     crc = zlib.crc32(np.asarray(answer.record.episodes.returns, np.float64).tobytes())
     for array in _arrays(answer.value, 0):
         flat = array.reshape(-1)
@@ -245,7 +247,7 @@ class RecordedChannel(Channel):
 def run_as_recorded(
     target: Any, function: Callable[..., Any], timing: dict[str, Any], *args: Any
 ) -> Any:
-    """Runs a function in a process, and repeats the effects of timing in the recorded call.
+    """Runs a function in a process, and repeats the effects that timing had on the recorded call.
 
     These effects are `steps`, the number of steps of each fragment, and `sums`, the number of sums
     that all-reduce completed before its group broke.
@@ -265,7 +267,8 @@ def run_as_recorded(
 
 
 class RecordedTransport(Transport):
-    """A transport that passes everything to an inner transport, and records it or repeats a record.
+    """A transport that passes calls to an inner transport. It records what arrives, or repeats a
+    record.
 
     Args:
         inner: carries the calls.
@@ -307,8 +310,9 @@ class RecordedTransport(Transport):
         return RecordedTicket(inner, self.num_tickets - 1, channel, name)
 
     def below(self) -> dict[str, Any] | None:
-        """Returns the record of the calls that the next process to start made in the recorded run.
-        None if that process made no calls, or if this is not a rerun."""
+        """Returns the record of the calls that the next process to start itself made in the
+        recorded run, as a gradient worker does to the workers below it. None if that process made
+        no calls, or if this is not a rerun."""
         return self.log.below(self._num_processes) if isinstance(self.log, Rerun) else None
 
     def start(
@@ -354,7 +358,9 @@ class RecordedTransport(Transport):
         return [*wanted]
 
     def _await(self, log: Rerun, wanted: list[RecordedTicket]) -> None:
-        """Waits until all wanted calls have ended. Other calls may end earlier."""
+        """Waits until all wanted calls have ended. Raises `Departure` if a process makes no
+        progress within the time limit. Other calls that end meanwhile stay in the inner
+        transport."""
         begun_s = time.monotonic()
         while wanted:
             ended = self.inner.wait([one.inner for one in wanted], _CHECK_S)

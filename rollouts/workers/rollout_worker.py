@@ -39,8 +39,9 @@ from polopt.rollouts.workers.callbacks import CallbackCaller
 from polopt.rollouts.workers.errors import InARow
 from polopt.rollouts.workers.worker_config import WorkerConfig
 
-#: The least time between two replies of a worker that carry the running statistics of its
-#: environments and the use of processors, memory and GPUs.
+#: A reply carries the running statistics of the environments, and the use of processors, memory and
+#: GPUs, only if this time has passed since the last reply that carried them. In a run that is
+#: recorded, every reply carries the statistics.
 STATISTICS_INTERVAL_S = 1.0
 
 
@@ -54,8 +55,8 @@ class RolloutWorker(CallRunner):
 
     Args:
         config: see `WorkerConfig`.
-        index: index of the worker. Remote workers count from 1. 0 is the driver's local worker,
-            which has environments only if `num_workers=0`.
+        index: index of the worker. Remote workers count from 1. 0 is the local worker in the
+            driver, which has environments only if `num_workers=0`.
         control: see `CallRunner`.
         clock: see `CallRunner`.
 
@@ -63,8 +64,9 @@ class RolloutWorker(CallRunner):
         policy: this worker's copy of the policy.
         sampler: steps the environments. None if this worker has no environments, or if they could
             not be made.
-        new_moments: moments of the data that this worker has sampled since the last call of
-            `share_moments`.
+        new_moments: mean and variance (`Moments`) of the observations and discounted returns that
+            this worker has sampled since the last `share_moments` or `clear_state`. The policy's
+            normaliser uses them. None if nothing was sampled, or if the policy does not normalise.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class RolloutWorker(CallRunner):
         self._callbacks = CallbackCaller(config.callbacks, self.who)
         if rollout.num_workers_below == 0 and (index > 0 or rollout.num_workers == 0):
             spaces = (config.observation_space, config.action_space)
-            # Policies that only act have options of their own.
+            # Policies that only act have options of their own, without `fast_cpu`.
             fast = getattr(config.policy, "fast_cpu", True)
             made = make_sampler(
                 rollout,
@@ -140,8 +142,8 @@ class RolloutWorker(CallRunner):
             seed_global_generators(seeds.process)
 
     def _make_policy(self, seeds: Seeds) -> Policy:
-        """Returns a new policy. Its initial weights depend only on the run's seed, so all workers
-        begin with the same weights."""
+        """Returns a new policy. Its initial weights depend on the run's seed, but not on the
+        worker, so all workers begin with the same weights."""
         config = self.config
         spaces = (config.observation_space, config.action_space)
         policy: Policy = config.policy_class(
@@ -160,9 +162,9 @@ class RolloutWorker(CallRunner):
 
     def complete(self, record: Record) -> None:
         """Adds the running statistics of environments and the use of the machine to a record, at
-        most once a second. In a run that is recorded, every record gets the statistics. A
-        replacement of this worker begins with the last statistics that the driver received. In a
-        rerun, these must be the same statistics, so they must not depend on the time."""
+        most once a second. In a run that is recorded, every record gets the statistics. The reason
+        is that a replacement of this worker begins with the last statistics that the driver
+        received, and a rerun must give the replacement the same statistics as the recorded run."""
         now_s = self.clock()
         is_due = now_s - self._statistics_sent_s >= STATISTICS_INTERVAL_S
         if is_due or self.config.rollout.record_arrivals:
@@ -190,13 +192,16 @@ class RolloutWorker(CallRunner):
         return self.sampler
 
     def next_batch(self) -> SampleBatch:
-        """Returns the next batch for learning. A `RolloutWorker` returns a fragment `[T, N]` of its
-        own environments, sampled with its weights and postprocessed. All values are finite.
+        """Returns the next batch for learning. A `RolloutWorker` returns a fragment `[T, N]` (T
+        steps of N environments) of its own environments, sampled with its weights and
+        postprocessed. All values are finite.
 
         Raises:
-            EnvironmentFailedError: environments cannot be made, or keep failing.
+            EnvironmentFailedError: environments cannot be made, keep failing, or violate
+                Gymnasium's API.
+            RuntimeError: this worker has no environments.
             NonFiniteError: too many fragments in a row held values that were not finite.
-            CallbackError: a callback raised.
+            CallbackError: a callback raised, or returned a value that is not allowed.
         """
         return self.sample()
 
@@ -233,7 +238,7 @@ class RolloutWorker(CallRunner):
         metrics.
 
         Raises:
-            CallbackError: a callback raised.
+            CallbackError: the callback raised, or returned a value that is not allowed.
         """
         if self._callbacks.defines("on_episode_end"):
             for episode in episodes:
@@ -267,9 +272,10 @@ class RolloutWorker(CallRunner):
     def learn(self, batch: SampleBatch, reducer: Reducer | None = None) -> dict[str, float]:
         """Learns from a batch with this worker's policy, and counts the updates.
 
-        Learners that learn together first merge the moments of their samples (`share_moments`). For
-        a worker that learns alone, the driver merges the moments from all replies, and sends them
-        with its weights.
+        The policy's normaliser needs the moments (mean and variance) of all samples of the run.
+        Learners that learn together first merge the moments of their new samples (`share_moments`).
+        For a worker that learns alone, the driver merges the moments from all replies, and sends
+        the result together with its weights.
 
         Args:
             batch: a batch from `next_batch`.
@@ -308,8 +314,9 @@ class RolloutWorker(CallRunner):
         return stats
 
     def share_moments(self, reducer: Reducer) -> None:
-        """Merges the moments of new data into the moments of the policy. New data are the data that
-        all learners have sampled since the last call. `learn` calls this method."""
+        """Merges the moments of new data into the moments of the policy's normaliser. New data are
+        the data that all learners have sampled since the last call. `learn` calls this method if
+        several learners learn together."""
         moments, self.new_moments = self.new_moments, None
         self.policy.add_moments(moments, reducer)
 
@@ -355,8 +362,9 @@ class RolloutWorker(CallRunner):
 
     def get_state(self, with_policy: bool = True) -> dict[str, Any]:
         """Returns the state of the sampler, of the policy and of the generator for shuffling, and
-        the running statistics of the environments. The state of the sampler is None if the
-        environments cannot return their state."""
+        the running statistics of the environments. The state of the sampler is None if the worker
+        has no environments, or if they cannot return their state. Without `with_policy`, the state
+        of the policy is None."""
         return {
             "sampler": None if self.sampler is None else self.sampler.get_state(),
             "statistics": self.get_statistics(),
@@ -365,7 +373,8 @@ class RolloutWorker(CallRunner):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores the state that `get_state` returned. Parts that are None stay unchanged."""
+        """Restores the state that `get_state` returned. If a value in `state` is None or missing,
+        the corresponding part of the worker stays unchanged."""
         if state.get("policy") is not None:
             shuffle = self.policy.shuffle.bit_generator.state
             self.policy.set_state(state["policy"])

@@ -1,4 +1,4 @@
-"""`WeightSnapshots`: makes the copies of the learner's weights that calls carry to workers."""
+"""`WeightSnapshots`: copies the weights of a policy for calls to workers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from polopt.common.weights import Weights
 from polopt.policies.policy import Policy
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 
-#: The driver puts weights above this size into the object store once for all workers. Each call
-#: carries smaller weights directly, because Ray also copies arguments up to about this size into
-#: the call.
+#: The driver puts weights above this size into the object store once for all workers, and calls
+#: carry a reference. A call carries smaller weights directly, because Ray copies objects up to
+#: about this size into the call even if the argument is a reference.
 INLINE_BYTES = 100_000
 #: The serial numbers for snapshots in this process.
 _NUMBERS = itertools.count(1)
@@ -35,15 +35,15 @@ class WeightSnapshot(NamedTuple):
 
 
 class WeightSnapshots:
-    """Makes snapshots of a policy's weights. The driver copies each version once, and sends each
-    version to each worker at most once.
+    """Makes snapshots of a policy's weights. Usually there is one snapshot per version. A call
+    carries weights only if its worker does not have the weights yet.
 
     Args:
         policy: a function that returns the current policy.
         put: a function that stores an object and returns a reference. See `Transport.put`.
 
     Attributes:
-        last: the last snapshot. None before the first snapshot.
+        last: the newest snapshot. None before the first snapshot.
         num_bytes_sent: sum of the bytes of the weights over all calls that carried weights.
     """
 
@@ -59,12 +59,13 @@ class WeightSnapshots:
         return self._policy().version
 
     def take(self, force: bool = False) -> WeightSnapshot:
-        """Returns a snapshot of the policy's current weights. Makes a new snapshot only if the last
-        snapshot has another version.
+        """Returns a snapshot of the policy's current weights. Makes a new snapshot only if there is
+        none yet, if the policy's version has changed since the last snapshot, or if `force` is
+        True.
 
         Args:
-            force: if True, make a new snapshot in any case. The weights may have changed without a
-                new version, for example by a restore.
+            force: if True, make a new snapshot in any case. Use this if the weights may have
+                changed without a new version, for example by a restore.
         """
         if force or self.last is None or self.last.weights.version != self.version:
             weights = self._policy().get_weights()

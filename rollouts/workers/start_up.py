@@ -12,8 +12,9 @@ from polopt.rollouts.workers.worker_handle import WorkerHandle
 
 logger = logging.getLogger("polopt")
 
-#: Interval between checks of processes that are starting, and the first interval between warnings.
-#: The interval between warnings doubles with each warning, up to `MAX_CHECK_INTERVAL_S`.
+#: The least time between two checks of starting processes, unless the time limit of a start is
+#: shorter. Also the first interval between warnings, which doubles with each warning, up to
+#: `MAX_CHECK_INTERVAL_S`.
 CHECK_INTERVAL_S = 5.0
 MAX_CHECK_INTERVAL_S = 60.0
 
@@ -21,10 +22,10 @@ MAX_CHECK_INTERVAL_S = 60.0
 class StartUp:
     """Watches processes that are starting.
 
-    The time limit of a process begins when the process is started. It begins again each time that
-    another process comes up, because processes that start at the same time take longer. If Ray has
-    no resources for a process yet, the limit applies only if the run cannot continue without this
-    process.
+    The time limit of a process begins when the process is started. The limit begins again each time
+    that any process of the group answers its start or a set-up call, because processes that start
+    at the same time slow each other down. If Ray has no resources for a process yet, the limit
+    applies only if the run cannot continue without this process.
 
     Args:
         who: the noun for a process in messages.
@@ -42,15 +43,16 @@ class StartUp:
         self._interval_s = CHECK_INTERVAL_S
 
     def came_up(self) -> None:
-        """Restarts the time limit of all starting processes, because one process came up."""
+        """Restarts the time limit of all starting processes, because one process has answered its
+        start or a set-up call."""
         self._last_up_s = self._clock()
 
     def overdue(
         self, starting: Sequence[WorkerHandle], options: RolloutConfig, enough_up: bool
     ) -> list[tuple[WorkerHandle, str]]:
         """Returns the processes that have taken too long to start, each with the reason. Also warns
-        about processes that wait for resources. Checks at most once in five seconds, or more often
-        if the time limit is shorter. Returns an empty list between checks.
+        about processes that wait for resources. Checks at most once in five seconds, or at most
+        once per time limit if this limit is shorter. Returns an empty list between checks.
 
         Args:
             starting: the processes that are not up yet.

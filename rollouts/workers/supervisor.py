@@ -111,8 +111,9 @@ class Supervisor:
     - The process made no progress within the time limit of its call. Progress is a step of an
       environment, or the beginning or end of a phase. A process that waits for other processes,
       such as a gradient worker, makes progress when the other processes do.
+    - The process did not answer before a deadline that progress does not extend (`tighten`).
     - A call raised an exception, although the same function had succeeded before in some process.
-    - An environment in the process keeps failing.
+    - An environment in the process cannot be made, or keeps failing.
     - The driver cannot use the answer of the process.
 
     If a function raises before it has ever succeeded, the supervisor assumes that the function is
@@ -123,12 +124,15 @@ class Supervisor:
         owner: name of the strategy or other owner of the calls, for error messages.
         is_work: True if the calls do the strategy's work. A success then resets the count of
             consecutive failures. False for calls that, for example, only read a state, because a
-            process with broken environments can answer such calls, too.
+            process with broken environments can answer such calls, too. The supervisor also does
+            not remember which functions succeeded in such calls, so an error of kind `exception`
+            always raises FunctionError.
         check: a function that raises an exception for a value that the owner cannot use. The
             process that returned such a value has failed.
 
     Attributes:
-        check_s: the time at which the supervisor next checks deadlines. No deadline is earlier.
+        check_s: the time at which the supervisor next checks deadlines. No deadline of a call that
+            has not ended is earlier.
         check: see the argument.
     """
 
@@ -228,9 +232,10 @@ class Supervisor:
             process has returned a `CallError`, both the failure and the record of the call.
 
         Raises:
-            FunctionError, NonFiniteError, EnvironmentAPIError, CallbackError: the call would fail
-                in the same way in every process.
-            Exception: the unchanged exception of a function that ran in this process.
+            FunctionError, NonFiniteError, EnvironmentAPIError, CallbackError: the call failed with
+                an error that ends the run. See `CallError`.
+            Exception: the unchanged exception of a function that ran in this process, or of `check`
+                for the value of this function.
         """
         worker, work = call.worker, call.work
         group = self._groups[worker.who]
@@ -281,7 +286,7 @@ class Supervisor:
         return WorkerFailure("exception", call.worker.index, message)
 
     def message(self, work: Work, worker: WorkerHandle, why: str) -> str:
-        """Returns the error message of a call. The message names the strategy, the function and the
-        process."""
+        """Returns the error message of a call. The message names the owner of the call, the
+        function and the process."""
         place = self._groups[worker.who].place_of(worker)
         return f"{self._owner}: function {work.name} failed in {place}: {why}"

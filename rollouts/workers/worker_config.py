@@ -34,17 +34,18 @@ class WorkerConfig:
         action_space: action space of one environment.
         seed: seed of the run. Each worker derives its own seeds from this seed.
         restart_count: number of earlier workers with this index. A replacement uses random numbers
-            that no earlier worker has used.
+            that no earlier worker with this index has used.
         restore_count: number of times the run was restored from a checkpoint. After each restore,
             workers use new random numbers.
         device: the device on which the policy learns.
         postproc: a function of the user. A `Collector`'s worker applies this function to each batch
             as the last step.
         callbacks: class of the user's callbacks. None if the user has no callbacks.
-        in_evaluation: True if the worker plays episodes only for evaluation.
+        in_evaluation: True if the worker plays episodes for evaluation, and not for learning.
         env_index_offset: `EnvContext.worker_index` is the index of the worker plus this number.
         arrivals: in a rerun, the record to repeat. The driver repeats the record of its own calls.
-            A gradient worker repeats the record of its calls to the workers below it.
+            A gradient worker repeats the record of its calls to the workers below it, which sample
+            its fragments.
         is_below: True if `arrivals` is the record of a gradient worker's calls.
     """
 
@@ -72,8 +73,8 @@ class WorkerConfig:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the config together with the `sys.path` of this process. A worker adds these
-        entries to its own `sys.path` before it unpickles the options. So every worker can import
-        modules from the user's directory."""
+        entries to its own `sys.path` before it unpickles the options. So a worker can import
+        modules from the user's directory, if this directory exists on the worker's node."""
         path = [os.path.abspath(entry) for entry in sys.path]
         options = {field.name: getattr(self, field.name) for field in fields(self)}
         return _unpickle, (path, ray.cloudpickle.dumps(options))
@@ -102,13 +103,13 @@ def make_worker_config(
     spaces of this environment.
 
     Args:
-        rollout: options of sampling. If `seed` is None, the workers use a random seed.
+        rollout: options of sampling. If `seed` is None, the config gets a random seed.
         policy_class: see `WorkerConfig`.
         policy: options of the policy.
         env: result of `resolve_env`. None means that this function resolves `rollout.env`.
         keys: see `polopt.rollouts.envs.vector_env.ENV_KEYS`.
-        device: the device on which the policy learns. None means `cuda` for workers with a GPU, and
-            `cpu` for all other workers.
+        device: the device on which the policy learns. None means `cuda` if `num_gpus_per_worker` is
+            above 0, and `cpu` otherwise.
         postproc: see `WorkerConfig`.
         callbacks: see `WorkerConfig`.
 

@@ -1,4 +1,7 @@
-"""`WorkerHandle`: the driver's handle of one process of a group."""
+"""`WorkerHandle`: the driver's handle of one process of a group.
+
+The driver is the process that sends the calls. A gradient worker is the driver of its own rollout
+workers."""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class WorkerHandle:
         channel: sends calls to the process.
         started_s: time at which the process was started, on the group's clock.
         sent_snapshot: serial number of the last snapshot of weights that the driver sent to the
-            process. None means that the next call has to carry weights.
+            process. None means that the next call with the argument `WEIGHTS` has to carry weights.
         shares_weights: True if the process uses the driver's own policy object. Calls to this
             process then carry no weights.
         last_answer_s: time of the last answer. None until the process is up.
@@ -59,7 +62,7 @@ class WorkerHandle:
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """The settings of one worker that differ from the config.
+    """The settings in which one worker differs from the config of all workers.
 
         workers.add_workers([WorkerSpec(num_envs=8), WorkerSpec(options={"num_cpus": 2})])
 

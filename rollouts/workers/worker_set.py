@@ -54,7 +54,7 @@ class WorkerSet(ProcessGroup):
         local: an existing local worker, which the set does not stop. None means that the set makes
             the local worker.
         transport: starts the processes. None means that the set opens the transport that `config`
-            names, and closes this transport in `stop`.
+            names (with `num_workers=0`, always `ray`), and closes this transport in `stop`.
         meanwhile: see `StartUp`.
 
     Attributes:
@@ -136,7 +136,7 @@ class WorkerSet(ProcessGroup):
         channel = self.transport.start(self.worker_class, (own, index), options, name)
         worker = WorkerHandle(index, channel, self.clock())
         statistics = self.env_statistics.get(index)
-        if statistics:  # the replaced worker has reported these statistics
+        if statistics:  # the replaced worker reported these statistics, or a checkpoint had them
             worker.set_up.append((call_method, ("set_statistics", statistics)))
         return worker
 
@@ -154,7 +154,7 @@ class WorkerSet(ProcessGroup):
         With remote workers, waits until enough of them are up, as `ProcessGroup.up` does.
 
         Raises:
-            WorkersFailedError: workers keep failing, or all were removed.
+            WorkersFailedError: workers keep failing, or too few workers remain.
         """
         if not self.remote:
             if self.options.num_workers == 0:
@@ -235,8 +235,9 @@ class WorkerSet(ProcessGroup):
 
     def message_stats(self) -> dict[str, Any]:
         """Returns statistics for results: the transport of calls, the bytes of the weights that
-        were sent, and the number of events in the record of the run. The transport is `socket`,
-        `ray`, or `socket, ray` if workers use different transports."""
+        were sent, and the number of events in the record of the run. The transport is the text that
+        `Transport.paths` returns, such as `socket`, or `socket, ray` if workers use different
+        transports."""
         event = self.transport.event
         return {
             "transport": self.transport.paths([worker.channel for worker in self.remote]),
@@ -263,7 +264,7 @@ class WorkerSet(ProcessGroup):
             example another number of workers or other resources. In this case, nothing has changed.
 
         Raises:
-            WorkersFailedError: workers keep failing with the new config.
+            WorkersFailedError: workers that were starting with the old config keep failing.
         """
         new = config.rollout
         if len(self.remote) != new.num_workers or not same_processes(self.options, new):
@@ -299,8 +300,8 @@ class WorkerSet(ProcessGroup):
         return f"WorkerSet({up} of {len(self.remote)} remote workers up)"
 
     def stop(self) -> None:
-        """Stops all workers, and closes the transport if this set has opened it. Stop other groups
-        that share the transport first."""
+        """Stops all remote workers. Stops the local worker and closes the transport, if this set
+        has made them. Stop other groups that share the transport first."""
         super().stop()
         if self._opened_transport:
             self.transport.close()
