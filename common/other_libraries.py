@@ -182,7 +182,7 @@ RLLIB_REPLAY = (
         "`replay_buffer_config`: `capacity`, `alpha`, `beta`",
         "`buffer_size`, `prioritized_replay_alpha`, and `prioritized_replay_beta` with the same "
         "value for `final_prioritized_replay_beta`. A type with `Prioritized` in its name means "
-        "`prioritized_replay=True`. The builders of `polopt.rllib` accept the dict",
+        "`prioritized_replay=True`. `DQNConfig` and `SACConfig` of `polopt.rllib` accept the dict",
         "50000, 0.6 and 0.4 with priorities; 50000, 0.6 and 0.4 with uniform sampling",
     ),
     Option(
@@ -359,8 +359,8 @@ RLLIB_FIXED = (
         | {"shuffle_sequences": True, "count_steps_by": "env_steps"}
         | {"torch_skip_nan_gradients": True, "_separate_vf_optimizer": False, "_lr_vf": ()}
         | {"minibatch_buffer_size": 1, "log_gradients": (True, False)},
-        "policies use one torch optimizer with `lr`, clip the global norm at `grad_clip`, and "
-        "shuffle minibatches. A policy of your own can do this differently",
+        "policies use `lr` (SAC and TD3 have `actor_lr` and `critic_lr`), clip the global norm at "
+        "`grad_clip`, and shuffle minibatches. A policy of your own can do this differently",
     ),
     Fixed(
         {"opt_type": (), "decay": (), "momentum": ()},
@@ -372,7 +372,8 @@ RLLIB_FIXED = (
         | {"torch_compile_learner_dynamo_backend": (), "torch_compile_worker_dynamo_mode": ()}
         | {"torch_compile_worker_dynamo_backend": (), "_torch_grad_scaler_class": None}
         | {"_torch_lr_scheduler_classes": None},
-        "polopt does not compile networks. For small networks, `fast_cpu` uses closed forms",
+        "polopt does not compile networks. For small networks on the CPU, `fast_cpu` computes "
+        "outputs and gradients in NumPy instead of torch",
     ),
     Fixed(
         {"multiagent": {}, "policies": (), "policy_mapping_fn": (), "policies_to_train": None}
@@ -860,7 +861,8 @@ STABLE_BASELINES3_REPLAY = (
         "`train_freq`, `gradient_steps`",
         "`training_intensity`, the number of learned rows per environment step: "
         "`gradient_steps * batch_size / (train_freq * n_envs)`",
-        "4, 1 and 32 rows, which means 8.0; 8.0. For SAC: 256.0, 256.0",
+        "4 and 1, with `batch_size` 32 a training intensity of 1 * 32 / 4 = 8.0; 8.0. For SAC: "
+        "256.0, 256.0",
     ),
     Option("`tau`", "`tau`", "1.0, 1.0; for SAC: 0.005, 0.005"),
     Option(

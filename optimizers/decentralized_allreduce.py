@@ -98,7 +98,7 @@ class Learned(NamedTuple):
         skipped_updates: number of updates that all ranks skipped because the gradient was not
             finite.
         weights: the rank's weights after the round, if the call requested them.
-        checksum: SHA-256 of weights and moments, if the call requested it.
+        checksum: SHA-256 of the weights and of the normaliser's moments, if the call requested it.
         broken: the reason why the group broke. In this case the last gradient is lost, and this
             rank may have made one update more than other ranks. None if the group did not break.
     """
@@ -125,7 +125,7 @@ def learn(
         env_steps: number of environment steps of all workers before this round. The policy's
             schedules depend on this number.
         want_weights: if True, return the weights.
-        want_checksum: if True, return the SHA-256 of the weights and moments.
+        want_checksum: if True, return the SHA-256 of the weights and of the normaliser's moments.
     """
     policy, batch = worker.policy, worker.state.pop("batch", None)
     if batch is None or "group" not in worker.state:
@@ -191,7 +191,8 @@ class DecentralizedAllReduce(PolicyOptimizer):
         timeout_s = self.config.allreduce_timeout_s
         self.group = RankGroup(workers, self.config.backend, timeout_s)
         self.stragglers = Stragglers(self.config.fraction_workers, self.config.fraction_samples)
-        self._skew_s = 0.0  # time between the arrival of the first and the last batch of a round
+        # The time between the replies of the first and the last rank to `sample`.
+        self._skew_s = 0.0
         self.num_rounds = 0
         self.num_broken_rounds = 0
         self._num_skipped_updates = 0
@@ -275,8 +276,9 @@ class DecentralizedAllReduce(PolicyOptimizer):
         return sorted(self._learned, key=lambda reply: reply.order)
 
     def _keep(self, reply: Reply) -> None:
-        """Keeps the reply of a rank that has learned. Notes that a failure breaks the group. After
-        a failure, the all-reduces of the other ranks fail, too, and their replies report this."""
+        """Keeps the reply of a rank that has learned. If the reply is a failure, marks the group as
+        broken. After a failure, the all-reduces of the other ranks fail, too, and their replies
+        report this."""
         if reply.failure is not None:
             self.group.broken = True
             return
@@ -289,8 +291,9 @@ class DecentralizedAllReduce(PolicyOptimizer):
             # remaining ranks time out at most `_skew_s` later. A rank that has not answered by then
             # is the rank that hangs.
             #
-            # This code does not run if a rank dies, because Ray reports the death. The other ranks
-            # may then still be computing a gradient, and keep their deadlines.
+            # If a rank dies, the all-reduces of the other ranks usually fail long before the
+            # timeout, so this code does not run. The other ranks may then still be computing a
+            # gradient, and keep their deadlines.
             for worker in self.group.ranks:
                 if self.calls.num_calls_of(worker) == 1:  # the worker has sampled
                     self.calls.tighten_deadline(worker, BREAK_GRACE_S + self._skew_s)

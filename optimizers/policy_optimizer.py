@@ -299,8 +299,8 @@ class PolicyOptimizer(ABC):
         }
 
     def worker_states(self) -> dict[str, Any]:
-        """Returns the state of each worker that checkpoints contain. The keys are worker indices as
-        strings."""
+        """Returns the part of each worker's state that is saved in checkpoints. The keys are worker
+        indices as strings."""
         return present_statistics(self.workers)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -315,9 +315,9 @@ class PolicyOptimizer(ABC):
         restore_workers(self.workers, int(state["restore_count"]), state.get("workers", {}))
 
     def update_algorithm_parameter(self, name: str, value: Any) -> None:
-        """Changes an option of the policy in the driver, in all workers and in the workers below
-        them. The torch optimizers of these policies use the new value, too. Returns once all
-        workers have applied the change.
+        """Changes an option of the policy in the driver, in all workers, and in the workers that
+        sample for these workers (`num_workers_below`). The torch optimizers of these policies use
+        the new value, too. Returns once all workers have applied the change.
 
         Raises:
             ConfigError: the name is unknown or the value is wrong. In this case, nothing changes.

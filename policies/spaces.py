@@ -16,9 +16,10 @@ SUPPORTED_OBSERVATIONS = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict an
 class ObservationEncoder:
     """Converts observations of a vector environment to one array.
 
-    Observations of a Box keep the shape of the space. They get the dtype of the space, even if the
-    environment returns another dtype, because networks scale only uint8. So images are stored and
-    sent as uint8. Observations of other spaces become float32 vectors, as with
+    Observations of a Box keep the shape of the space. They also get the dtype of the space, even if
+    the environment returns another dtype. So images of a uint8 space are stored and sent as uint8,
+    and the network, which divides only uint8 by the bound of the space, divides them in each case.
+    Observations of other spaces become float32 vectors, as with
     `gymnasium.spaces.utils.flatten`.
 
     Args:
@@ -164,8 +165,8 @@ def _check(space: Space[Any], whole: Space[Any]) -> None:
 
 
 def _flatten_batch(space: Space[Any], batch: Any) -> np.ndarray:
-    """Flattens a batch to `[N, D]` float32. Row `i` equals `gymnasium.spaces.utils.flatten(space,
-    batch[i])`."""
+    """Flattens a batch to `[N, D]` float32. Row `i` is observation `i` of the batch, flattened as
+    by `gymnasium.spaces.utils.flatten`."""
     if isinstance(space, spaces.Dict):
         parts = [_flatten_batch(sub, batch[key]) for key, sub in space.spaces.items()]
         return np.concatenate(parts, axis=1)

@@ -47,7 +47,8 @@ class RolloutConfig(Config):
             older. With `async`, the process takes one fragment at a time, in order of arrival.
         fraction_workers_below: a share in (0, 1] of the workers below a gradient worker. When this
             share has finished, the fragments of the other workers below are stopped early. 1 means
-            that no fragment is stopped early. This option applies to synchronous collection.
+            that no fragment is stopped early. This option applies to `sync` and `overlapped`
+            collection.
         fraction_samples_below: a fragment that is stopped early keeps at least this share of its
             steps, in [0, 1].
         compress_data: the codec that compresses fragments for the network. See

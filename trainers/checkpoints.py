@@ -82,7 +82,8 @@ def write_checkpoint(
         state: the state. `read_checkpoint` will return it. The values are tensors, arrays, numbers,
             strings, None, and lists and dicts of these.
         add_files: a function that writes data that is too large for `state`. This function is
-            called before `state` is written, and may change `state`. Its argument is the path of a
+            called before `state` is written, and may change `state`. Changes are saved only if the
+            function returns at least one file. Its argument is the path of a
             directory that does not exist yet. It returns the SHA-256 of each file that it has
             written to this directory, by file name.
 
@@ -202,8 +203,10 @@ def check_further_files(directory: str | Path) -> None:
 
 
 def read_state_file(directory: str | Path) -> dict[str, Any]:
-    """Reads only `state.json` of a checkpoint. The other files may be damaged or missing. The
-    result has `{"__tensor__": name}` in place of each tensor.
+    """Returns the content of `state.json` of a checkpoint, with `{"__tensor__": name}` in place of
+    each tensor. The tensors and the replay files are not read. If the manifest is intact, this
+    function checks `state.json` with the manifest. If the manifest is missing or damaged, there is
+    no such check.
 
     Raises:
         CheckpointError: the file is missing, is not JSON, or does not match the manifest.
@@ -218,7 +221,7 @@ def read_state_file(directory: str | Path) -> dict[str, Any]:
         whole = True
     if not whole:
         raise DamagedCheckpoint(
-            f"checkpoint {directory} is damaged: the SHA-256 of {path.name} differs"
+            f"checkpoint {directory} is damaged: {path.name} does not match the manifest"
         )
     return _parse_json(path, data)
 
@@ -235,7 +238,7 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
         ) from None
     if manifest.get("seal", seal) != seal:
         raise DamagedCheckpoint(
-            f"checkpoint {directory} is damaged: the SHA-256 of manifest.json differs"
+            f"checkpoint {directory} is damaged: manifest.json does not match its own checksum"
         )
     if manifest.get("format") not in _READ_FORMATS:
         raise CheckpointError(
@@ -300,7 +303,8 @@ def _problem(name: Any, tensor: Any) -> str:
     return ""
 
 
-#: Names of the entries in a file that `torch.save` wrote, relative to the folder in this file.
+#: Names of the entries of the ZIP file that `torch.save` writes, without the top-level folder that
+#: all entries share.
 _ENTRY = re.compile(
     r"data\.pkl|data/[0-9]+|version|byteorder"
     r"|\.format_version|\.storage_alignment|\.data/serialization_id"
@@ -350,8 +354,8 @@ def _check_pickle(data: bytes) -> None:
 
 def _is_of_tensors(name: str) -> bool:
     """Returns whether the pickle of a dense tensor may refer to `name`, for example
-    `torch FloatStorage`. Such a name is a storage class, a dtype, or a function that builds a
-    tensor."""
+    `torch FloatStorage`. Such a name is a storage class, a dtype, a function that builds a tensor,
+    or `OrderedDict`, which is an argument of these functions."""
     module, _, attribute = name.partition(" ")
     if module in ("torch", "torch.storage"):
         known = vars(torch).get(attribute)  # `getattr` would import what the file names

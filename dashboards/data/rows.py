@@ -60,7 +60,8 @@ class RowColumns:
         """Appends the values of one dict.
 
         This method runs for each dict of each row, so it must be fast. Therefore, it looks up
-        columns in the tree of nodes and not by joined names, which it would have to construct.
+        columns of numbers in the tree of nodes, so it need not construct their joined names. It
+        looks up columns of strings by their joined names.
         """
         num_rows = self.num_rows
         for key, value in values.items():
@@ -209,7 +210,8 @@ def rows_in_effect(iterations: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Returns a mask of shape `[R]` of the rows that belong to the history of the run.
 
     A run that resumes from a checkpoint continues from an earlier iteration, and writes its rows to
-    the end of the same file. These rows replace earlier rows of this and of later iterations.
+    the end of the same file. Each of these rows replaces all earlier rows of the file with the same
+    or a later iteration.
 
     Args:
         iterations: `training_iteration` of each row in file order, shape `[R]`. Rows with NaN

@@ -58,12 +58,13 @@ class Scored:
 
 @dataclass(frozen=True)
 class Point:
-    """The point of one run in a row of points.
+    """The point of one run in a plot that shows one line of points for each group.
 
     Attributes:
         run: the run.
         value: position on the x axis.
-        reached: False if the run ended at `value` and has not reached the goal.
+        reached: whether the run reached the target return of its task. If False, `value` is the end
+            of the run.
     """
 
     run: Run
@@ -206,7 +207,7 @@ def scores_at(scored: Sequence[Scored], budget: float) -> dict[str, list[Array]]
 
 
 def default_targets(scored: Sequence[Scored]) -> dict[str, float]:
-    """Returns the highest return of each task that half of the runs of every group reach."""
+    """Returns, for each task, the highest return that half of the runs of every group reach."""
     targets: dict[str, float] = {}
     for members in grouped(scored).values():
         for task in _by_task(members):
@@ -234,5 +235,6 @@ def reached(scored: Sequence[Scored], targets: Mapping[str, float]) -> dict[str,
 
 
 def median_of(points: Sequence[Point]) -> Estimate:
-    """Returns the median of a group. Runs that have not reached the goal count as infinite."""
+    """Returns the median of a group. Runs that have not reached the target count as
+    infinite."""
     return median_reach(np.array([one.value if one.reached else np.nan for one in points]))

@@ -23,9 +23,9 @@ from polopt.rollouts.transport.channel import TransportError
 from polopt.rollouts.transport.socket_allreduce import SocketAllReduce
 from polopt.rollouts.transport.sockets import CONNECTION_ERRORS
 
-#: `backend: auto` sums tensors up to this size over sockets, which takes log2(ranks) exchanges of
-#: the whole tensor. For larger tensors it uses torch's all-reduce, in which each rank sends the
-#: tensor about twice, whatever the number of ranks.
+#: With `backend: auto`, a group may use sockets only if its largest tensor has at most this size.
+#: See `resolve_backend`. Over sockets, a sum takes log2(ranks) exchanges of the whole tensor. In
+#: torch's all-reduce, each rank sends the tensor about twice, whatever the number of ranks.
 SMALL_TENSOR_BYTES = 1 << 20
 
 
@@ -33,7 +33,7 @@ class GroupSpec(NamedTuple):
     """The description of a group that the driver sends to each rank through Ray.
 
     Attributes:
-        generation: number of the group, for messages.
+        generation: counts the groups that the driver has tried to form. Error messages show it.
         world_size: number of ranks.
         backend: `socket`, `gloo` or `nccl`.
         timeout_s: the longest time that a rank waits for other ranks in a sum, in seconds.
