@@ -319,11 +319,11 @@ class Policy(ActingPolicy):
             ValueError: the weights belong to another network, or have moments that this policy
                 cannot use.
         """
-        if weights.moments is not None:
-            if self.normalizer is None:
-                raise ValueError("the weights have moments, but this policy does not normalise")
+        if weights.moments is not None and self.normalizer is None:
+            raise ValueError("the weights have moments, but this policy does not normalise")
+        self.flat.set_params(weights.flat)  # raises for another network, before anything changes
+        if weights.moments is not None and self.normalizer is not None:
             self.normalizer.moments = weights.moments
-        self.flat.set_params(weights.flat)
         if weights.acting is not None:
             self.act_as(weights.acting)
         self.version = weights.version

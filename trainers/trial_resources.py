@@ -20,11 +20,19 @@ def bundles(experiment: Experiment) -> tune.PlacementGroupFactory:
         "memory": rollout.memory_per_worker,
         **rollout.custom_resources_per_worker,
     }
-    places = rollout.workers_needed * (1 + rollout.num_workers_below)
-    evaluation = [{**worker, "GPU": 0.0}] * driver.evaluation_num_workers
+    without_gpu = {**worker, "GPU": 0.0}  # only a worker that computes gradients gets GPUs
+    places = rollout.workers_needed
+    sampling = [without_gpu] * (places * rollout.num_workers_below)
+    evaluation = [without_gpu] * driver.evaluation_num_workers
     nonzero = [
         {key: amount for key, amount in bundle.items() if amount}
-        for bundle in [head, *([worker] * places), *experiment.further_processes, *evaluation]
+        for bundle in [
+            head,
+            *[worker] * places,
+            *sampling,
+            *experiment.further_processes,
+            *evaluation,
+        ]
     ]
     if not any(nonzero):
         nonzero = [{"CPU": 0.001}]  # Tune rejects an empty request

@@ -386,6 +386,16 @@ def test_weights_carry_moments_and_acting_follows_them() -> None:
     assert worker.get_weights().moments is kept
 
 
+def test_refused_weights_of_another_network_change_no_moments() -> None:
+    policy, other = small_policy("ppo", **BOTH), small_policy("ppo", **BOTH)
+    with_moments(other)
+    before = policy.get_weights().moments
+    short = other.get_weights()
+    with pytest.raises(ValueError, match="weights"):
+        policy.set_weights(short._replace(flat=short.flat[:-1]))
+    assert policy.get_weights().moments is before
+
+
 def test_plain_policy_sends_no_moments_and_refuses_them() -> None:
     plain = small_policy("ppo")
     assert plain.get_weights().moments is None

@@ -252,3 +252,11 @@ def test_automatic_options_are_none(key: str, preset: dict[str, Any]) -> None:
         parse({key: -1}, preset)
     with pytest.raises(ConfigError, match=rf"'{key}': got True"):
         parse({key: True}, preset)
+
+
+def test_only_workers_that_compute_gradients_reserve_gpus() -> None:
+    """The workers below a gradient worker start without a GPU, so Tune reserves none for them."""
+    options = {"num_workers": 2, "num_workers_below": 3, "num_gpus_per_worker": 0.5}
+    request = A3C.default_resource_request({**ENV, **options})
+    gradient_worker, below = {"CPU": 1.0, "GPU": 0.5}, {"CPU": 1.0}
+    assert request.bundles == [{"CPU": 1.0}, *[gradient_worker] * 2, *[below] * 6]
