@@ -68,9 +68,9 @@ class AsyncReplayConfig(ReplayOptions):
         max_requests_in_flight_per_worker: the largest number of fragments that the driver requests
             from a worker at once. With 2, a worker can sample the next fragment while the driver
             learns.
-        error_buffer: number of rows by which the rows learned may fall behind `training_intensity`
-            times the rows sampled since learning began. At this bound, workers wait. The rows
-            learned never exceed this product. None means a bound that is large enough for all
+        error_buffer: the largest credit, in rows. The credit is `training_intensity` times the rows
+            sampled since learning began, minus the rows learned. Workers wait at this bound. The
+            learner waits at a credit of 0. None means a bound that is large enough for all
             fragments that can be under way and for all prefetched batches. The bound then makes
             workers wait only if the learner is too slow.
     """
@@ -100,8 +100,9 @@ class AsyncReplayConfig(ReplayOptions):
             math.ceil(self.training_intensity * most)
             + self.prefetch_batches * self.train_batch_size
         )
-        # With `window + 1` rows, at least one environment has more steps than its n-step window, so
-        # that at least one row can be drawn.
+        # `window` is the length of the n-step windows of all environments together. With one row
+        # more, at least one environment has more steps than its own n-step window, so that at least
+        # one row can be drawn.
         window = getattr(policy, "n_step", 1) * rollout.num_workers * rollout.num_envs_per_worker
         start = max(self.learning_starts, window + 1)
         limiter = RateLimiter(self.training_intensity, start, bound, **options)
@@ -273,7 +274,8 @@ class AsyncReplay(ReplayOptimizer):
     # ---- requests -------------------------------------------------------------------------------
 
     def _request_fragments(self) -> None:
-        """Requests as many fragments as the rate limiter allows. Samplers with the fewest fragments
+        """Requests as many fragments as the rate limiter, `max_requests_in_flight_per_worker` and
+        `most_fragments` allow. Samplers with the fewest fragments
         under way come first. A sampler also waits if its shard is too slow."""
         if not self.shards.started:
             self.shards.up()  # the first call waits for all shards

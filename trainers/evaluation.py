@@ -400,8 +400,8 @@ class Evaluation:
 
     def report(self) -> dict[str, Any]:
         """Returns the block `evaluation/` of a result. The values in `env_runners/` describe the
-        evaluation that has ended since the previous report. They are NaN if no evaluation has ended
-        since then."""
+        evaluation that has ended since the previous report. If no evaluation has ended since
+        then, `num_episodes` is 0, and the other values are NaN."""
         last = self.last
         window, custom = EpisodeWindow(self._config.evaluation_duration), {}
         if last is not None and self.num_evaluations > self._num_reported:

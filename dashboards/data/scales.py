@@ -38,9 +38,10 @@ class Scale:
 def smoothed(values: Array, weight: float) -> Array:
     """Returns the exponential moving average of a curve.
 
-    In an average, each value has `weight` times the weight of the next value. The weights of an
-    average sum to 1, as in TensorBoard. So the average begins at the first value, and a constant
-    curve does not change.
+    Each point of the result is a weighted mean of the values up to this point. The coefficient
+    of a value is `weight` times the coefficient of the next value. The coefficients of a mean
+    sum to 1, as in TensorBoard. So the result begins at the first value, and a constant curve
+    does not change.
 
     Args:
         values: shape `[R]`. For a value that is not finite, the average is NaN. Such a value has no
@@ -122,12 +123,13 @@ def scale_of_intervals(intervals: Mapping[str, Sequence[float]], robust: bool) -
 def robust_range(groups: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[float, float] | None:
     """Returns minimum and maximum over all runs that are not outliers, or None without outliers.
 
-    The reach of a run is the largest absolute value of the run. The reach of a group is the median
-    reach of its runs. A run is an outlier if its reach is more than `OUTLIER_FACTOR` times the 0.75
-    quantile of the reaches of all groups. So values that are typical of more than a quarter of the
-    groups are in the range. If there are two or three groups, only the group with the largest
-    values may leave the range with most of its runs. If a quantile is between two values, the lower
-    value is used. Runs and groups with a reach of 0 are ignored.
+    The reach of a run is the largest absolute value of the run. The reach of a group is the
+    median reach of its runs. A run is an outlier if its reach is more than `OUTLIER_FACTOR`
+    times the 0.75 quantile of the reaches of all groups. So values that are typical of more
+    than a third of at least four groups are in the range. If there are two or three groups,
+    only the group with the largest values may leave the range with most of its runs. If a
+    quantile is between two values, the lower value is used. The medians and the quantile ignore
+    reaches of 0.
 
     Args:
         groups: for each group, minimum and maximum of each run.
