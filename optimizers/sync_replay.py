@@ -139,9 +139,9 @@ class SyncReplay(ReplayOptimizer):
     As long as no worker fails or starts late, a run is reproducible bit for bit for one seed,
     config and number of workers. This is also true with `collection: overlapped`. With this option,
     workers sample the next fragments while the driver learns, so the weights of the workers lack
-    the updates of one step. If a worker fails, the other workers sample its fragments. The buffer
-    does not join fragments of the replacement to earlier fragments, so that no n-step return or
-    sequence contains steps of two workers.
+    the updates of one step. If a worker fails, the other workers sample its fragments, and a
+    new worker later replaces it. The buffer does not join the fragments of the new worker to the
+    fragments of the failed worker, so no n-step return or sequence contains steps of both.
     """
 
     name = "sync_replay"

@@ -259,7 +259,7 @@ class Calls:
             raise FunctionError(self._supervisor.message(work, worker, why)) from error
         call = Pending(work, worker, number, ticket, version, self._workers.clock())
         self._queues.setdefault(worker, deque()).append(call)
-        self._supervisor.sent(call)
+        self._supervisor.watch(call)
 
     # ---- replies --------------------------------------------------------------------------------
 
@@ -619,6 +619,7 @@ class Calls:
         else:  # a single assignment, because other threads may read the pending calls at any time
             others = {worker: own for worker, own in self._queues.items() if own is not queue}
             self._queues = {**others, call.worker: queue}
+            self._supervisor.watch(queue[0])
 
     def _lose(self, call: Pending, failure: WorkerFailure) -> Reply:
         """Drops a call whose argument is lost. `after_failure` does not apply, because no other

@@ -131,8 +131,8 @@ class Supervisor:
             process that returned such a value has failed.
 
     Attributes:
-        check_s: the time at which the supervisor next checks deadlines. No deadline of a call that
-            has not ended is earlier.
+        check_s: the time at which the supervisor next checks deadlines. No deadline of a worker's
+            oldest call is earlier.
         check: see the argument.
     """
 
@@ -159,9 +159,10 @@ class Supervisor:
         limit_s = self._groups[call.worker.who].options.worker_timeout_s
         return limit_s if call.work.timeout_s is None else call.work.timeout_s
 
-    def sent(self, call: Pending) -> None:
-        """Notes that a call was sent, so that its deadline is checked in time."""
-        self.check_s = min(self.check_s, call.sent_s + self.timeout_s(call))
+    def watch(self, call: Pending) -> None:
+        """Makes sure that the deadline of a call is checked in time. `Calls` uses this method when
+        it sends a call, and when a call becomes the oldest call of its worker."""
+        self.check_s = min(self.check_s, self._deadline_s(call))
 
     def tighten(self, calls: Iterable[Pending], within_s: float) -> None:
         """Shortens the deadlines of calls to `within_s` seconds from now. Deadlines that are

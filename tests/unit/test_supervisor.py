@@ -256,6 +256,22 @@ def test_limit_of_a_call_begins_with_the_answer_to_the_previous_call(
     assert transport.clock() == answered_s + 60.0
 
 
+def test_short_limit_of_a_later_call_is_checked_in_time(transport: Stepping, make: Any) -> None:
+    """The first call has a long limit, so the supervisor would next look long after the second
+    call's limit."""
+    shards, calls = make(per_worker=2)
+    (shard,) = shards.remote
+    shard.channel.step_s, shard.channel.lives_s = 1.0, 25.0
+    transport.ends_s = {"shard 1": 25.0}
+    calls.send(shard, count, "first", timeout_s=600.0)
+    calls.send(shard, count, "second", timeout_s=10.0)
+    assert calls.next().value[0] == "first"
+    answered_s = transport.clock()
+    transport.script = none_ready
+    assert calls.next().failure.kind == "hang"
+    assert transport.clock() == answered_s + 10.0
+
+
 def test_own_limit_of_a_call_also_begins_with_the_last_progress(
     transport: Stepping, make: Any
 ) -> None:
