@@ -224,10 +224,14 @@ class RecordedChannel(Channel):
         log = self.log
         log.next("send", self.process, message.version)
         log.note("send", self.process, message.version)
-        if isinstance(log, Rerun) and (timing := log.timing.get(self._transport.num_tickets)):
+        timing = log.timing.get(self._transport.num_tickets) if isinstance(log, Rerun) else None
+        if timing:
             args = (message.function, timing, *message.args)
             message = message._replace(function=run_as_recorded, args=args)
-        return self._transport.ticket(self.inner.send(message), self, message.name)
+        ticket = self._transport.ticket(self.inner.send(message), self, message.name)
+        if timing and "sums" in timing:
+            self._transport.broken_sums.append(ticket)
+        return ticket
 
     def stop_early(self, number: int, keep_steps: int) -> None:
         if not self.log.repeats:  # in a rerun, `run_as_recorded` ends fragments early
@@ -281,6 +285,8 @@ class RecordedTransport(Transport):
     Attributes:
         log: the new record, or the record to repeat.
         num_tickets: number of starts and calls so far.
+        broken_sums: in a rerun, the calls whose group broke in the recorded run, until the next
+            process is killed.
     """
 
     def __init__(
@@ -299,6 +305,7 @@ class RecordedTransport(Transport):
         self._limits_s = limits_s
         self._num_processes = 0
         self.num_tickets = 0
+        self.broken_sums: list[RecordedTicket] = []
 
     @property
     def event(self) -> int:
@@ -404,6 +411,11 @@ class RecordedTransport(Transport):
         if self.log.is_own_thread:
             self.log.next("kill", channel.process)
             self.log.note("kill", channel.process)
+            if isinstance(self.log, Rerun):
+                # The sums of the other ranks need this process until they fail at their recorded
+                # sums. In a rerun, the driver may come here much earlier than they do.
+                self._await(self.log, [one for one in self.broken_sums if one.channel != channel])
+                self.broken_sums = []
         self.inner.kill(channel.inner)
 
     def stop(self, channels: Sequence[Channel], timeout_s: float) -> None:

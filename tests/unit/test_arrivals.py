@@ -28,9 +28,11 @@ from polopt.common.tracer import TRACER
 from polopt.metrics.chrome_trace import chrome_trace
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.ppo import PPOPolicy
+from polopt.rollouts.transport.channel import Channel, ChannelError, Message
 from polopt.rollouts.transport.collective import AllReducer, GroupBroken, GroupSpec
 from polopt.rollouts.transport.simulated_channel import (
     Script,
+    SimulatedTransport,
     none_ready,
     oldest_first,
     shuffled_by,
@@ -198,6 +200,52 @@ def test_sums_fail_as_in_the_recorded_run() -> None:
     assert answer.value == 2
     assert worker.run(3, sums, 1).value == 0, "the rank has left the group"
     assert SUMS.broken
+
+
+class Watching(SimulatedTransport):
+    """Notes whether the call of the first process has ended when a process is killed."""
+
+    had_ended = False
+
+    def kill(self, channel: Channel) -> None:
+        self.had_ended = self.channels[0].tickets[-1].done
+        super().kill(channel)
+
+
+def break_a_sum(worker: RolloutWorker) -> None:
+    from polopt.common import sums  # the function is pickled by value, with a copy of `SUMS`
+
+    sums.SUMS.completed()
+    sums.SUMS.broken = True
+
+
+def test_a_rank_is_killed_when_the_other_ranks_have_made_their_recorded_sums() -> None:
+    """In the recorded run, rank 2 dies while rank 1 still sums. In the rerun rank 2 does not die by
+    itself, and the driver comes to the kill at once."""
+
+    def two_ranks(recorded: dict[str, Any] | None = None) -> tuple[Watching, dict[str, Any]]:
+        inner = Watching(oldest_first)
+        transport = RecordedTransport(inner, recorded)
+        first, second = (
+            transport.start(RolloutWorker, (worker_config(), rank), {}, f"worker {rank}")
+            for rank in (1, 2)
+        )
+        sums = first.send(Message(1, "sums", break_a_sum, ()))
+        dying = second.send(Message(2, "dying", break_a_sum, ()))
+        if recorded is None:
+            inner.channels[1].die()
+        assert transport.wait([dying], 1.0) == [dying]
+        with pytest.raises(ChannelError):
+            dying.result(1.0)
+        transport.kill(second)
+        assert transport.wait([sums], 1.0) == [sums]
+        assert sums.result(1.0).record.timing == {"sums": 1}
+        return inner, transport.log.take()
+
+    recorded_run, recorded = two_ranks()
+    assert not recorded_run.had_ended
+    rerun, _ = two_ranks(recorded)
+    assert rerun.had_ended
 
 
 def test_broken_sums_are_recorded() -> None:
