@@ -428,8 +428,9 @@ def figure_of(name: str, task: Task, runs: dict[str, list[dict[str, Any]]]) -> A
         found = runs[cell.source]
         curves = []
         for run in found:
-            last = [run["env_steps"], run["return"]]
-            steps, means = np.array([*run["curve"], last]).T
+            # The return of an evaluation is no point of the curve, which shows training episodes.
+            last = [] if task.episodes else [[run["env_steps"], run["return"]]]
+            steps, means = np.array([*run["curve"], *last]).T
             shown = np.interp(grid, steps, means, left=np.nan)
             curves.append(shown)
             thin = {"color": color, "width": 0.7}
