@@ -42,8 +42,8 @@ class Record:
         clock: returns the seconds of a monotonic clock.
 
     Attributes:
-        seconds: seconds of each phase. The phases do not overlap. `other` is the time of the call
-            outside all phases.
+        seconds: seconds of each phase. The time of a nested phase counts only for the inner phase.
+            `other` is the time of the call outside all phases.
         version: version of the worker's weights at the end of the call.
         env_steps: number of valid rows sampled, without the rows of fragments that were not finite.
             Rows that only reset an environment are not valid.
@@ -56,11 +56,11 @@ class Record:
         actions: sums of the actions in the rows of `env_steps`, before the actions are clipped.
         lags: the lag of each batch that this worker learned from, as `(updates, batches)`. These
             are the number of updates that the worker had made, and the number of batches that it
-            had learned from, since it received the weights that chose the actions. If several
+            had learned from, since its weights had the version that chose the actions. If several
             versions of the weights chose the actions, the lag is measured from the oldest version.
         faults: exceptions of environments, and non-finite values.
         num_non_finite: fragments and gradients that were discarded because they were not finite.
-        num_early_stopped: fragments that ended early.
+        num_early_stopped: finite fragments that ended early.
         restarts_below: number of times that a worker below this worker was replaced. The workers
             below a gradient worker sample for this gradient worker.
         num_bytes: bytes of the arrays in the value.
@@ -126,7 +126,8 @@ class Record:
         self.env_steps = 0
         self.env_steps_discarded = 0
         self.episodes = EpisodeStats()
-        self._episodes: list[EpisodeStats] = []  # one entry per fragment, until the call ends
+        # One entry per fragment, or per record of a worker below. `end` joins the entries.
+        self._episodes: list[EpisodeStats] = []
         self.moments: Moments | None = None
         self.actions = _NO_ACTIONS
         self.lags: tuple[tuple[int, int], ...] = ()

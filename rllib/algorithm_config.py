@@ -37,8 +37,8 @@ class AlgorithmConfig:
 
     Options may have their names in polopt, or in any release of RLlib from 2.7 to 2.60. Options
     that are not given have the defaults of the preset instead of RLlib's defaults. Every method
-    accepts every option, because options have moved from one method to another between releases of
-    RLlib.
+    except `callbacks` and `checkpointing` accepts every option, because options have moved from one
+    method to another between releases of RLlib.
 
     If polopt does not have an option of RLlib, the method accepts the values for which polopt
     behaves like RLlib. For other values, the method raises a ConfigError that says what to use
@@ -143,7 +143,8 @@ class AlgorithmConfig:
         return self._set("rollouts", options)
 
     def exploration(self, **options: Any) -> Any:
-        """Sets `explore` and `exploration_config`, as in RLlib 2.7."""
+        """Accepts `explore=True`, and sets `exploration_config` for presets with epsilon-greedy
+        exploration. Raises ConfigError for other values."""
         return self._set("exploration", options)
 
     def training(self, **options: Any) -> Any:
@@ -429,5 +430,6 @@ def _method(function: Any) -> Any:
     def call(self: Any, **arguments: Any) -> Any:
         return function(**arguments)
 
-    call.__wrapped__ = function  # type: ignore[attr-defined]  # `_taken` reads its signature
+    # `user_callbacks._taken` then sees the signature of `function`.
+    call.__wrapped__ = function  # type: ignore[attr-defined]
     return call

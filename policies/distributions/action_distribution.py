@@ -33,9 +33,10 @@ class ActionDistribution(ABC):
         action_dtype: dtype of the actions in a batch.
         sizes: number of categories of each categorical action. Batches count categories from 0.
             Empty if actions are real numbers.
-        bounds: the smallest and the largest action in a batch that `to_env` does not clip, `[A]`
-            each. Statistics count the actions outside of these bounds. `None` means that statistics
-            count no actions as clipped.
+        bounds: the lower and the upper bound, `[A]` each for A action dimensions. The bounds apply
+            to actions as a batch stores them. `to_env` clips actions outside of the bounds, and
+            statistics count these actions. `None` means that statistics count no actions as
+            clipped.
     """
 
     num_params: int
@@ -73,9 +74,9 @@ class ActionDistribution(ABC):
             logits: `[N, sum of sizes]`. 0 for allowed actions, and `MASKED_LOGIT` for others.
 
         Returns:
-            the parameters `[N, P]` of the distribution from which the actions were drawn, or 0 if
-            the parameters of this distribution are not logits. The second value is the actions
-            `[N, *action_shape]`.
+            a pair. First `logits`, which are the parameters of the uniform distribution over the
+            allowed actions, or 0 for a distribution whose parameters are not logits. Second, the
+            actions `[N, *action_shape]`.
         """
         return logits, self.sample(logits, self.draw_noise(rng, len(logits)))
 
