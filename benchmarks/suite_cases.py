@@ -15,7 +15,7 @@ class Opponent:
         cases: cases of the peer's `run.py`. They differ only in settings that affect speed. Later
             turns use the case that was fastest in the first turn.
         goal: minimum of polopt's rate divided by the peer's rate. For `learn`, minimum of the
-            peer's seconds divided by polopt's seconds. None means that there is no goal.
+            peer's seconds divided by polopt's seconds. None for a comparison without a goal.
     """
 
     peer: str
@@ -34,7 +34,7 @@ class Case:
         opponents: the peers in the comparison.
         kind: the measurement. `rate` means environment steps per second. `learn` means seconds
             until CartPole-v1 is solved.
-        floor: goal for polopt's own rate. None means that there is no goal.
+        floor: goal for polopt's own rate. None for a case without such a goal.
     """
 
     name: str

@@ -46,7 +46,7 @@ class Row:
         theirs: the figure of the peer in the same unit.
         ratio: polopt's advantage, above 1 if polopt is faster.
         goal: minimum of the ratio, or of polopt's own rate.
-        reached: whether the goal was reached. None if there is no goal or no measurement.
+        reached: whether the goal was reached. None for a row without a goal or a measurement.
         note: reason for a missing measurement.
     """
 

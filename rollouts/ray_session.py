@@ -48,7 +48,7 @@ def attach_or_start(
             Ray uses the number only for scheduling. If Ray has fewer CPUs, a warning is logged.
         num_processes: the number of worker processes of the run.
         init_config: the arguments of `ray.init`. polopt then adds no arguments of its own. With
-            `None`, this function connects to a running cluster. If there is no running cluster,
+            `None`, this function connects to a running cluster. If no cluster is running,
             this function starts Ray on this machine.
         evaluation_cpus: the part of `num_cpus` that only evaluation needs. Training starts without
             these CPUs.

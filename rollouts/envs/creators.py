@@ -29,7 +29,7 @@ class EnvContext(dict[str, Any]):
     have the index of an evaluation worker. `in_evaluation` distinguishes their environments.
 
     Attributes:
-        worker_index: the index of the worker. Training workers have the indices 1, 2, and so on.
+        worker_index: the index of the worker. The indices of training workers begin at 1.
             Index 0 means training in the driver's process. Before training, polopt makes and closes
             one environment to check the config, and this environment also has index 0. Evaluation
             workers have the indices after the last training worker. This is also true for

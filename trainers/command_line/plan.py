@@ -104,7 +104,7 @@ def plan(
             if no cluster answers at RAY_ADDRESS.
         CheckpointError: `restore` is not a complete checkpoint, or does not fit. It does not fit if
             the network, the torch optimizer, the normalisation or the wrappers of the environments
-            in the checkpoint are different from those of the config.
+            differ between the checkpoint and the config.
     """
     if example_or_config is None:
         if restore is None:

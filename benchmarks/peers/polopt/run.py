@@ -15,7 +15,7 @@ Hyper-parameters that affect speed are the same as in each peer's script:
   has neither.
 - `apex`, `apex-learned`: four samplers whose environments take 5 ms a step, two replay shards, and
   a learner of batches of 512 rows that learns as fast as it can. `apex` measures the rate of
-  environment steps, and `apex-learned` the rate of rows that the driver learned from.
+  environment steps, and `apex-learned` the rate of learned rows.
 - `ddppo`: RLlib 0.8.5's defaults: 5 environments per worker, 100 steps, 10 epochs of minibatches of
   50 rows on each worker.
 - `*-pendulum`, `*-halfcheetah`: the same settings on Pendulum-v1 and HalfCheetah-v5.

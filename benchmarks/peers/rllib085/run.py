@@ -14,7 +14,7 @@ there is one result per second.
 - `apex`, `apex-learned`: Ape-X with four workers, whose environments take 5 ms a step, and two
   replay shards. The Q-network has 256x256 units and learns double Q-learning without dueling, from
   batches of 512 rows with 3-step returns. `apex` measures the rate of environment steps, and
-  `apex-learned` the rate of rows that the learner learned from.
+  `apex-learned` the rate of learned rows.
 """
 
 from __future__ import annotations
