@@ -1,6 +1,7 @@
 """The record of a run: the events that depend on timing, in the order in which they happened.
 
-The record also has other events, such as results. A rerun compares these events with its own.
+The record also has other events, such as results. A rerun repeats the recorded run, and compares
+these other events with its own.
 
 The file is a sequence of gzip members. Each flush writes one member, which is a line of JSON. So
 `zcat` shows the file. The first line is the header. Each other line is
@@ -29,8 +30,8 @@ logger = logging.getLogger("polopt")
 #: Version of the format.
 FORMAT = 1
 #: The kinds of events. Each text lists the values that follow the kind in the event, and says what
-#: happened. Processes are numbered from 0 in the order of their starts. Tickets are numbered from 0
-#: in the order in which starts and calls were sent.
+#: happened. Processes are numbered from 0 in the order of their starts. A ticket stands for one
+#: start or call. Tickets are numbered from 0 in the order in which starts and calls were sent.
 EVENT_KINDS = {
     "start": "name of the process: the driver starts a process",
     "remake": "process: the process makes its object again",
@@ -38,20 +39,21 @@ EVENT_KINDS = {
     "wait": "tickets: the driver waited, and these tickets have ended (none if nothing ended)",
     "up": "ticket: a process has started",
     "reply": "ticket, fingerprint, environment steps, error, number for the names of phases, "
-    "microseconds of each phase, effects of timing (see `Record.timing`): a call was answered",
-    "fail": "ticket, kind, message, at start: a call got no answer",
-    "kill": "process: the driver has noticed the failure of a process, and kills the process",
+    "microseconds of each phase, effects of timing if any (`Record.timing`): a call was answered",
+    "fail": "ticket, kind, message, true if a process failed at its start: a call got no answer",
+    "kill": "process: the driver kills a process, usually because the process has failed",
     "ended": "ticket, true or false: the driver checked whether a call has ended",
     "silent": "process, seconds without progress (null if unknown): the driver checked a process",
-    "waiting": "processes, largest number that wait: the driver checked for a lack of resources",
-    "phases": "names of phases: replies refer to each such list of names by its number",
+    "waiting": "processes that may lack resources, largest number of them that really lack "
+    "resources: the driver checked for a lack of resources",
+    "phases": "names of the phases of a call: replies refer to this list by its number, from 0",
     "decide": "true or false: the trainer made a decision that depends on time",
     "train": "an iteration begins",
-    "save": "the driver saves a checkpoint, for which it waits for all pending calls",
+    "save": "the driver saves a checkpoint, and first waits for the calls that were sent",
     "restore": "path: the driver restores a checkpoint",
     "result": "iteration, version of the weights, SHA-256 of the weights: an iteration has ended",
 }
-#: Once the log holds so many events or so many clock readings in memory, it writes them to its
+#: Once the log holds this number of events or of clock readings in memory, it writes them to its
 #: file, or drops them if it has no file.
 MOST_EVENTS, MOST_READINGS = 20_000, 100_000
 #: `read_log` refuses files above this size.
@@ -285,9 +287,9 @@ class Rerun:
                     self.timing[ticket] = timing
 
     def below(self, process: int) -> dict[str, Any] | None:
-        """Returns the record of the calls that a process itself made in the recorded run, as a
-        gradient worker does to the workers below it. None if process number `process` made no
-        calls."""
+        """Returns the record of the calls that a process itself made in the recorded run, such as
+        the calls of a gradient worker to the workers below it. None if process number `process`
+        made no calls."""
         parts = self._below.get(process)
         if parts is None:
             return None
@@ -436,7 +438,7 @@ def described(event: Event) -> str:
         case ["fail", ticket, *rest]:
             return f"the failure of call {ticket}" + (f" ({rest[0]})" if rest else "")
         case ["kill", process, *_]:
-            return f"the end of process {process}, which has failed"
+            return f"the kill of process {process}"
         case ["result", iteration, *_]:
             return f"the result of iteration {iteration}"
         case ["train"]:
@@ -473,7 +475,7 @@ def lines_of(events: list[Event], first: int, last: int) -> Iterator[str]:
                 sent = "" if version is None else f", sent with weights {version}"
                 words = f"{words}: {names[process]}{sent}"
             case ["kill", process]:
-                words = f"{names[process]} has failed and is killed (process {process})"
+                words = f"the driver kills {names[process]} (process {process})"
         if number >= first:
             yield f"{number:>8}  {words}"
 

@@ -1,4 +1,6 @@
-"""`Calls`: the mailbox of a strategy. It holds pending calls, and replies not taken yet."""
+"""`Calls`: sends the calls of a strategy to processes, and keeps replies until they are taken.
+
+A strategy is the optimizer of a run (`PolicyOptimizer`). Its `step` runs in the driver."""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ WEIGHTS: Any = _Weights()
 
 
 class CallsLostError(RuntimeError):
-    """Every pending call has failed, and `Calls` sends none of them again. To continue, call
+    """Calls have failed and are not sent again, and no call is pending any more. To continue, call
     `ProcessGroup.up`, which waits for replacements of the processes, and send new work."""
 
 
@@ -56,8 +58,8 @@ class Reply(NamedTuple):
 
     Attributes:
         worker: the worker that was called. After a failure of kind `reference`, the worker
-            continues. After any other failure, its process is no longer used. A replacement is
-            starting, unless the worker failed too often or `interrupt` was called.
+            continues. After any other failure, its process is killed, and a replacement starts
+            unless the worker failed too often. After `interrupt`, neither happens.
         value: return value of the function, or a reference to that value. None after a failure.
         tag: the tag given to `send`.
         counts: the steps, episodes, times and faults that the worker counted during the call.
@@ -110,10 +112,10 @@ class Calls:
 
     Attributes:
         per_worker: see the argument. May be changed while nothing is pending.
-        load: mean and maximum, since the last report, of the number of calls that were sent and not
-            yet answered, over all workers. This number is measured whenever a call succeeds, and
+        load: mean and maximum, since the last report, of the number of sent calls without an
+            answer, summed over all workers. This number is measured whenever a call succeeds, and
             includes that call.
-        interrupted: if True, every wait raises `CallsInterrupted`.
+        interrupted: if True, a wait for a call raises `CallsInterrupted`.
     """
 
     def __init__(
@@ -271,22 +273,23 @@ class Calls:
 
         Args:
             may_take: returns True if a reply may be taken now. `first` calls this function with
-                every kept reply, at the beginning and after each arrival. A reply that may not be
+                the kept replies, at the beginning and after each arrival. A reply that may not be
                 taken yet stays kept.
             count: if True, `first` adds the counts of the reply now. If False, the caller adds them
                 later with `Calls.count`.
 
         Raises:
-            CallsLostError: every pending call has failed, and none of them is sent again. Either
-                `after_failure` is `drop`, or an argument of a call is lost, or a worker failed too
-                often and was not replaced.
+            CallsLostError: calls failed and are not sent again, and no call is pending any more.
+                Calls are not sent again if `after_failure` is `drop`, if an argument is lost, or if
+                the worker failed too often and was not replaced.
             RuntimeError: nothing is pending, so the wait would never end.
             FunctionError, NonFiniteError, EnvironmentAPIError, CallbackError: a call failed, and
                 this error ends the run. See `CallError`.
             WorkersFailedError: workers keep failing, or too few workers remain.
-            TransportError: work that was held cannot be sent. See `Channel.send`.
+            TransportError: a process cannot be reached, and the config allows no other transport.
             CallsInterrupted: `interrupt` was called.
-            Exception: the unchanged exception of a function that ran in this process.
+            Exception: the unchanged exception of a function that ran in this process, or of `check`
+                for the value of this function.
         """
         failure: WorkerFailure | None = None
         while True:
@@ -315,8 +318,8 @@ class Calls:
         then by the order of `send`. So their order does not depend on the order of arrival.
 
         Args:
-            stragglers: the rule by which the last calls end early. Work that was not sent by then
-                is dropped. None means that no call ends early.
+            stragglers: the rule by which the fragments of the slowest workers end early. When they
+                end early, work that was not sent yet is dropped. None means that none ends early.
             steps: returns the number of steps T of the fragment that a call samples. Used only with
                 `stragglers`.
 
@@ -353,7 +356,7 @@ class Calls:
 
         Args:
             count: if True, `next` adds the counts of the reply now. If False, the caller adds them
-                later with `Calls.count`.
+                later with `Calls.count`. The counts of a failed call are already added.
 
         Raises:
             RuntimeError: nothing is pending, so the wait would never end.
@@ -368,7 +371,8 @@ class Calls:
         return reply
 
     def receive(self) -> None:
-        """Waits for the next call to end, and keeps its reply. Raises the errors of `next`."""
+        """Waits for the next call to end, and keeps the reply of a successful call. Raises the
+        errors of `next`."""
         self._keep(self.next(count=False))
 
     def receive_ended(self) -> None:
@@ -408,7 +412,8 @@ class Calls:
 
     def count(self, replies: Sequence[Reply]) -> None:
         """Adds the counts of each reply to the fault log of its group and to the owner's counters.
-        Each reply must be counted exactly once."""
+        Each reply of a successful call must be counted exactly once. Failed calls are already
+        counted."""
         for reply in replies:
             self._groups[reply.worker.who].faults.add(reply.worker.index, reply.counts)
             if self._count is not None:
@@ -488,8 +493,8 @@ class Calls:
     # ---- waiting --------------------------------------------------------------------------------
 
     def _receive_any(self) -> bool:
-        """Waits for the next call to end, keeps its reply, and returns True. Returns False if no
-        call is pending any more, because workers were removed."""
+        """Waits for the next call to end, keeps its reply unless the call failed, and returns True.
+        Returns False if no call is pending any more, because workers were removed."""
         reply = self._next_within(math.inf)
         if reply is not None:
             self._keep(reply)
@@ -528,7 +533,7 @@ class Calls:
             looked = True
 
     def _wait(self, timeout_s: float) -> None:
-        """Waits until a call ends, a worker starts, or `timeout_s` seconds have passed."""
+        """Waits for at most `timeout_s` seconds until a call ends or a worker starts."""
         oldest = {queue[0].ticket: queue[0] for queue in self._queues.values()}
         starting = [group for group in self._groups.values() if group.starting]
         for group in starting:

@@ -30,7 +30,7 @@ LEARNER = 0
 
 
 class WorkerFailure(NamedTuple):
-    """One failed call to a worker.
+    """The failure of one call to a worker, or of the start of a worker.
 
     Attributes:
         kind: the kind of failure.
@@ -40,7 +40,7 @@ class WorkerFailure(NamedTuple):
             `environment`: an environment cannot be made, or failed repeatedly.
             `reference`: an argument of the call is lost, because the process that made it died. The
             called worker itself has not failed.
-        worker_index: index of the worker that was called.
+        worker_index: index of the worker that was called or started.
         message: the cause, with the worker's traceback if there is one.
         at_start: True if the constructor or a set-up call of the worker raised. If this happens
             before any call has succeeded, probably no worker can be made, so the run ends.
@@ -58,13 +58,13 @@ class FaultLog:
 
     All workers may die at the same time, for example with their node. This does not mean that
     their replacements would die, too. So several failures in a row count as one failure if each of
-    the workers had succeeded since its previous failure. A worker that fails again before it has
-    succeeded counts as one more failure.
+    the workers had succeeded since its previous failure. A failure of a worker without such a
+    success counts as one more failure.
 
     Args:
         max_consecutive_failures: the number of consecutive failures, without a success in between,
             that ends the run. If one worker fails this often while other workers succeed, the group
-            removes this worker instead.
+            removes this worker. The run then ends only if it needs this worker (`give_up`).
         max_consecutive_non_finite: the number of consecutive skipped updates that ends the run.
             Each worker counts its fragments and gradients itself.
         who: the noun for a process in messages.

@@ -9,8 +9,8 @@ The effects of timing on a run reach the driver through its transport:
 - the effects of timing inside a call, which are in its answer (`Record.timing`).
 
 The trainer also records its own decisions that depend on time (`ArrivalLog.decide`). So the same
-program with the same record makes the same run. In a rerun, the processes really run. The transport
-returns their answers in the recorded order. An answer that arrives too early waits in the
+program with the same record makes the same run. In such a rerun, the processes really run. The
+transport returns their answers in the recorded order. An answer that arrives too early waits in the
 transport.
 """
 
@@ -285,8 +285,8 @@ class RecordedTransport(Transport):
     Attributes:
         log: the new record, or the record to repeat.
         num_tickets: number of starts and calls so far.
-        broken_sums: in a rerun, the calls whose group broke in the recorded run, until the next
-            process is killed.
+        broken_sums: in a rerun, the calls whose all-reduce failed in the recorded run. `kill`
+            empties this list.
     """
 
     def __init__(
@@ -317,9 +317,9 @@ class RecordedTransport(Transport):
         return RecordedTicket(inner, self.num_tickets - 1, channel, name)
 
     def below(self) -> dict[str, Any] | None:
-        """Returns the record of the calls that the next process to start itself made in the
-        recorded run, as a gradient worker does to the workers below it. None if that process made
-        no calls, or if this is not a rerun."""
+        """Returns the record of the calls that the next process to start made itself in the
+        recorded run, such as the calls of a gradient worker to the workers below it. None if that
+        process made no calls, or if this is not a rerun."""
         return self.log.below(self._num_processes) if isinstance(self.log, Rerun) else None
 
     def start(
@@ -381,7 +381,7 @@ class RecordedTransport(Transport):
             if waited_s >= limit_s and (silent_s is None or silent_s >= limit_s):
                 log.depart(
                     log.num_events - 1,
-                    f"{first.place} has not answered, and made no progress for {waited_s:.0f} s, "
+                    f"{first.place} has not answered for {waited_s:.0f} s and makes no progress, "
                     "but the record has an answer",
                 )
 
@@ -412,8 +412,9 @@ class RecordedTransport(Transport):
             self.log.next("kill", channel.process)
             self.log.note("kill", channel.process)
             if isinstance(self.log, Rerun):
-                # The sums of the other ranks need this process until they fail at their recorded
-                # sums. In a rerun, the driver may come here much earlier than they do.
+                # The other ranks of an all-reduce need this process until they reach the sum that
+                # failed in the recorded run. In a rerun, the driver may get here before the ranks
+                # reach this sum.
                 self._await(self.log, [one for one in self.broken_sums if one.channel != channel])
                 self.broken_sums = []
         self.inner.kill(channel.inner)

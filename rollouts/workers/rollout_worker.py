@@ -39,15 +39,15 @@ from polopt.rollouts.workers.callbacks import CallbackCaller
 from polopt.rollouts.workers.errors import InARow
 from polopt.rollouts.workers.worker_config import WorkerConfig
 
-#: A reply carries the running statistics of the environments, and the use of processors, memory and
-#: GPUs, only if this time has passed since the last reply that carried them. In a run that is
+#: A reply carries the running statistics of environment wrappers, and the use of processors, memory
+#: and GPUs, only if this time has passed since the last reply that carried them. In a run that is
 #: recorded, every reply carries the statistics.
 STATISTICS_INTERVAL_S = 1.0
 
 
 class RolloutWorker(CallRunner):
-    """Samples with its own environments and its copy of the policy. Strategies run their functions
-    on a worker as `fn(worker, ...)`.
+    """Samples with its own environments and its copy of the policy. A strategy, which is the
+    optimizer of a run, runs its functions on workers as `fn(worker, ...)`.
 
         def sample(worker, weights):           # a function of a strategy
             worker.set_weights(weights)
@@ -210,7 +210,7 @@ class RolloutWorker(CallRunner):
         and samples again. Raises the errors of `next_batch`.
 
         Args:
-            request: says how to sample. None means as the config says.
+            request: says how to sample. None means `SampleRequest()`.
         """
         sampler = self.get_sampler()
         request = request or SampleRequest()
@@ -287,6 +287,7 @@ class RolloutWorker(CallRunner):
         Raises:
             NonFiniteError: too many consecutive calls made no update, because the gradients were
                 not finite.
+            GroupBroken: another learner died or hangs, so a sum over all learners failed.
         """
         policy = self.policy
         version, skipped = policy.version, policy.progress.skipped_updates

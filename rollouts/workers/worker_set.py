@@ -1,4 +1,4 @@
-"""`WorkerSet`: the local worker and the remote workers."""
+"""`WorkerSet`: the local worker in the driver and the remote workers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class WorkerSet(ProcessGroup):
         workers.add_workers(2)                       # does not wait for the new workers
         workers.stop()
 
-    If a strategy learns centrally, the policy of the local worker learns.
+    If the driver learns, it trains the policy of the local worker.
 
     Args:
         config: the config of all workers.
@@ -183,9 +183,9 @@ class WorkerSet(ProcessGroup):
         options = self.options
         envs = options.num_envs_per_worker
         return (
-            f"worker_timeout_s={options.worker_timeout_s:g}, the longest time without a step "
-            f"of an environment. A fragment has {options.rollout_fragment_length} steps of "
-            f"{envs} environment{'s' * (envs != 1)}"
+            f"worker_timeout_s={options.worker_timeout_s:g}, the longest time without progress, "
+            "such as a step of an environment. A fragment has "
+            f"{options.rollout_fragment_length} steps of {envs} environment{'s' * (envs != 1)}"
         )
 
     def add_workers(self, more: int | Iterable[WorkerSpec]) -> list[WorkerHandle]:
@@ -295,13 +295,13 @@ class WorkerSet(ProcessGroup):
         return True
 
     def __repr__(self) -> str:
-        """The number of workers, and how many of them are up."""
+        """Shows the number of remote workers, and how many of them are up."""
         up = sum(worker.up for worker in self.remote)
         return f"WorkerSet({up} of {len(self.remote)} remote workers up)"
 
     def stop(self) -> None:
-        """Stops all remote workers. Stops the local worker and closes the transport, if this set
-        has made them. Stop other groups that share the transport first."""
+        """Stops all remote workers. Also stops the local worker and closes the transport, if this
+        set has made them. Before this call, stop all other groups that share the transport."""
         super().stop()
         if self._opened_transport:
             self.transport.close()
