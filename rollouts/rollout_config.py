@@ -94,9 +94,9 @@ class RolloutConfig(Config):
             start or end of a phase of the call. A fragment may therefore take longer than this
             limit. RLlib: `sample_timeout_s`, which limits the whole call and does not replace the
             worker.
-        worker_startup_timeout_s: the limit in seconds for the first call of a new worker. The time
-            in which Ray has no resources for the worker counts only if the run cannot continue
-            without this worker.
+        worker_startup_timeout_s: the limit in seconds for the start of a worker. The limit begins
+            again whenever any worker has started. The time in which Ray has no resources for the
+            worker counts only if the run cannot continue without this worker.
         max_consecutive_failures: the run ends after this number of consecutive failed calls. If
             one worker and its replacements fail this often while other workers succeed, the worker
             is not replaced again. The run then continues without this worker if at least
@@ -106,13 +106,14 @@ class RolloutConfig(Config):
             without a successful step between them. Until then, the worker replaces the environment
             after each exception. RLlib: `restart_failed_sub_environments`, which has no limit.
         max_consecutive_non_finite: the run ends after this number of consecutive non-finite
-            fragments of one worker, or of consecutive non-finite updates. Until then, each of them
-            is discarded.
+            fragments or gradients of one worker, or of consecutive non-finite updates. Until then,
+            each of them is discarded.
         seed: the seed of all random numbers, from 0 to 2**63 - 1. `None` draws a seed. From this
             seed, each worker derives the seeds of its environments, of the spaces of these
             environments, and of the global generators of `random`, NumPy and torch in the worker's
             process. With `num_workers=0`, environments run in the driver's process. The global
-            generators of this process are seeded only if `seed` is given. RLlib: `seed`.
+            generators of this process are seeded only if `seed` or `record_arrivals` is set.
+            RLlib: `seed`.
         record_arrivals: whether to record all events whose order depends on timing, so that
             `polopt rerun` can repeat the run bit for bit. The file `arrivals_000000.jsonl.gz`
             beside the results holds the record, with about 30 bytes for each gradient or fragment.

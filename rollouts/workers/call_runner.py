@@ -16,7 +16,7 @@ from polopt.rollouts.workers.answer import Answer, CallError
 class CallRunner:
     """Runs the calls that arrive in a process, one at a time. A call runs `fn(self, *args)`.
 
-        def count(shard, batch):             # a function of a strategy
+        def count(shard, batch):             # a function of a strategy (a `PolicyOptimizer`)
             shard.rows += len(batch)
             return shard.rows
 
@@ -30,8 +30,8 @@ class CallRunner:
     Attributes:
         state: the data that a strategy keeps in this process between calls. The strategy chooses
             the keys. Checkpoints do not contain the state. The state is empty at the start, and
-            after a replacement, a restore or a reset. When the state is cleared, values that have a
-            method `close` are closed.
+            after a replacement of the process, a restore, or a reset of the trainer. When the state
+            is cleared, values that have a method `close` are closed.
         record: counts of the current call.
         clock: see the argument.
         control: see the argument.

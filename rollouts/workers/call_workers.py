@@ -1,4 +1,4 @@
-"""Functions that call the workers of a set outside of a strategy.
+"""Functions that call the workers of a set outside of a strategy (the optimizer of a run).
 
 They set workers up, save and restore the state of workers, and run functions of the user."""
 

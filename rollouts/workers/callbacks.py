@@ -32,7 +32,7 @@ class Callbacks:
     """
 
     def on_episode_step(self, *, episode: Episode, worker: Any) -> None:
-        """Called after each step of each environment, in the process that samples. Also called in
+        """Called after each step of each episode, in the process that samples. Also called in
         evaluation. The environment is in the state after the step. After the last step of an
         episode, the environment may already be in the state after the reset.
 

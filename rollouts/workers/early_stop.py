@@ -1,8 +1,9 @@
 """Early stop: when enough workers have finished, the fragments of the other workers end early.
 
 The process that waits for the fragments, such as the driver, decides which of them end early
-(`Stragglers`). This process then writes a request into the `ControlPage` of the worker. The
-worker's sampler reads the page between steps. The strategy uses the shortened fragment.
+(`Stragglers`). This process then writes a request into memory that it shares with the worker (a
+`ControlPage`). The worker's sampler reads the request between steps. The waiting process uses the
+shortened fragment.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ def sample(
         worker: the worker.
         weights: the weights. None means that the worker already has the current weights.
         request: says how the worker samples a fragment in its own environments. None means that
-            `sample` returns `worker.next_batch()`. For a gradient worker, which has no
-            environments, this is a batch of fragments from its own rollout workers.
+            `sample` returns `worker.next_batch()`. For a gradient worker, this is a batch from its
+            own Collector.
 
     Returns:
         a batch `[T, N]`: T steps of N environments.

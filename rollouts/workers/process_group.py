@@ -81,8 +81,8 @@ class ProcessGroup(ABC):
         self.faults = self._new_faults()
         self._start_up = StartUp(who, meanwhile, transport)
         self._last_index = 0
-        # The first number is random. A gradient worker runs calls from the driver, and numbers its
-        # own calls itself. No two of these calls may have the same number.
+        # A gradient worker runs calls from the driver, and also numbers its own calls. The first
+        # number is random, so that these calls have different numbers.
         self._call_numbers = itertools.count(1 + secrets.randbits(48))
 
     def _new_faults(self) -> FaultLog:
@@ -100,7 +100,7 @@ class ProcessGroup(ABC):
         return self.remote
 
     def note_answer(self, worker: WorkerHandle, record: Record) -> None:
-        """Called with the record of each answer. A subclass can keep parts of the record here."""
+        """Called with the record of each successful call. A subclass can keep parts of it here."""
         return
 
     def place_of(self, worker: WorkerHandle) -> str:

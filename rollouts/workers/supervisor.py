@@ -210,8 +210,8 @@ class Supervisor:
         now_s, own_s = self._clock(), call.work.timeout_s
         if now_s >= call.latest_s:
             why = (
-                f"no answer for {now_s - call.began_s:.1f} s, and the processes that waited for "
-                "this answer timed out"
+                f"no answer for {now_s - call.began_s:.1f} s, and other processes that waited for "
+                "this process timed out"
             )
         else:
             limit = (

@@ -46,7 +46,8 @@ class WorkerConfig:
         arrivals: in a rerun, the record to repeat. The driver repeats the record of its own calls.
             A gradient worker repeats the record of its calls to the workers below it, which sample
             its fragments.
-        is_below: True if `arrivals` is the record of a gradient worker's calls.
+        is_below: True for the workers below a gradient worker. `arrivals` is then the record of
+            the gradient worker's calls.
     """
 
     rollout: RolloutConfig

@@ -25,7 +25,8 @@ class WorkerHandle:
         index: index in the group. Processes count from 1, and a replacement has the same index as
             the process that it replaces. 0 is the object in the driver's own process.
         channel: sends calls to the process.
-        started_s: time at which the process was started, on the group's clock.
+        started_s: time at which the process was started, or last answered its start or a set-up
+            call, on the group's clock.
         sent_snapshot: serial number of the last snapshot of weights that the driver sent to the
             process. None means that the next call with the argument `WEIGHTS` has to carry weights.
         shares_weights: True if the process uses the driver's own policy object. Calls to this

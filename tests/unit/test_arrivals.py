@@ -354,7 +354,7 @@ def test_events_are_shown_with_names() -> None:
     lines = list(lines_of(recorded["events"], 0, len(recorded["events"])))
     assert len(lines) == len(recorded["events"])
     assert any("worker 2, sent with weights" in line for line in lines)
-    assert any("worker 2 has failed" in line for line in lines)
+    assert any("kills worker 2" in line for line in lines)
 
 
 def test_log_and_trace_name_the_events(caplog: pytest.LogCaptureFixture) -> None:
