@@ -62,10 +62,11 @@ class RolloutConfig(Config):
         vectorization_mode: how a worker steps its environments, as in `gymnasium.make_vec`. `sync`
             steps them one after another. `async` runs each environment in its own process.
             `vector_entry_point` uses the environment's own vector implementation. `None` means
-            `vector_entry_point` if the environment has such an implementation, and `sync`
-            otherwise. With `async`, processes start with Python's default method. From Python 3.14,
-            this is `forkserver`, and a script that samples in its own process then needs
-            `if __name__ == "__main__":`. RLlib: `gym_env_vectorize_mode`.
+            `vector_entry_point` if the environment has such an implementation and
+            `max_frames_per_traj` is not set, and `sync` otherwise. With `async`, processes start
+            with Python's default method. From Python 3.14, this is `forkserver`, and a script that
+            samples in its own process then needs `if __name__ == "__main__":`. RLlib:
+            `gym_env_vectorize_mode`.
         autoreset_mode: when an environment is reset after the end of an episode, as in
             `gymnasium.vector.AutoresetMode`: in the same step (`same_step`), in the next step
             (`next_step`), or by the sampler (`disabled`). `None` means the mode of the

@@ -59,7 +59,7 @@ class Reply(NamedTuple):
     Attributes:
         worker: the worker that was called. After a failure of kind `reference`, the worker
             continues. After any other failure, its process is killed, and a replacement starts
-            unless the worker failed too often. After `interrupt`, neither happens.
+            unless the worker failed too often. If `interrupt` was called, neither happens.
         value: return value of the function, or a reference to that value. None after a failure.
         tag: the tag given to `send`.
         counts: the steps, episodes, times and faults that the worker counted during the call.
@@ -356,7 +356,7 @@ class Calls:
 
         Args:
             count: if True, `next` adds the counts of the reply now. If False, the caller adds them
-                later with `Calls.count`. The counts of a failed call are already added.
+                later with `Calls.count`. `next` always adds the counts of a failed call.
 
         Raises:
             RuntimeError: nothing is pending, so the wait would never end.

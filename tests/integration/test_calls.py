@@ -157,7 +157,7 @@ def test_wait_without_pending_calls_is_an_error(make: Any) -> None:
     assert calls.all() == []
 
 
-def test_local_worker_runs_calls_at_once(make: Any) -> None:
+def test_local_worker_runs_calls_during_the_wait(make: Any) -> None:
     counted: list[Reply] = []
     workers, calls = make(0, count=counted.append)
     (here,) = workers.up()

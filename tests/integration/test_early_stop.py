@@ -125,7 +125,7 @@ def test_sync_samples_stops_slow_workers_early(workers: WorkerSet) -> None:
     assert early.stats()["num_early_stopped"] == 3
     kept = make_optimizer(SyncSamples, workers, fraction_workers=0.5, fraction_samples=0.75)
     assert kept.step().env_steps_trained == 70
-    # Requests that have not begun are dropped.
+    # Requests that no worker has begun are dropped.
     long = make_optimizer(SyncSamples, workers, fraction_workers=0.5, train_batch_size=160)
     assert 90 <= long.step().env_steps_trained < 160
 

@@ -24,7 +24,7 @@ Pool = Callable[[WorkerConfig], WorkerSet]
 @pytest.mark.parametrize("cls", [AsyncGradients, SyncSamples, DecentralizedAllReduce])
 def test_integer_outside_its_space_ends_the_run(worker_pool: Pool, cls: Any, last: int) -> None:
     class Corridor(Clock):
-        """A clock with the observation space `Discrete(5)`, whose last observation is `last`."""
+        """A `Clock` environment with observations in `Discrete(5)`, except the last: `last`."""
 
         def __init__(self) -> None:
             super().__init__(4)

@@ -100,7 +100,7 @@ def test_applied_minibatch_gradients_equal_learn_on_batch() -> None:
     batch, other = stepwise.get_data(), learner.get_data()
     assert batch["rewards"].tobytes() == other["rewards"].tobytes()
     minibatches = MinibatchGradients(stepwise.policy, batch)
-    # `get_data` makes another MinibatchGradients, which draws its order at the first gradient.
+    # `get_data` has made another MinibatchGradients, which draws no random numbers if it is unused.
     while not minibatches.done:
         stepwise.apply_gradients(minibatches.next_gradients())
     learner.policy.learn_on_batch(other)

@@ -63,7 +63,7 @@ def test_placed_actors_that_boot_slowly_do_not_wait(
     wait_until(lambda: transport.waiting(channels) == (channels, 1), interval_s=0.2)
     for channel in channels:
         transport.kill(channel)
-    (tmp_path / "boot").touch()  # otherwise, Ray starts no others until these have booted
+    (tmp_path / "boot").touch()  # otherwise, Ray starts no other actors until these boot
 
 
 def test_placement_group_reserves_resources(ray_session: None) -> None:

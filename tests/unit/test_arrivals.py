@@ -74,7 +74,7 @@ def run(
     env: Any = Drift,
 ) -> tuple[list[str], dict[str, Any], WorkerSet]:
     """Runs some steps of a strategy with three simulated workers, one of which may die. Returns the
-    digests of the weights, and the record."""
+    digests of the weights, the record, and the workers."""
     if name in PLUGINS:
         plugin(name)
     fake = FakeTransport()
@@ -125,7 +125,7 @@ def test_a_hang_is_repeated_at_the_same_point() -> None:
 
 
 def hangs_after(count: int) -> Script:
-    """Returns a script in which no call ends for a while after some answers."""
+    """Returns a script in which no call ends in two waits after the first `count` waits."""
     numbers = itertools.count()
     return lambda pending: (none_ready if count <= next(numbers) < count + 2 else oldest_first)(
         pending
@@ -220,8 +220,8 @@ def break_a_sum(worker: RolloutWorker) -> None:
 
 
 def test_a_rank_is_killed_when_the_other_ranks_have_made_their_recorded_sums() -> None:
-    """In the recorded run, rank 2 dies while rank 1 still sums. In the rerun rank 2 does not die by
-    itself, and the driver comes to the kill at once."""
+    """In the recorded run, rank 2 dies while rank 1 still sums. In the rerun, rank 2 does not die
+    by itself. The transport kills rank 2 only when rank 1 has made its sums."""
 
     def two_ranks(recorded: dict[str, Any] | None = None) -> tuple[Watching, dict[str, Any]]:
         inner = Watching(oldest_first)
@@ -411,7 +411,7 @@ def test_a_trainer_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert rerun_digests(trainer.logdir) == digests
     assert [t.iteration for t in polopt.rerun(tmp_path, until=2)] == [1, 2]
     _, others = trained(tmp_path / "2", monkeypatch)
-    assert others != digests, "the seed was drawn"
+    assert others != digests, "each run draws a seed"
 
 
 def test_decisions_that_depend_on_time_are_repeated(

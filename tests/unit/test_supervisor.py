@@ -163,7 +163,7 @@ def test_call_that_makes_progress_has_no_limit(
     assert reply.value[0] == "after ten minutes"
     assert transport.clock() >= BEGIN_S + 600.0
     assert shards.faults.num_restarts == 0
-    assert len(shard.channel.asked) <= 13, "`silent_s` of another node is an actor call"
+    assert len(shard.channel.asked) <= 13, "calls of `silent_s` are rare"
 
 
 def test_call_without_progress_ends_at_its_limit(transport: Stepping, make: Any) -> None:
@@ -325,7 +325,7 @@ def test_wait_for_processes_that_make_progress_is_progress(
 
 
 def test_wait_for_a_start_is_progress(transport: Stepping, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The start has its own time limit, which may be longer."""
+    """The start has its own time limit, which may be longer than the limit of a call."""
     shards = Shards(transport, 1, worker_startup_timeout_s=100.0)
     silent_s: list[float] = []
     monkeypatch.setattr(time, "monotonic", transport.clock)
