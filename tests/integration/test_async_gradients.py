@@ -159,7 +159,7 @@ def test_policy_lag_is_measured_exactly(fake: FakeTransport) -> None:
             assert stats[name]["histogram"] == histogram(lags)
             assert stats[name]["mean"] == pytest.approx(sum(lags) / len(lags))
             assert stats[name]["max"] == max(lags)
-    assert max(expected) > 5, "the script is meant to make some old"
+    assert max(expected) > 5, "some gradients must be old"
 
 
 class StampedLate(AsyncGradients):
@@ -195,7 +195,9 @@ def test_stale_gradients_are_dropped(fake: FakeTransport) -> None:
     stats = optimizer.stats()
     assert stats["num_gradients_stale"] == 60 - fresh
     assert stats["num_gradients_accepted"] == fresh
-    assert stats["policy_lag"]["histogram"] == histogram(lags), "the dropped are measured too"
+    assert stats["policy_lag"]["histogram"] == histogram(lags), (
+        "dropped gradients are measured, too"
+    )
 
 
 def test_stale_gradients_are_scaled(fake: FakeTransport) -> None:
@@ -226,13 +228,13 @@ def test_schedules_follow_the_environment_steps_of_all_workers(fake: FakeTranspo
         steps = count * ROWS
         assert optimizer.metrics.num_env_steps_sampled == steps
         used = optimizer.metrics.learner.report()["default_optimizer_learning_rate"]
-        assert used == pytest.approx(rates(steps)), "the driver's"
+        assert used == pytest.approx(rates(steps)), "the driver uses its own steps"
         for channel in optimizer.workers.channels:
             if len(channel.calls) > max(before[channel.index], 1):
                 clock[channel.index] = steps
             assert channel.target.policy.entropy_coeff == pytest.approx(
                 coefficients(clock[channel.index])
-            ), "a worker's, as of the weights it was sent last"
+            ), "a worker uses the steps of its weights"
 
 
 def test_workers_that_hang_or_raise_are_replaced(fake: FakeTransport) -> None:
@@ -250,7 +252,7 @@ def test_workers_that_hang_or_raise_are_replaced(fake: FakeTransport) -> None:
     assert not lost.alive
     assert [worker.index for worker in optimizer.workers.remote] == [1, 2, 3]
     fresh = optimizer.workers.remote[1].channel
-    assert fresh.calls[0][1][0] is not None, "the replacement was sent weights"
+    assert fresh.calls[0][1][0] is not None, "the replacement has received weights"
     assert optimizer.calls.num_pending == NUM_WORKERS
 
 
@@ -274,13 +276,13 @@ def test_first_gradient_of_a_late_replacement_is_as_new_as_others(fake: FakeTran
     fake.script = others
     optimizer.config = optimizer.config_class(grads_per_step=1)
     optimizer.step()
-    assert optimizer.calls.num_pending == NUM_WORKERS, "one call of each, the lost one included"
+    assert optimizer.calls.num_pending == NUM_WORKERS, "one call per worker, also the lost worker"
     optimizer.config = optimizer.config_class(grads_per_step=40)
     optimizer.stats()
     optimizer.step()
     report = optimizer.stats()["gradient_lag"]
     assert "compute_gradient" in [name for name, _ in late.channel.calls]
-    assert 0 < report["max"] < 45, "not from before it was up"
+    assert 0 < report["max"] < 45, "the weights were sent after its start"
 
 
 class BrokenReplacements(FakeWorkerSet):

@@ -96,8 +96,7 @@ def optimizer(ray_session: None, request: pytest.FixtureRequest) -> Iterator[Any
 
 
 def check(optimizer: Any) -> None:
-    """Checks that learning stays within the error buffer, and that the driver has received no other
-    bytes than the batches."""
+    """Checks that the rows by which learning is behind stay within the limiter's `error_buffer`."""
     limiter = optimizer.limiter
     credit = Fraction(limiter.intensity) * limiter.num_counted
     credit -= optimizer.metrics.num_env_steps_trained

@@ -131,7 +131,7 @@ def test_rates_and_lag_are_those_since_the_last_report(
     state = optimizer.get_state()
     optimizer.set_state(state)
     clock.now_s += 1.0
-    assert optimizer.stats()["env_steps_per_s"] == 0.0, "what was done before a restore"
+    assert optimizer.stats()["env_steps_per_s"] == 0.0, "steps before a restore do not count"
 
 
 def test_extra_stats_cannot_replace_common_keys(worker_pool: Pool) -> None:

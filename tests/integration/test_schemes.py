@@ -208,7 +208,7 @@ def test_cell_runs_counts_and_has_expected_lag(
     if cell.gradients.endswith(" sync"):
         assert gradients["max"] == stats["gradient_lag_rollouts"]["max"] == 0
     if cell.gradients == "central async":
-        assert gradients["max"] == 1, "one more is asked for while one is applied"
+        assert gradients["max"] == 1, "a gradient is applied while the next is computed"
     if cell.gradients.endswith(" sync") and cell.collection.endswith(" sync"):
         assert data["max"] == 0
     if cell.collection == "central async" and cell.gradients == "central sync":

@@ -323,7 +323,7 @@ def test_results_say_what_the_buffer_holds_and_who_waits() -> None:
     assert sum(stats["row_age"]["histogram"]) == drawn
     assert 0 < stats["row_age"]["mean"] < stats["row_age"]["max"] < 200
     assert 0.0 < stats["priority_mean"] < stats["priority_max"]
-    assert sum(optimizer.stats()["row_age"]["histogram"]) == 0, "of the interval"
+    assert sum(optimizer.stats()["row_age"]["histogram"]) == 0, "since the last report"
     uniform = make()
     uniform.step()
     assert uniform.stats()["priority_max"] == 0.0

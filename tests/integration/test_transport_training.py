@@ -136,7 +136,7 @@ ODD_ANSWERS: list[tuple[Callable[[Answer], Any], str]] = [
 
 
 class OddWorker(RolloutWorker):
-    """A worker that changes one answer by the function `change`, once it has this function."""
+    """A worker that applies the function `change`, if it is set, to one answer."""
 
     change: Callable[[Answer], Any] | None = None
 

@@ -257,7 +257,7 @@ def test_large_batches_stay_with_the_shard_until_they_are_learned_from(
         optimizer.step()
     values = [value for c in channels(optimizer, "replay shard") for value in c.values]
     by_value = sum(isinstance(value, replay_shards.Batch) for value in values)
-    assert by_value <= optimizer.config.prefetch_batches, "until one has told its size"
+    assert by_value <= optimizer.config.prefetch_batches, "until the size of a batch is known"
     assert sum(isinstance(value, Reference) for value in values) > 50
     assert optimizer.metrics.num_updates > 50
 
@@ -323,7 +323,7 @@ def test_lag_of_priorities_is_that_of_their_weights() -> None:
     lag = optimizer.stats()["priority_lag"]
     assert sum(lag["histogram"]) == 60 * BATCH
     assert 0 < lag["mean"] < 60
-    assert optimizer.stats()["priority_lag"]["mean"] == 0, "of the interval"
+    assert optimizer.stats()["priority_lag"]["mean"] == 0, "since the last report"
 
 
 def test_samplers_have_a_call_while_the_learner_learns() -> None:

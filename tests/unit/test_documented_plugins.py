@@ -164,7 +164,7 @@ def test_elastic_replacement_begins_at_the_center() -> None:
         optimizer.step()
     assert optimizer.workers.faults.num_restarts == 1
     fresh = optimizer.workers.remote[1].channel
-    assert not fresh.values[0].any(), "it has nothing of its own to give yet"
+    assert not fresh.values[0].any(), "its weights do not yet differ from the center"
     assert fresh.values[1].any()
 
 
@@ -301,7 +301,7 @@ def test_shards_keep_fragments_that_the_driver_does_not_see() -> None:
     held = [[fragment.worker_index for fragment in shard.fragments] for shard in shards]
     assert held == [[2] * 6, [1, 3] * 6], "the shard of a fragment is that of its worker"
     assert [fragment.version for fragment in shards[0].fragments] == [*range(6)]
-    assert optimizer.stats()["policy_lag"]["max"] > 0, "it learns from old fragments"
+    assert optimizer.stats()["policy_lag"]["max"] > 0, "the driver learns from old fragments"
     channels = optimizer.workers.transport.channels
     optimizer.stop()
     assert [channel.alive for channel in channels] == [True] * 3 + [False] * 2
@@ -322,11 +322,13 @@ def test_killed_shard_costs_what_it_holds() -> None:
 
     optimizer = make_replay(script)
     replay = optimizer.shards
-    assert [optimizer.step().updates for _ in range(4)] == [1] * 4, "the other shard has drawn"
+    assert [optimizer.step().updates for _ in range(4)] == [1] * 4, (
+        "the other shard provides the data"
+    )
     assert (replay.faults.num_restarts, drawn) == (1, 8)
     assert [optimizer.step().updates for _ in range(6)] == [1] * 6
     fragments = replay.remote[1].channel.target.fragments
-    assert 0 < len(fragments) <= 12, "the replacement began without any"
+    assert 0 < len(fragments) <= 12, "the replacement began without fragments"
     assert optimizer.workers.faults.num_restarts == 0
 
 

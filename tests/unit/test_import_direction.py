@@ -66,19 +66,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dashboards/views": {*_BASE, "dashboards/data"},
     "dashboards": {*_BASE, "dashboards/data", "dashboards/views"},
 }
-# Like a user's code: only the public names of polopt.
+# These folders may import only the public names of polopt, like a user's code.
 PUBLIC_NAMES_ONLY = {"tuned_examples", "benchmarks"}
 
 
 def folder_of(name: str) -> str | None:
-    """The folder of MAY_IMPORT that holds `polopt.x.y`. None for another name of polopt."""
+    """Returns the folder in `MAY_IMPORT` that contains the module or name `name`, such as
+    `polopt.x.y`. Returns None if no such folder contains it."""
     parts = public_names().get(name.removeprefix("polopt."), name).split(".")[1:]
     candidates = ("/".join(parts[:length]) for length in (2, 1))
     return next((folder for folder in candidates if folder in MAY_IMPORT), None)
 
 
 def fault(folder: str, name: str) -> str | None:
-    """Why a module in `folder` may not import `name`. None if it may."""
+    """Returns why a module in `folder` may not import `name`, or None if it may."""
     top, _, rest = name.partition(".")
     if top in PACKAGE_FOLDERS:
         return f"bare import; the name is polopt.{name}"
@@ -101,7 +102,7 @@ def fault(folder: str, name: str) -> str | None:
 
 
 def violations(found: Sequence[Module]) -> list[str]:
-    """Every forbidden import, one line each."""
+    """Returns a line of text for each forbidden import."""
     return [
         f"{module.path}:{line}: {name}: {why}"
         for module in found
@@ -133,7 +134,7 @@ def test_folders_form_no_cycle() -> None:
 
 
 def planted(root: Path, folder: str, **sources: str) -> list[Module]:
-    """The modules of a tree that holds only these."""
+    """Writes modules with the texts `sources` into a new folder, and returns these modules."""
     (root / folder).mkdir(parents=True)
     for name, source in sources.items():
         (root / folder / f"{name}.py").write_text(source)
