@@ -195,9 +195,7 @@ def test_stale_gradients_are_dropped(fake: FakeTransport) -> None:
     stats = optimizer.stats()
     assert stats["num_gradients_stale"] == 60 - fresh
     assert stats["num_gradients_accepted"] == fresh
-    assert stats["policy_lag"]["histogram"] == histogram(lags), (
-        "dropped gradients are measured, too"
-    )
+    assert stats["policy_lag"]["histogram"] == histogram(lags), "dropped gradients count, too"
 
 
 def test_stale_gradients_are_scaled(fake: FakeTransport) -> None:

@@ -322,9 +322,7 @@ def test_killed_shard_costs_what_it_holds() -> None:
 
     optimizer = make_replay(script)
     replay = optimizer.shards
-    assert [optimizer.step().updates for _ in range(4)] == [1] * 4, (
-        "the other shard provides the data"
-    )
+    assert [optimizer.step().updates for _ in range(4)] == [1] * 4, "data of the other shard"
     assert (replay.faults.num_restarts, drawn) == (1, 8)
     assert [optimizer.step().updates for _ in range(6)] == [1] * 6
     fragments = replay.remote[1].channel.target.fragments

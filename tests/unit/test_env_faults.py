@@ -51,8 +51,8 @@ def table_before_a_crash(last: float) -> np.ndarray:
 
 def crash_batches(mode: str, fragment: int, kind: Any = FastSyncVectorEnv) -> list[SampleBatch]:
     """Samples 30 steps of two `Clock` environments. The first clock raises in each episode, and the
-    second never raises. The policy's value function is exact for the first clock up to the exception, and
-    wrong for the second clock."""
+    second never raises. The policy's value function is exact for the first clock up to the
+    exception, and wrong for the second clock."""
     makers = [lambda: CrashingClock(CRASH_AT, LONGEST), lambda: CrashingClock(10**6, LONGEST, 7)]
     env = guarded(makers, mode, kind)
     policy = make_policy("a2c", env, gamma=GAMMA, model={"fcnet_hiddens": []}, **{"lambda": 0.95})
