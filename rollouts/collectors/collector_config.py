@@ -100,8 +100,8 @@ class CollectingConfig(Config):
 
 
 class CollectorConfig(CollectingConfig):
-    """The options of a Collector that makes its own workers, except for the environments and the
-    policy.
+    """The options of a Collector that makes its own workers. These are all arguments of `Collector`
+    except the environments and the policy.
 
     `parse` also accepts three arguments of TorchRL's `RayCollector`:
 

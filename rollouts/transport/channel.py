@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-#: A function that runs in a process, `fn(target, *args)`. See `Channel`.
+#: A function that runs in a process, `fn(target, *args)`. See `Message`.
 Function = Callable[..., Any]
 
 

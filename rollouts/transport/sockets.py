@@ -20,12 +20,12 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
-#: The time in which the other side must prove that it has the key.
+#: The longest wait for each message with which the other side proves that it has the key.
 HANDSHAKE_TIMEOUT_S = 4.0
 #: The largest number of peers that can authenticate at the same time. If a further peer connects,
 #: the listener drops the oldest of these peers.
 MAX_HANDSHAKES = 256
-#: The largest size of the first message of a peer.
+#: The largest size of the first message that a peer sends after it has authenticated.
 MAX_HELLO_BYTES = 64
 #: The pause of a listener after an error, for example if no file descriptor is free.
 RETRY_S = 0.1
