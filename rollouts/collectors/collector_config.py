@@ -33,11 +33,11 @@ class CollectingConfig(Config):
     """The options of a Collector that do not depend on how its workers were made.
 
     Attributes:
-        frames_per_batch: the number of environment steps in one batch. A batch consists of
-            fragments. One fragment is what a worker samples for one request. A batch may have more
-            steps, because all environments of a worker make the same number of steps. If fragments
-            are stopped early, a batch may have fewer steps. `None` means that each fragment has
-            `rollout_fragment_length` steps.
+        frames_per_batch: the number of environment steps in one batch. A batch consists of one or
+            more fragments. A fragment is what a worker samples for one request. A batch may have
+            more steps, because all environments of a worker make the same number of steps. If
+            fragments are stopped early, a batch may have fewer steps. `None` means that each
+            fragment has `rollout_fragment_length` steps.
         total_frames: the Collector stops after the batch with which the number of returned
             environment steps reaches this number. -1 means that the Collector never stops.
         sync: if True, each batch contains one fragment of every worker, in the order of the
@@ -46,7 +46,7 @@ class CollectingConfig(Config):
         init_random_frames: fragments are sampled with actions that are uniform over the action
             space, until this many environment steps have been requested. -1 or 0 means that the
             policy chooses all actions.
-        reset_at_each_iter: whether to reset the environments before each batch.
+        reset_at_each_iter: whether workers reset their environments before each fragment.
         split_trajs: whether and how to cut batches into trajectories. `padded` (or True) returns a
             batch `[longest, number of trajectories]`, in which the column `valid` is False in the
             padding. `list` returns a list of batches `[length, 1]`.

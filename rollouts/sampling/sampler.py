@@ -156,8 +156,8 @@ class VectorSampler:
         Raises:
             EnvironmentFailedError: if an environment fails repeatedly, breaks Gymnasium's API, or
                 needs a missing package.
-            ConfigError: `explore` is `mean`, but the actions have no mean.
-            Exception: any exception of the vector environment, if `faults` was not passed. Any
+            ConfigError: if `explore` is `mean`, but the actions have no mean.
+            Exception: any exception of the vector environment, if `faults` was not passed. Also any
                 exception of `steps`.
         """
         length, envs = steps or self.fragment_length, self.env.num_envs

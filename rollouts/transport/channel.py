@@ -38,8 +38,8 @@ class Message(NamedTuple):
         by_reference: if True, the return value stays in the process, and the answer holds a
             reference to this value.
         version: version of the driver's weights when the call is sent. 0 for calls that set up a
-            process, and for processes that take no weights. If the run is recorded, the record
-            contains this version.
+            process, and for processes that take no weights. If the option `record_arrivals` is set,
+            the record of the run contains this version.
     """
 
     number: int
@@ -108,8 +108,8 @@ class Ticket(ABC):
         """Returns True if the call has an answer or has failed. Does not wait.
 
         `ended` may return True before the answer has arrived in this process, so `Ticket.result`
-        may still wait. Once `Transport.wait` has returned the ticket, the answer has arrived. If
-        the call failed, `Ticket.result` may still wait for the reason.
+        may still wait. Once `Transport.wait` has returned the ticket, the answer has arrived, or
+        the call has failed. After a failure, `Ticket.result` may still wait for the reason.
         """
 
     @abstractmethod

@@ -175,12 +175,12 @@ class AllReducer:
 
 
 class TimedReducer:
-    """Sums tensors over a group, and counts the time as a phase of the worker's call.
+    """Sums tensors over a group, and measures the time that this takes.
 
     Args:
         group: the group that this process has joined.
-        phase: a function that returns a context manager which times the phase, such as
-            `lambda: worker.phase("allreduce")`.
+        phase: a function that returns a context manager. The context manager measures the time. An
+            example is `lambda: worker.phase("allreduce")`.
 
     Attributes:
         world_size: number of ranks.

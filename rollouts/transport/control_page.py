@@ -31,11 +31,11 @@ _BYTES = 16 + 16 * _SLOTS
 
 
 class EarlyStopRequest(NamedTuple):
-    """A request to end the fragments of a call early.
+    """A request to end the rollout fragments of a call early.
 
     Attributes:
         call: number of the call.
-        keep_steps: least number of steps that each fragment keeps.
+        keep_steps: each fragment ends once it has at least this number of steps.
     """
 
     call: int

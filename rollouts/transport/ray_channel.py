@@ -213,7 +213,8 @@ class RayTransport(Transport):
         """See `Transport.waiting`. Ray reports the resources of each request that it cannot meet,
         but not the actor that made the request. So this method returns all actors that request the
         same resources as an unmet request, and whose process has not started. Some of these actors
-        may already have their resources, and only start slowly."""
+        may already have their resources, and only start slowly. Raises the errors of
+        `unmet_requests`."""
         requesting = [c for c in channels if isinstance(c, RayChannel) and c.request is not None]
         unmet = unmet_requests() if requesting else Counter()
         waiting: list[Channel] = []

@@ -283,8 +283,7 @@ class SocketTransport(Transport):
     Args:
         through_ray: the transport that starts the processes, and carries calls through Ray.
         timeout_s: the longest time that a process waits for the rest of a message, in seconds. The
-            driver waits for the rest of a message at most `MESSAGE_TIMEOUT_S` seconds, and at most
-            this time.
+            limit for the driver is the shorter of this time and `MESSAGE_TIMEOUT_S`.
         required: if True, the driver raises `TransportError` for a process that cannot connect. If
             False, the calls of this process go through Ray.
 
