@@ -48,8 +48,9 @@ class Collector:
                 collector.policy.learn_on_batch(batch)
                 collector.update_policy_weights_()
 
-    As in TorchRL, the workers of a Collector are also called collectors. If a worker fails, it is
-    replaced, and the new worker collects the lost fragment again. Each worker has at most one
+    As in TorchRL, the workers are also called collectors, and environment steps are called frames.
+    On each request, a worker samples one fragment, which is T steps of its N environments. If a
+    worker fails, its replacement samples the lost fragment again. Each worker has at most one
     fragment that is pending or not yet returned. The workers therefore wait for a slow consumer.
 
     Args:
@@ -69,8 +70,9 @@ class Collector:
         options: see `CollectorConfig`.
 
     Raises:
-        ConfigError: if an argument is invalid. This is raised before any actor starts, except if
-            the file `record_to` cannot be written.
+        ConfigError: if an argument is invalid, if Ray does not answer, or if this machine has too
+            little memory. This is raised before any actor starts, except if the file `record_to`
+            cannot be written.
         RerunDifference: with `rerun_of`, if the start differs from the record.
     """
 
@@ -94,6 +96,9 @@ class Collector:
             count: a function that is called with each reply that becomes part of a batch. See
                 `Calls`.
             options: see `CollectingConfig`.
+
+        Raises:
+            ConfigError: if an option is invalid.
         """
         self = cls.__new__(cls)
         self._arguments, self._started_ray = None, False
@@ -154,7 +159,11 @@ class Collector:
                 fails repeatedly.
             EnvironmentAPIError: if an environment breaks Gymnasium's API.
             NonFiniteError: if too many consecutive fragments contain non-finite values.
-            RuntimeError: if another thread is collecting, or if all workers were removed.
+            FunctionError: if the policy or `postproc` raises in a worker, and no worker has sampled
+                a fragment before.
+            Exception: if this process collects, any exception of the policy or `postproc`.
+            RuntimeError: if another thread is collecting, if no workers remain, or after
+                `shutdown`.
             RerunDifference: with `rerun_of`, at the first difference from the record.
         """
         if not self._turn.acquire(blocking=False):
@@ -230,9 +239,10 @@ class Collector:
     def _may_return(self, reply: Reply) -> bool:
         """Returns whether the fragment in `reply` may be returned now.
 
-        This fragment must wait while an earlier fragment is pending or kept. Another fragment is
-        earlier if it was requested before a call of `update_policy_weights_` by the user, and this
-        fragment was requested after that call. This method also stops the earlier fragments early.
+        Another fragment is earlier if it was requested before a call of `update_policy_weights_` by
+        the user, and this fragment was requested after that call. This fragment must wait while an
+        earlier fragment is pending, or has arrived and was not returned. This method also stops
+        pending earlier fragments early.
         """
 
         def earlier(one: Reply | Pending) -> bool:
@@ -245,7 +255,7 @@ class Collector:
 
     def _renew_old(self) -> None:
         """Stops the pending fragments whose weights are becoming too old, and waits for these
-        fragments. `max_weight_update_interval` sets the limit."""
+        fragments. `max_weight_update_interval` sets the maximum lag."""
         calls = self.calls
         old = self.weight_sync.too_old(call.worker for call in calls.pending())
         calls.stop_early([call for call in calls.pending() if call.worker in old], 1)
@@ -254,13 +264,12 @@ class Collector:
 
     def stop_batch_early(self, keep_steps: int | None) -> None:
         """Ends the fragments of a batch early. This is the batch for which the Collector waits now,
-        or else the next batch. Fragments that are pending for later batches continue. When the
-        Collector begins to wait for a later batch, the request also ends the fragments of that
-        batch, unless it was cancelled. Any thread may call this method.
+        or else the next batch. Until the request is cancelled, it also applies to each later batch,
+        when the Collector begins to wait for that batch. Any thread may call this method.
 
         Args:
             keep_steps: the minimum number of steps in each fragment. `None` cancels the previous
-                request for later batches.
+                request.
         """
         self._keep_steps = keep_steps
         if self._waits:
@@ -268,7 +277,8 @@ class Collector:
 
     def _stop_early(self) -> None:
         """Ends the fragments that are missing from the current batch, if `stop_batch_early`
-        requested this. In asynchronous collection, this is the oldest pending fragment."""
+        requested this. In asynchronous collection, this is the oldest pending fragment, unless
+        another fragment has already arrived."""
         if self._keep_steps is None or (self.calls.kept and not self.config.sync):
             return
         pending = self.calls.pending()
@@ -276,8 +286,8 @@ class Collector:
 
     @property
     def num_frames(self) -> int:
-        """The number of environment steps in the batches returned so far. Reset rows and padding do
-        not count."""
+        """The number of environment steps in the batches returned so far. Rows that are not `valid`
+        do not count (see `SampleBatch`)."""
         return self._budget.num_frames
 
     @property
@@ -372,7 +382,8 @@ class Collector:
         return seed_workers(self.workers, seed, static_seed)
 
     def drain(self) -> None:
-        """Waits for all pending fragments, and keeps the fragments for the next batches."""
+        """Waits for the pending fragments of all workers that have started, and keeps the fragments
+        for the next batches."""
         self.calls.drain()
 
     # ---- state and end --------------------------------------------------------------------------
@@ -382,12 +393,16 @@ class Collector:
         dicts of these values.
 
         The state contains the numbers of frames and batches, and the state of the policy. For each
-        worker, it contains the state of the random generators and the running statistics of the
-        environments' wrappers. It also contains the states of the environments, if they support
-        this (see `polopt.rollouts.envs.env_state`).
+        worker that has started, it contains the state of the random generators and the running
+        statistics of the environments' wrappers. It also contains the states of the environments,
+        if they support this (see `polopt.rollouts.envs.env_state`).
 
-        This method waits for workers that have not started yet, and for pending fragments. The
-        Collector keeps these fragments for the next batches. The state does not include them.
+        This method waits for pending fragments. The Collector keeps these fragments for the next
+        batches, and the state does not include them. This method also waits for workers to start,
+        as `WorkerSet.up` does.
+
+        Raises:
+            WorkersFailedError: if workers keep failing, or if too few workers remain.
         """
         self.drain()
         indices = [worker.index for worker in self.workers.up()] if self.workers.remote else []
@@ -409,9 +424,9 @@ class Collector:
         self.weight_sync.take(force=True)
 
     def shutdown(self) -> None:
-        """Stops the workers that this Collector made, and stops Ray if this Collector started Ray.
-        Workers that this Collector did not make end their pending fragment after the current step,
-        and keep running."""
+        """Stops the workers that this Collector made. If this Collector connected to Ray, also
+        disconnects, which stops Ray if this Collector started it. Workers that this Collector did
+        not make end their pending fragment after the current step, and keep running."""
         if isinstance(self._log, Rerun):
             self._log.finish()
         self.calls.interrupt()

@@ -33,28 +33,28 @@ class CollectingConfig(Config):
     """The options of a Collector that do not depend on how its workers were made.
 
     Attributes:
-        frames_per_batch: the number of environment steps in one batch. A batch may have more steps,
-            because all environments of a worker make the same number of steps. If fragments are
-            stopped early, a batch may have fewer steps. With `sync`, a batch comes from the
-            environments of all workers. Otherwise, a batch comes from the environments of one
-            worker. `None` means that each fragment has `rollout_fragment_length` steps.
+        frames_per_batch: the number of environment steps in one batch. A batch consists of one or
+            more fragments. A fragment is what a worker samples for one request. A batch may have
+            more steps, because all environments of a worker make the same number of steps. If
+            fragments are stopped early, a batch may have fewer steps. `None` means that each
+            fragment has `rollout_fragment_length` steps.
         total_frames: the Collector stops after the batch with which the number of returned
             environment steps reaches this number. -1 means that the Collector never stops.
         sync: if True, each batch contains one fragment of every worker, in the order of the
             workers. If False, each fragment is a batch, and batches are returned in the order in
             which they arrive.
         init_random_frames: fragments are sampled with actions that are uniform over the action
-            space, until this many environment steps are requested. -1 or 0 means that the policy
-            chooses all actions.
-        reset_at_each_iter: whether to reset the environments before each batch.
+            space, until this many environment steps have been requested. -1 or 0 means that the
+            policy chooses all actions.
+        reset_at_each_iter: whether workers reset their environments before each fragment.
         split_trajs: whether and how to cut batches into trajectories. `padded` (or True) returns a
             batch `[longest, number of trajectories]`, in which the column `valid` is False in the
             padding. `list` returns a list of batches `[length, 1]`.
         exploration_type: how actions are chosen from the policy's distribution.
         storing_device: the device of the tensors that `SampleBatch.to_tensordict` makes.
         update_after_each_batch: whether to send the current weights with the request for each
-            fragment. Workers then do not sample ahead. In synchronous collection, every batch is
-            therefore sampled with the current weights.
+            fragment. Fragments are then requested only when the user asks for the next batch. In
+            synchronous collection, every batch is therefore sampled with the current weights.
         broadcast_interval: the Collector sends new weights after this many batches. 0 means that
             only the other options, and calls of `update_policy_weights_`, decide when weights are
             sent.
@@ -64,8 +64,8 @@ class CollectingConfig(Config):
             weights of a pending fragment would exceed this lag when the next batch is returned, the
             fragment is first stopped early. -1 means that the lag has no limit.
         fraction_workers: in synchronous collection, when this share of the workers has finished,
-            the fragments of the other workers stop early. 1 means that this option stops no
-            fragment.
+            the fragments of the other workers stop early. The batch then lacks the fragments of
+            workers that are still starting. 1 means that this option stops no fragment.
         fraction_samples: a fragment that `fraction_workers` stops early has at least this share of
             its full length.
     """
@@ -100,8 +100,8 @@ class CollectingConfig(Config):
 
 
 class CollectorConfig(CollectingConfig):
-    """The options of a Collector that makes its own workers, except for the environments and the
-    policy.
+    """The options of a Collector that makes its own workers. These are all arguments of `Collector`
+    except the environments and the policy.
 
     `parse` also accepts three arguments of TorchRL's `RayCollector`:
 

@@ -30,10 +30,10 @@ class CollectorThread:
     When the queue is full, the thread blocks. Each worker then finishes its pending fragment and
     waits.
 
-    The thread that consumes batches takes the snapshots of the weights, inside `get`. If this
-    thread also learns, the policy is then not in the middle of an update. If an option of the
-    Collector decides when weights are sent, each `get` takes a snapshot. Otherwise, only
-    `update_policy_weights_` takes a snapshot.
+    The thread that consumes batches takes the snapshots of the weights for the workers, inside
+    `get`. If this thread also learns, the policy is then not in the middle of an update. If an
+    option of the Collector decides when weights are sent, each `get` takes a snapshot. Otherwise,
+    only `update_policy_weights_` takes a snapshot.
 
     Args:
         collector: the Collector to iterate over. Until `stop`, other threads may use only its
@@ -121,8 +121,8 @@ class CollectorThread:
         """Stops the thread, and waits at most about two seconds for its end. Calling `stop` again
         is safe.
 
-        Pending fragments are stopped early. A remote worker that does not answer within one second,
-        because it hangs or is still starting, is killed. If environments run in this process, the
+        Pending fragments are stopped early. If the thread has not ended after one second, the
+        remote workers that have not answered are killed. If environments run in this process, the
         thread ends only after their current step. When `is_alive` is False, other threads may use
         the Collector.
         """

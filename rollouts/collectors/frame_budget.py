@@ -9,7 +9,7 @@ from polopt.rollouts.workers.worker_set import WorkerSet
 
 
 class FrameBudget:
-    """Counts the frames of a `Collector`, and makes its requests for fragments.
+    """Counts the frames (environment steps) of a `Collector`, and makes its requests for fragments.
 
     Args:
         config: the options of the Collector.
@@ -36,7 +36,7 @@ class FrameBudget:
         from replacements of failed workers.
 
         Args:
-            expected: the number of frames in fragments that are pending or kept.
+            expected: the number of frames in fragments that were requested and not yet returned.
         """
         self._uniform = self.num_frames + expected < self._config.init_random_frames
 

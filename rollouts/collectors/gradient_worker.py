@@ -182,7 +182,8 @@ class GradientWorker(RolloutWorker):
 
     def update_algorithm_parameter(self, name: str, value: Any) -> None:
         """Changes an option of the policy in this worker, in its torch optimizer, and in all
-        workers below. Returns when all workers have applied the change."""
+        workers below. Workers that are still starting apply the change before they sample. Returns
+        when all other workers have applied the change."""
         super().update_algorithm_parameter(name, value)
         self.collector.drain()
         update_algorithm_parameter(self.workers, name, value)
@@ -220,12 +221,14 @@ class GradientWorker(RolloutWorker):
 
         Args:
             distribute_gradients: whether to all-reduce the gradient over the group that
-                `polopt.optimizers.rank_group` forms. Every rank must make the same call. The result
-                is the gradient of the mean loss over the rows of all ranks.
+                `polopt.optimizers.rank_group` forms. Every worker of the group must make the same
+                call. The result is the gradient of the mean loss over all rows of the group. A row
+                is one step of one environment.
 
         Raises:
             RuntimeError: if no minibatch is left, or if the worker has not joined a group.
-            GroupBroken: if another rank of the group died or hangs.
+            GroupBroken: if the all-reduce fails, usually because another worker of the group died
+                or hangs.
         """
         rollout: MinibatchGradients | None = self.state.get("rollout")
         if rollout is None or rollout.done:

@@ -40,7 +40,7 @@ def split_trajectories(batch: SampleBatch) -> list[SampleBatch]:
 
 
 def pad_trajectories(parts: list[SampleBatch]) -> SampleBatch:
-    """Pads trajectories to the length of the longest one, and returns a batch
+    """Pads one or more trajectories to the length of the longest one, and returns a batch
     `[longest, number of trajectories]`. The column `valid` is False in the padding."""
     padded = SampleBatch.concat(parts)
     padded.worker_index = parts[0].worker_index

@@ -63,8 +63,8 @@ class WeightSync(WeightSnapshots):
     def take(self, force: bool = False) -> WeightSnapshot:
         """Takes a snapshot, like `WeightSnapshots.take`.
 
-        The weights may have changed without a new version, because an optimizer of the user trains
-        the network. Unless `force` is True, such weights receive a new version here.
+        The weights may have changed without a new version, because the user's own code trains the
+        network. Unless `force` is True, such weights receive a new version here.
         """
         policy, last = self._policy(), self.last
         if (

@@ -12,7 +12,7 @@ from polopt.policies.distributions.action_distribution import ActionDistribution
 
 class FragmentColumns:
     """The columns of one fragment with at most T steps of N environments. The arrays are allocated
-    once, when the fragment begins.
+    once, when the fragment begins. A row is one step of one environment.
 
     Args:
         steps: the maximum number T of steps.
@@ -28,8 +28,8 @@ class FragmentColumns:
         truncated: `[T, N]` bool.
         valid: `[T, N]` bool. `mark_resets` and `discard_lost` set it to False in rows without a
             transition.
-        lost: maps the index of a step to an array `[N]` bool, which is True for the environments
-            that raised in this step. See `discard_lost`.
+        lost: maps the index of a step to an array `[N]` or `[1]` bool, which is True for the
+            environments whose step was lost because of an exception. See `discard_lost`.
         last_infos: maps `(t, n)`, the step and environment at which an episode ended, to the info
             of its last step. Empty if infos are not kept.
     """
@@ -97,8 +97,8 @@ class FragmentColumns:
         return ended[-1]
 
     def discard_lost(self) -> None:
-        """Marks the rows in which an environment raised. These rows hold no transition, and their
-        episode ends there: `valid` becomes False and `truncated` True."""
+        """Marks the rows that were lost because of an exception. These rows hold no transition, and
+        their episodes end there: `valid` becomes False and `truncated` True."""
         for t, lost in self.lost.items():
             self.valid[t] &= ~lost
             self.truncated[t] |= lost

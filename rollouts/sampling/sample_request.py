@@ -12,7 +12,7 @@ from polopt.policies.acting_policy import ActingPolicy
 
 #: How actions are chosen from the policy's distribution, with the names of TorchRL's
 #: `ExplorationType`. `random` samples an action. `mode` and `deterministic` choose the most likely
-#: action. `mean` chooses the mean of the distribution.
+#: action. `mean` chooses the mean of the distribution, which categorical actions do not have.
 Exploration = Literal["random", "mode", "mean", "deterministic"]
 
 
@@ -21,12 +21,12 @@ class SampleRequest(NamedTuple):
 
     Attributes:
         steps: the number T of steps. `None` means `rollout_fragment_length` of the worker's config.
-        frames: the minimum number of environment steps in the fragment. Reset rows of next-step
-            mode are not environment steps, so the fragment may need more than T steps. `None` means
-            that the fragment has T steps, whatever the number of environment steps.
+        frames: the minimum number of environment steps in the fragment. In Gymnasium's autoreset
+            mode next-step, a step that only resets an environment is not an environment step. So
+            the fragment may need more than T steps. `None` means that the fragment has T steps,
+            whatever the number of environment steps.
         exploration: see `Exploration`.
-        uniform: whether to ignore the policy and draw actions uniformly from the action space, or
-            from the actions that a mask allows.
+        uniform: whether to ignore the policy and draw uniform actions. See `VectorSampler.sample`.
         reset_first: whether all environments begin new episodes first.
     """
 
@@ -58,8 +58,7 @@ def action_chooser(
         policy: the policy that computes the parameters of the action distribution.
         rng: the generator of the action noise.
         explore: see `Exploration`. True means `random`, and False means `mode`.
-        uniform: whether to ignore the policy and draw actions uniformly from the action space, or
-            from the actions that a mask allows.
+        uniform: whether to ignore the policy and draw uniform actions. See `VectorSampler.sample`.
         shape: `(T, N)`, the shape of the fragment.
     """
     dist = policy.dist

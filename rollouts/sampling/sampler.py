@@ -39,24 +39,24 @@ from polopt.rollouts.sampling.seeds import Seeds
 
 
 class VectorSampler:
-    """Samples fragments `[T, N]`, and records episode ends exactly in every autoreset mode of
-    Gymnasium:
+    """Samples fragments `[T, N]` (T steps of N environments), and records episode ends exactly in
+    every autoreset mode of Gymnasium. A row is one step of one environment.
 
     - *next-step*: the step after the end of an episode only resets the environment. The row of this
-      step is called a reset row, and is not `valid`. Its observation is the last observation of the
-      episode.
+      step is called a reset row, and its `valid` is False. Its observation is the last observation
+      of the episode.
     - *same-step*: the sampler reads the last observation from `infos["final_obs"]`, and stores it
-      as the successor of the row in which the episode ended.
-    - *disabled*: the sampler resets the environments whose episodes ended. It stores the last
-      observation as the successor of the row in which the episode ended.
+      in `SampleBatch.successor_obs`, as the next observation of the row in which the episode ended.
+    - *disabled*: the sampler resets the environments whose episodes ended. It also stores the last
+      observation in `SampleBatch.successor_obs`.
 
     The policy's memory is 0 at the first observation of each episode. In next-step mode, the policy
     also reads the last observation of each episode, in the reset row.
 
     If an environment raises an exception (see `FaultTolerantEnv`), its current episode is
-    discarded. At most one row is lost, and this row is not `valid`. The row before the lost row
-    bootstraps from its next observation. If the environment has its own vector implementation, an
-    exception discards the episodes of all N environments.
+    discarded. The exception loses at most one row, whose `valid` is False. The bootstrap value of
+    the row before the lost row is the value of its next observation. If the vector environment
+    itself raises, the current episodes of all N environments are discarded.
 
     Args:
         env: a vector of N environments. The sampler closes it.
@@ -77,7 +77,7 @@ class VectorSampler:
 
     Raises:
         EnvironmentFailedError: if the environments cannot be reset, or break Gymnasium's API.
-        Exception: any exception of the vector environment, if `faults` is None.
+        Exception: any exception of the vector environment, if `faults` was not passed.
     """
 
     def __init__(
@@ -145,18 +145,20 @@ class VectorSampler:
         Args:
             explore: how actions are chosen. True means `random`, and False means `mode`.
             steps: the number T of steps. `None` means `fragment_length`.
-            uniform: whether to ignore the policy and draw actions uniformly from the action space,
-                or from the actions that a mask allows. Without a mask, `action_dist_inputs` are
-                then 0. With a mask, `action_dist_inputs` are the parameters of the uniform
-                distribution over the allowed actions.
+            uniform: whether to ignore the policy and draw uniform actions. Without an action mask,
+                `ActionDistribution.random` draws the actions, and `action_dist_inputs` are 0. With
+                a mask, `ActionDistribution.random_allowed` returns both.
 
         Returns:
             a batch `[T, N]` with the columns of `SampleBatch` that exist before
             `Policy.postprocess`.
 
         Raises:
-            EnvironmentFailedError: if an environment fails repeatedly or breaks Gymnasium's API.
-            Exception: any exception of the vector environment, if `faults` was not passed.
+            EnvironmentFailedError: if an environment fails repeatedly, breaks Gymnasium's API, or
+                needs a missing package.
+            ConfigError: if `explore` is `mean`, but the actions have no mean.
+            Exception: any exception of the vector environment, if `faults` was not passed. Also any
+                exception of `steps`.
         """
         length, envs = steps or self.fragment_length, self.env.num_envs
         self._strict = not {"ignore", "warn"}.issuperset(np.geterr().values())
@@ -207,8 +209,8 @@ class VectorSampler:
         return batch
 
     def _step(self, t: int, rows: FragmentColumns, choose: ActionChooser) -> Any:
-        """Steps all environments once, and records row `t` and the next observations. Returns the
-        next observations before encoding."""
+        """Steps all environments once, and records this step `t` and the next observations. Returns
+        the next observations before encoding."""
         rewards, terminated, truncated = rows.rewards, rows.terminated, rows.truncated
         # The user's `np.seterr` settings should affect only the environments. Replacing the
         # settings takes as long as a step of a small environment, so the settings are replaced only
@@ -243,8 +245,8 @@ class VectorSampler:
             rows.lost[t] = self.faults.note(infos)
         if self.steps is not None:
             self._tell(t, rows, infos, self.steps)
-        # Integers outside of their range would break the encoding. Observations with such integers
-        # are therefore checked in each step, and other observations once per fragment.
+        # Integers outside of their range would break the encoding. Observations with integers are
+        # therefore checked in each step, and other observations once per fragment.
         if self._checks_each_step:
             self.faults.check(self.env, raw)
         rows.all_obs[t + 1] = self.policy.encoder.encode(raw)
@@ -253,14 +255,15 @@ class VectorSampler:
         return raw
 
     def _choose(self, t: int, rows: FragmentColumns, choose: ActionChooser) -> Any:
-        """Chooses and records the actions of row `t`, and returns them for the environment."""
+        """Chooses and records the actions of step `t`, and returns them for the environment."""
         rows.params[t], actions, self._memory = choose(t, rows.all_obs[t], self._memory)
         rows.actions[t] = actions
         return self.policy.dist.to_env(actions)
 
     def _begins(self, t: int, rows: FragmentColumns) -> np.ndarray:
-        """Returns `[N]` bool, True for each environment in which row `t` begins an episode. `t` is
-        at least 1. `gae.episode_starts` computes the same array for a whole batch."""
+        """Returns `[N]` bool, True for each environment in which an episode begins with the
+        observation before step `t`. `t` is at least 1. `gae.episode_starts` computes the same for a
+        whole batch."""
         if not self._next_step:
             begins = rows.terminated[t - 1] | rows.truncated[t - 1]
         elif t == 1:
@@ -301,7 +304,7 @@ class VectorSampler:
         self, t: int, rows: FragmentColumns, infos: Mapping[str, Any], steps: EpisodeSteps
     ) -> None:
         """Adds step `t` of each environment to `steps`. Skips reset rows, because they do not
-        belong to an episode."""
+        belong to an episode. Discards the episodes of environments whose step was lost."""
         terminated, done = rows.terminated[t], rows.terminated[t] | rows.truncated[t]
         lost = np.broadcast_to(rows.lost.get(t, np.False_), done.shape)
         resets = np.zeros_like(done)

@@ -128,8 +128,8 @@ class SamplerFaults:
             return env, obs, {**infos, FAULT_KEY: array}
 
     def check(self, env: _Vector, obs: Any) -> None:
-        """Checks a batch of observations from a user's vector. If polopt made the vector, this
-        method does nothing, because `FaultTolerantEnv` checks each observation.
+        """Checks a batch of observations from a vector environment that polopt did not make. For
+        other vectors, this method does nothing, because `FaultTolerantEnv` checks each observation.
 
         Raises:
             EnvironmentAPIError: if the batch does not match the observation space.
@@ -144,10 +144,11 @@ class SamplerFaults:
             ) from None
 
     def check_masks(self, env: _Vector, obs: Any, needed: np.ndarray | bool = True) -> None:
-        """Checks the action masks in a batch of observations from a user's vector. See `check`.
+        """Checks the action masks in a batch of observations from a vector environment that polopt
+        did not make. For other vectors, this method does nothing.
 
         Args:
-            env: the vector environment. See `check`.
+            env: the vector environment.
             obs: the batch of observations.
             needed: see `ActionMask.check`.
 
@@ -186,9 +187,9 @@ def checks_each_env(env: _Vector) -> bool:
 
 
 def has_sub_envs(env: _Vector) -> bool:
-    """Returns whether the vector is one of Gymnasium's two vectors of separate environments. Such a
-    vector accepts one seed for each environment, and can reset some of its environments without the
-    others."""
+    """Returns whether the vector is a `SyncVectorEnv` or `AsyncVectorEnv`. Such a vector consists
+    of separate environments. It accepts one seed for each environment, and can reset some of its
+    environments without the others."""
     return isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
 
 

@@ -17,7 +17,8 @@ class Seeds(NamedTuple):
         envs: the seeds `[N]` of the environments.
         actions: the seed of the generator of action noise.
         shuffle: the seed of the generator that shuffles minibatches.
-        process: the seed of the global generators in the worker's process.
+        process: the seed of the global generators (`random`, NumPy and torch) in the worker's
+            process.
     """
 
     envs: list[int]
@@ -64,8 +65,8 @@ def evaluation_seeds(seed: int, number: int, worker_index: int, num_envs: int) -
 
 def _seeds_of(seed: int, key: tuple[int, ...], num_envs: int) -> Seeds:
     envs, actions, shuffle, process = np.random.SeedSequence(seed, spawn_key=key).spawn(4)
-    # Gymnasium's classic environments require non-negative seeds. Every library accepts seeds of 31
-    # bits.
+    # Gymnasium's environments require non-negative seeds, and some libraries require seeds that fit
+    # into a signed 32-bit integer. So each seed has 31 bits.
     env_seeds = (envs.generate_state(num_envs) >> 1).tolist()
     return Seeds(env_seeds, actions, _number(shuffle), _number(process))
 

@@ -23,7 +23,7 @@ class WholeEpisodes:
 
     The number of episodes for each environment is fixed in advance. The first K episodes that end
     would give a biased mean: short episodes end first, and their returns may be lower or higher
-    than the returns of long episodes. If an environment plays more episodes than its number, the
+    than the returns of long episodes. If an environment plays more episodes than this number, the
     additional episodes are not used. If an environment raises, its current episode is discarded. If
     a value of an environment is not finite, all its episodes in the fragment are discarded. The
     environment then plays other episodes instead.

@@ -47,8 +47,8 @@ def make_sampler(
 ) -> tuple[VectorSampler | None, EnvironmentFailedError | None]:
     """Makes the sampler of a worker. Returns the sampler and None, or None and the error.
 
-    The worker raises the error when samples are requested. If this function raised the error in the
-    constructor of an actor, Ray would only report that the actor died.
+    The worker raises the error when samples are requested. The driver then receives the error as
+    the answer to a call, and can distinguish the error from a failure of the process.
 
     Args:
         rollout: the options of sampling.
@@ -154,10 +154,10 @@ def join_in_time(first: SampleBatch, second: SampleBatch) -> SampleBatch:
 
 def mark_non_finite(batch: SampleBatch, sampler: VectorSampler, env: str) -> SampleBatch:
     """Checks a batch for non-finite values, and returns the batch. If there are non-finite values,
-    describes them in `batch.faults`, and resets the environments in which they occurred. Without a
-    reset, the next fragment could begin with an observation that contains NaN, for which the policy
-    would return NaN. If only the squares of observations are not finite, describes this in
-    `batch.faults`, and resets no environment.
+    describes one of them in `batch.faults`, and resets the environments in which they occurred.
+    Without a reset, the next fragment could begin with an observation that contains NaN, for which
+    the policy would return NaN. If only the squares of observations are not finite, describes this
+    in `batch.faults`.
 
     Args:
         batch: the postprocessed batch, which is changed in place.

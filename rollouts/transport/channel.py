@@ -2,13 +2,15 @@
 
     strategy -> Calls -> Channel.send(...) -> Ticket -> Transport.wait(tickets) -> Ticket.result()
 
-The driver is the process that sends the calls. A gradient worker is the driver of its own rollout
+A strategy is a policy optimizer. Its `Calls` object (`rollouts/workers/calls.py`) makes other
+processes run functions, and reaches these processes only through the classes of this file. The
+driver is the process that sends the calls. A gradient worker is the driver of its own rollout
 workers.
 
-`Calls` uses only these classes. A transport decides how calls travel. The transport also handles
-calls that are too large for a connection, and processes that cannot connect. To add a transport,
-for example over MPI, implement the abstract methods in this file, write a counterpart of
-`ProcessActor` for the processes, and add the transport to `open_transport`.
+A transport decides how calls travel. The transport also handles calls that are too large for a
+connection, and processes that cannot connect. To add a transport, for example over MPI, implement
+the abstract methods in this file, and write a counterpart of `ProcessActor` for the processes. Then
+add the transport to `open_transport` and to the option `transport` of `RolloutConfig`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-#: A function that runs in a process, `fn(target, *args)`. See `Channel`.
+#: A function that runs in a process, `fn(target, *args)`. See `Message`.
 Function = Callable[..., Any]
 
 
@@ -35,8 +37,9 @@ class Message(NamedTuple):
             gets the object.
         by_reference: if True, the return value stays in the process, and the answer holds a
             reference to this value.
-        version: version of the driver's weights when the call is sent. 0 if the group of the
-            process takes no weights. The record of a run contains this version.
+        version: version of the driver's weights when the call is sent. 0 for calls that set up a
+            process, and for processes that take no weights. If the option `record_arrivals` is set,
+            the record of the run contains this version.
     """
 
     number: int
@@ -62,16 +65,17 @@ class UndecodableAnswerError(ChannelError):
 
 
 class UnsendableError(RuntimeError):
-    """The arguments or the answer of a call cannot be pickled. The call would probably fail in the
-    same way in every process."""
+    """A process could not unpickle the arguments of a call, or could not pickle the answer. The
+    call would probably fail in the same way in every process."""
 
 
 class LostProcessError(ChannelError):
-    """Ray reports that the process of a call has died, or that it could not make its object. If a
+    """Ray reports that the process of a call has died, or could not make its object. If a
     connection ends without such a report, the error is a plain `ChannelError`.
 
     Attributes:
-        at_start: True if the process failed while it was making its object.
+        at_start: True if an exception ended the start of the process, for example because the
+            process could not make its object.
     """
 
     def __init__(self, message: str, at_start: bool = False) -> None:
@@ -80,8 +84,8 @@ class LostProcessError(ChannelError):
 
 
 class LostReferenceError(ChannelError):
-    """The object of a reference among the arguments of a call is lost, because the process that
-    made this object has died."""
+    """The object of a reference among the arguments of a call is lost, usually because the process
+    that made this object has died."""
 
 
 class AnswerTimeoutError(ChannelError):
@@ -104,8 +108,8 @@ class Ticket(ABC):
         """Returns True if the call has an answer or has failed. Does not wait.
 
         `ended` may return True before the answer has arrived in this process, so `Ticket.result`
-        may still wait. Once `Transport.wait` has returned the ticket, `Ticket.result` does not
-        wait.
+        may still wait. Once `Transport.wait` has returned the ticket, the answer has arrived, or
+        the call has failed. After a failure, `Ticket.result` may still wait for the reason.
         """
 
     @abstractmethod
@@ -120,20 +124,20 @@ class Ticket(ABC):
             LostReferenceError: an argument was a reference whose object is lost.
             AnswerTimeoutError: the answer could not be fetched in time.
             UndecodableAnswerError: the answer cannot be unpickled.
-            UnsendableError: the arguments or the value cannot be pickled.
+            UnsendableError: the process could not unpickle the arguments, or pickle the answer.
             ChannelError: the connection ended for another reason.
             Exception: if `reraises` is True, the unchanged exception of the function.
         """
 
 
 class Started(NamedTuple):
-    """The first answer of a process, once it has started.
+    """The answer of a process to its start.
 
     Attributes:
         pid: process id.
         node: id of the node on which the process runs.
-        control: path of the `ControlPage` of the process. Empty if the process could not share its
-            page.
+        control: path of the `ControlPage` of the process, the memory that shows its progress. Empty
+            if the process could not share its page.
     """
 
     pid: int = 0
@@ -151,7 +155,7 @@ class Channel(ABC):
 
     Attributes:
         name: name of the process, for error messages.
-        start: the ticket of the start. Its answer is a `Started`.
+        start: the ticket of the last start. The answer to a start is a `Started`.
         started: the answer to `start`. Set by `note_started`.
     """
 
@@ -164,7 +168,7 @@ class Channel(ABC):
         """Sends a call. Does not wait for its answer.
 
         Raises:
-            TransportError: the driver cannot reach the process, and the config allows no other
+            TransportError: a process cannot connect to the driver, and the config allows no other
                 transport.
             Exception: the function or its arguments cannot be pickled. Pickling can raise any
                 exception.
@@ -172,12 +176,13 @@ class Channel(ABC):
 
     @abstractmethod
     def stop_early(self, number: int, keep_steps: int) -> None:
-        """Asks the process to end the fragments of a call once they have `keep_steps` steps. Does
-        not wait. Any thread may call this method."""
+        """Asks the process to end the rollout fragments of call `number` once they have
+        `keep_steps` steps. Does not wait. Any thread may call this method."""
 
     @abstractmethod
     def silent_s(self) -> float | None:
-        """Returns the seconds since the process last made progress. None if this is not known."""
+        """Returns the seconds since the process last made progress, such as a step of an
+        environment. None if this is not known."""
 
     def note_started(self, started: Started) -> None:
         """Stores the answer to `start`."""
@@ -189,8 +194,8 @@ class Transport(ABC):
 
     Attributes:
         name: name of the transport, as in the option `transport`.
-        clock: a function that returns the seconds of a monotonic clock. All code that runs within
-            the `step()` of a strategy measures time with this clock.
+        clock: a function that returns the seconds of a monotonic clock. Strategies measure time
+            with this clock, so that tests can simulate time and reruns can repeat it.
     """
 
     name: str
@@ -232,8 +237,11 @@ class Transport(ABC):
             timeout_s: the longest time to wait, in seconds.
 
         Returns:
-            the calls that have ended, in order of arrival if the transport knows this order. May be
-            empty, even before `timeout_s` seconds have passed.
+            some or all of the calls that have ended, in order of arrival as far as the transport
+            knows it. The list may be empty, even before `timeout_s` seconds have passed.
+
+        Raises:
+            TransportError: see `Channel.send`.
         """
 
     @abstractmethod
@@ -241,7 +249,7 @@ class Transport(ABC):
         """Finds the processes that may be waiting for resources.
 
         Args:
-            channels: the processes that have not started.
+            channels: the processes that are starting.
 
         Returns:
             the processes that may be waiting, and an upper limit on the number of processes that
@@ -271,7 +279,7 @@ class Transport(ABC):
 
     @abstractmethod
     def kill(self, channel: Channel) -> None:
-        """Kills a process at once. This ends all calls that the process has not answered. Any
+        """Kills a process. The calls that the process has not answered end with an error. Any
         thread may call this method. The process may already have ended."""
 
     @abstractmethod
@@ -281,8 +289,8 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Closes everything that this transport has opened, except for the processes. Call `stop`
-        first, which ends the processes."""
+        """Closes everything that this transport has opened, except for the processes that `start`
+        started. Call `stop` first, which ends these processes."""
 
     def paths(self, channels: Sequence[Channel]) -> str:
         """Returns the names of the transports that calls to these processes use, separated by

@@ -24,20 +24,20 @@ from polopt.rollouts.transport.socket_allreduce import SocketAllReduce
 from polopt.rollouts.transport.sockets import CONNECTION_ERRORS
 
 #: With `backend: auto`, a group may use sockets only if its largest tensor has at most this size.
-#: See `resolve_backend`. Over sockets, a sum takes log2(ranks) exchanges of the whole tensor. In
-#: torch's all-reduce, each rank sends the tensor about twice, whatever the number of ranks.
+#: See `resolve_backend`. Over sockets, a sum takes about log2(ranks) exchanges of the whole tensor.
+#: In torch's all-reduce, each rank sends the tensor about twice, whatever the number of ranks.
 SMALL_TENSOR_BYTES = 1 << 20
 
 
 class GroupSpec(NamedTuple):
-    """The description of a group that the driver sends to each rank through Ray.
+    """The description of a group. The driver sends it to each rank.
 
     Attributes:
-        generation: counts the groups that the driver has tried to form. Error messages show it.
+        generation: the number of this attempt of the driver to form a group, for error messages.
         world_size: number of ranks.
         backend: `socket`, `gloo` or `nccl`.
-        timeout_s: the longest time that a rank waits for other ranks in a sum, in seconds.
-        join_timeout_s: the longest time that a rank waits for other ranks while the group forms.
+        timeout_s: the longest time that a rank waits for another rank in a sum, in seconds.
+        join_timeout_s: the longest time that a rank waits for another rank while the group forms.
         key: the key with which ranks authenticate. Only for `socket`.
         host: address of the store. Only for `gloo` and `nccl`.
         port: port of the store. Only for `gloo` and `nccl`.
@@ -60,8 +60,9 @@ class GroupSpec(NamedTuple):
 
 
 class GroupBroken(RuntimeError):
-    """An all-reduce failed, because a rank died or did not answer in time. The tensor may hold a
-    partial sum, which differs between the surviving ranks. Do not use the tensor."""
+    """A group could not form, or an all-reduce failed, usually because a rank died or did not
+    answer in time. After a failed all-reduce, do not use the tensor: it may hold a partial sum,
+    which differs between the surviving ranks."""
 
 
 def start_store(host: str) -> TCPStore:
@@ -86,7 +87,7 @@ class AllReducer:
     Args:
         spec: the group.
         rank: rank of this process, from 0 to `world_size - 1`.
-        device: device on which tensors are summed.
+        device: device on which tensors are summed. The backend `socket` always sums on the CPU.
 
     Attributes:
         world_size: number of ranks.
@@ -112,10 +113,11 @@ class AllReducer:
         """Connects to the other ranks.
 
         Args:
-            addresses: `address` of all ranks, by rank.
+            addresses: `address` of all ranks, in order of rank.
 
         Raises:
-            GroupBroken: the other ranks did not connect within the timeout.
+            GroupBroken: the group did not form, usually because another rank did not connect
+                within the timeout.
         """
         spec = self._spec
         try:
@@ -140,7 +142,8 @@ class AllReducer:
         until the timeout.
 
         Raises:
-            GroupBroken: a rank died, or did not join the sum within the timeout.
+            GroupBroken: the sum failed, usually because a rank died, has left the group, or did not
+                join the sum within the timeout.
         """
         try:
             moved = tensor.to(self._device)
@@ -172,11 +175,12 @@ class AllReducer:
 
 
 class TimedReducer:
-    """Sums tensors over a group, and counts the time as a phase of the worker's call.
+    """Sums tensors over a group, and measures the time that this takes.
 
     Args:
         group: the group that this process has joined.
-        phase: a function that begins the phase, such as `lambda: worker.phase("allreduce")`.
+        phase: a function that returns a context manager. The context manager measures the time. An
+            example is `lambda: worker.phase("allreduce")`.
 
     Attributes:
         world_size: number of ranks.
@@ -226,8 +230,8 @@ def resolve_backend(
         device: device of the tensors that are summed.
         num_gpus: number of Ray GPUs of each rank. NCCL refuses ranks that share a GPU.
         transport: the option `transport` of the config. See `RolloutConfig`.
-        tensor_bytes: size of the largest tensor.
-        nodes: the node of each rank.
+        tensor_bytes: size of the largest tensor in bytes.
+        nodes: the id of each rank's node.
 
     Raises:
         TransportError: `backend` is `socket`, and the ranks are on several nodes.

@@ -1,9 +1,11 @@
-"""`ControlPage`: shared memory with the progress of a process, and requests to end its call early.
+"""`ControlPage`: shared memory that shows whether a process makes progress, and holds requests to
+end its calls early.
 
 The main thread of a worker can be busy with one call for seconds, and environments may have to run
 in this thread. So the worker cannot receive messages during a call. Instead, the driver and the
-worker map the same file into memory. The driver reads the worker's progress there, and writes its
-requests there. For a process on another node, the driver calls a `ControlAgent` on that node.
+worker map the same file into memory. In this memory, the driver reads the time of the worker's last
+progress, and writes its requests. For a process on another node, the driver calls a `ControlAgent`
+on that node.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ _BYTES = 16 + 16 * _SLOTS
 
 
 class EarlyStopRequest(NamedTuple):
-    """A request to end the fragments of a call early.
+    """A request to end the rollout fragments of a call early.
 
     Attributes:
         call: number of the call.
-        keep_steps: least number of steps that each fragment keeps.
+        keep_steps: each fragment ends once it has at least this number of steps.
     """
 
     call: int

@@ -16,12 +16,12 @@ from polopt.rollouts.transport.socket_server import Endpoint, SocketServer
 class ProcessActor:
     """A process that holds an object, its target, and runs functions on this object.
 
-    The actor makes, calls and stops the target in the main thread of the process. Environments may
+    The actor makes, calls and stops the target in the main thread of the process. Some environments
     work only in the thread that made them, and some of their libraries work only in the main
     thread.
 
     The constructor of the actor takes almost no time. So `booted` answers as soon as the process
-    exists, while `make` may still take long.
+    exists, while `make` may take long.
     """
 
     _target: Any = None
@@ -45,7 +45,7 @@ class ProcessActor:
         try:
             self._control_path = self._control.share()
         except OSError:
-            # The driver cannot read the progress of this process, and cannot end calls early.
+            # Then the driver cannot read the progress of this process, and cannot end calls early.
             self._control_path = ""
         return self._started()
 

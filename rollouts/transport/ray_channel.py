@@ -50,8 +50,8 @@ from polopt.rollouts.transport.ray_resources import (
 
 logger = logging.getLogger("polopt")
 
-#: If an argument of `start` or `remake` is larger than this, the driver puts it into the object
-#: store. All processes that get the same argument share this object.
+#: If an argument of `start` or `remake` is larger than this, the driver puts it into Ray's object
+#: store. Processes that get the same argument one after another share this object.
 MAX_ARGUMENT_BYTES = 100_000
 #: The longest time to wait for the object of a reference.
 GET_TIMEOUT_S = 60.0
@@ -85,9 +85,9 @@ class RayTicket(Ticket):
             return ray.get(self.ref, timeout=timeout_s)
         except GetTimeoutError as error:
             raise AnswerTimeoutError("the result of a call could not be fetched in time") from error
-        # In a start, this error is the exception of `make`. In a call, the answer holds the
-        # exception of the function. So in a call, this error is about an argument or a value that
-        # cannot be pickled, or about an argument that is lost.
+        # In a start, this error is the exception of `make` or `remake`. In a call, the answer holds
+        # the exception of the function. So in a call, this error is about a value that cannot be
+        # pickled, an argument that cannot be unpickled, or an argument that is lost.
         except RayTaskError as error:
             if self._starts:
                 raise LostProcessError(str(error), at_start=True) from error
@@ -95,7 +95,7 @@ class RayTicket(Ticket):
             if isinstance(cause, ObjectLostError):
                 raise LostReferenceError(f"an argument is lost: {cause}") from error
             raise UnsendableError(
-                f"its arguments or its value cannot be pickled: {cause!r}"
+                f"its arguments cannot be unpickled, or its value cannot be pickled: {cause!r}"
             ) from error
         except RaySystemError as error:
             raise UndecodableAnswerError(str(error)) from error
@@ -213,7 +213,8 @@ class RayTransport(Transport):
         """See `Transport.waiting`. Ray reports the resources of each request that it cannot meet,
         but not the actor that made the request. So this method returns all actors that request the
         same resources as an unmet request, and whose process has not started. Some of these actors
-        may already have their resources, and only start slowly."""
+        may already have their resources, and only start slowly. Raises the errors of
+        `unmet_requests`."""
         requesting = [c for c in channels if isinstance(c, RayChannel) and c.request is not None]
         unmet = unmet_requests() if requesting else Counter()
         waiting: list[Channel] = []
@@ -260,8 +261,8 @@ class RayTransport(Transport):
 
     def _argument(self, value: Any) -> Any:
         """Returns an argument for `make`: a small value itself, or a reference to a large value.
-        Processes that get the same value share the object of this reference. The driver owns the
-        object, so the object survives the loss of other processes."""
+        Successive calls with the same large value return the same reference. The driver owns the
+        object of the reference, so the object survives the death of other processes."""
         encoded = cloudpickle.dumps(value)
         if len(encoded) <= MAX_ARGUMENT_BYTES:
             return value
@@ -272,7 +273,8 @@ class RayTransport(Transport):
 
     def open_control(self, started: Started) -> ControlPage | _RemotePage | None:
         """Opens the control page of a process that has started. For a process on another node, an
-        agent on that node opens the page."""
+        agent on that node opens the page. Returns None if the page cannot be opened on this
+        node."""
         if started.node != ray.get_runtime_context().get_node_id():
             return _RemotePage(self._agent(started.node), started.control)
         try:
@@ -302,7 +304,8 @@ class _RemotePage:
         agent.open.remote(path)
 
     def silent_s(self) -> float | None:
-        """See `ControlPage.silent_s`. Returns None if the agent does not answer."""
+        """See `ControlPage.silent_s`. Returns None if the agent does not answer, or could not open
+        the page."""
         with contextlib.suppress(RayError):
             silent_s: float = ray.get(
                 self._agent.silent_s.remote(self._path), timeout=AGENT_TIMEOUT_S

@@ -2,7 +2,7 @@
 
 A call runs when it is sent. A script decides which answer arrives next. If the script chooses no
 answer, the virtual time advances. So a test or a simulation determines the order of arrival, while
-it runs the real `step()` of a strategy.
+it runs the real `step()` of a policy optimizer.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def of_process(*names: str) -> Script:
 
 def in_order(names: Iterable[str]) -> Script:
     """Returns a script in which one call ends for each of these names of processes, in the order of
-    the names."""
+    the names. The script raises StopIteration if no name is left, or if no call to the next process
+    is pending."""
     remaining = iter(names)
 
     def script(pending: list[SimulatedTicket]) -> SimulatedTicket | None:
@@ -143,7 +144,7 @@ class SimulatedChannel(Channel):
         return ticket
 
     def run(self, ticket: SimulatedTicket, message: Message) -> None:
-        """Runs a call, and sets its answer or error."""
+        """Runs a call, and stores the answer in the ticket of the call."""
         answer = self.target.run(message.number, message.function, *message.args)
         if message.by_reference and answer.error is None:
             answer = answer._replace(value=Reference(answer.value))

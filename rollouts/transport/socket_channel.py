@@ -1,9 +1,9 @@
 """`SocketTransport`: sends calls over Unix sockets within a node, and all other calls through Ray.
 
-An actor call costs both sides about a millisecond of processor time. For a small network, the
-gradient takes about as long. Ray still starts, places, watches and stops the process. The process
-answers calls inside one long actor call (`serve`). If the connection ends, the result of `serve`
-contains the reason.
+An actor call costs both sides about a millisecond of processor time. The gradient of a small
+network takes about as long. Ray still starts, places, watches and stops the processes. A process
+answers calls over its socket inside one long actor call, `serve`. If the connection ends, the
+result of `serve` contains the reason.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ MESSAGE_TIMEOUT_S = 10.0
 RECHECK_S = 1.0
 #: The longest timeout that is passed to a selector. Not every selector accepts longer timeouts.
 MAX_WAIT_S = 1e6
-#: The longest time to wait for the result of `serve` after a connection has ended. Ray reports the
-#: death of a process on the same node at once.
+#: The longest time to wait for the result of `serve` after a connection has ended. Ray usually
+#: reports the death of a process on the same node much earlier.
 REASON_TIMEOUT_S = 5.0
 #: The largest number of bytes that a message takes in the send buffer in addition to its own bytes.
 _MESSAGE_OVERHEAD = 2048
@@ -282,8 +282,8 @@ class SocketTransport(Transport):
 
     Args:
         through_ray: the transport that starts the processes, and carries calls through Ray.
-        timeout_s: the longest time that one side waits for the other side to send or receive the
-            rest of a message, in seconds.
+        timeout_s: the longest time that a process waits for the rest of a message, in seconds. The
+            limit for the driver is the shorter of this time and `MESSAGE_TIMEOUT_S`.
         required: if True, the driver raises `TransportError` for a process that cannot connect. If
             False, the calls of this process go through Ray.
 

@@ -87,7 +87,8 @@ class SocketServer:
                 connection.
 
         Returns:
-            the reason why the connection has ended. Empty if the driver has sent an empty message.
+            the reason why `serve` cannot answer calls any more. Empty if the driver has sent an
+            empty message.
         """
         connection = self._connection
         if connection is None or self._endpoint != endpoint:

@@ -1,7 +1,7 @@
 """Connections between processes of one node, over Unix sockets in a private directory.
 
 `multiprocessing.connection` frames the messages. It authenticates both sides with a key (HMAC)
-before either side reads anything else. The processes receive the key through Ray.
+before either side reads anything else. The processes receive the key from the driver.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
-#: The time in which the other side must prove that it has the key.
+#: The longest wait for each message with which the other side proves that it has the key.
 HANDSHAKE_TIMEOUT_S = 4.0
 #: The largest number of peers that can authenticate at the same time. If a further peer connects,
 #: the listener drops the oldest of these peers.
 MAX_HANDSHAKES = 256
-#: The largest size of the first message of a peer.
+#: The largest size of the first message that a peer sends after it has authenticated.
 MAX_HELLO_BYTES = 64
 #: The pause of a listener after an error, for example if no file descriptor is free.
 RETRY_S = 0.1
@@ -219,9 +219,9 @@ def _register(connected: socket.socket) -> Connection:
 
 
 def _close_in_fork() -> None:
-    """Closes all connections in a forked process, such as the process of an environment. Otherwise
-    the connections would stay open after the death of the parent process, and the other side would
-    not notice this death."""
+    """Closes all connections and listening sockets in a forked process, such as the process of an
+    environment. Otherwise the connections would stay open after the death of the parent process,
+    and the other side would not notice this death."""
     for either in list(_OPEN):
         either.close()
 
@@ -254,8 +254,8 @@ def _remove_left_behind() -> None:
 
 
 def left_behind(pattern: str) -> list[str]:
-    """Returns the files in the directory for temporary files that belong to this user and are older
-    than `LEFT_BEHIND_S`.
+    """Returns the paths of temporary files that belong to this user and are older than
+    `LEFT_BEHIND_S`.
 
     Args:
         pattern: a pattern for the names of the files, as for `glob`.

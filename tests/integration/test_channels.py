@@ -292,8 +292,8 @@ def make_undecodable(book: Notebook, raises: Callable[..., Any], argument: str) 
 def test_answer_that_cannot_be_unpickled_fails_only_its_call(
     process: Line, raises: Callable[..., Any], argument: str, large: bool
 ) -> None:
-    """One of the answers is large and comes through Ray. Ray does not report the end of its
-    call."""
+    """A large call goes through Ray. Ray does not report the end of a call whose answer raises
+    SystemExit during unpickling."""
     size = bytes(1_000_000 if large else 10)
     ticket = process.send(lambda book, data: make_undecodable(book, raises, argument), size)
     later, began_s = process.send(note, 1), time.monotonic()

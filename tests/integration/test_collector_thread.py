@@ -27,7 +27,7 @@ from polopt.rollouts.envs.env_errors import EnvironmentFailedError
 from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-STOPS_WITHIN_S = 30.0  # `stop` takes two seconds on a machine without other load
+STOPS_WITHIN_S = 30.0  # `stop` takes at most about two seconds on a machine without other load
 
 
 def stop_quickly(thread: CollectorThread) -> None:

@@ -100,7 +100,8 @@ def test_applied_minibatch_gradients_equal_learn_on_batch() -> None:
     batch, other = stepwise.get_data(), learner.get_data()
     assert batch["rewards"].tobytes() == other["rewards"].tobytes()
     minibatches = MinibatchGradients(stepwise.policy, batch)
-    # `get_data` has made another MinibatchGradients, which draws no random numbers if it is unused.
+    # `get_data` has made another MinibatchGradients. It draws the order of its minibatches only at
+    # its first gradient, so it changes nothing here.
     while not minibatches.done:
         stepwise.apply_gradients(minibatches.next_gradients())
     learner.policy.learn_on_batch(other)
@@ -171,7 +172,7 @@ def test_calls_of_two_processes_have_different_numbers() -> None:
 
 
 class PPOWithoutDevice(PPOPolicy):
-    """PPO that runs on the CPU if the machine does not have the device in its config."""
+    """PPO that runs on the CPU, whatever device the config names."""
 
     def __init__(self, *args: Any, device: str = "cpu", **options: Any) -> None:
         super().__init__(*args, **options)

@@ -272,7 +272,7 @@ def test_closed_transport_ends_serving_and_its_calls(
 def test_fork_in_a_process_does_not_keep_its_connection(
     transport: SocketTransport, ray_session: None
 ) -> None:
-    """An environment may fork such a process, which may live a moment longer than the worker."""
+    """A process that an environment forks may live a moment longer than the worker."""
     channel = transport.start(Notebook, (), NO_RESOURCES, "worker 1")
     line = Line("socket", transport, channel)
     line.note_started()

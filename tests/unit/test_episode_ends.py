@@ -1,6 +1,7 @@
 """Episode ends, as `docs/architecture.md` describes them. `terminated` cuts the return. `truncated`
-bootstraps from the true last observation. Reset rows of next-step mode are masked out of losses and
-counts. Each check fails if episode ends are handled wrongly.
+bootstraps from the true last observation. Reset rows (the steps that only reset an environment, in
+next-step mode) are masked out of losses and counts. Each check fails if episode ends are handled
+wrongly.
 """
 
 from __future__ import annotations
@@ -108,10 +109,10 @@ def check_worth(batches: list[SampleBatch], worth: float) -> None:
 
 
 def check_sums_to_the_end(batches: list[SampleBatch], lambda_: float, vtrace: bool = False) -> None:
-    """Checks advantages if all values are 0 and all rewards are 1. The advantages are then the
-    discounted sums of rewards up to the end of the episode or of the fragment, whichever comes
-    first. With V-trace, the advantage is computed from one step and the next target, for every
-    lambda."""
+    """Checks advantages if all values are 0 and all rewards are 1. The advantages are then the sums
+    of rewards, discounted with gamma times lambda, up to the end of the episode or of the fragment,
+    whichever comes first. With V-trace, the advantage is computed from one step and the next
+    target, for every lambda."""
     decay = GAMMA * lambda_
     for batch in batches:
         to_fragment_end = np.arange(batch.shape[0], 0, -1)[:, None]

@@ -1,4 +1,5 @@
-"""Each sample enters the driver's moments once. Workers receive the moments with the weights."""
+"""Each sample enters the driver's moments (mean and variance of observations and discounted
+returns) once. Workers receive the moments with the weights."""
 
 from __future__ import annotations
 
