@@ -21,7 +21,7 @@ from polopt.policies.spaces import ObservationEncoder
 
 
 class ActingPolicy(ABC):
-    """Holds weights, chooses actions with them, and prepares samples.
+    """Holds weights, chooses actions with them, and prepares sampled batches for learning.
 
         actions, extras = policy.compute_actions(policy.encoder.encode(observations))
         policy.set_weights(weights)
@@ -55,7 +55,7 @@ class ActingPolicy(ABC):
         state_size: S, size of the policy's memory for one environment. 0 for a policy without
             memory.
         worker_index: index of the worker that samples with this policy, from 1. 0 if the policy
-            belongs to the driver or to no worker.
+            belongs to the driver, to an evaluation worker or to no worker.
         num_workers: number of workers that sample.
 
     Raises:

@@ -63,8 +63,8 @@ class NonLearningPolicy(ActingPolicy):
 
 
 class RandomPolicy(NonLearningPolicy):
-    """Chooses uniformly from all actions. With an action mask, chooses uniformly from the allowed
-    actions."""
+    """Chooses random actions (see `UniformActions`). With an action mask, chooses uniformly from
+    the allowed actions."""
 
     def make_distribution(self) -> ActionDistribution:
         space = self.action_space
@@ -101,7 +101,7 @@ class ModulePolicy(NonLearningPolicy):
     """Samples actions with a module `obs [N, ...] -> distribution parameters [N, P]`.
 
     For Discrete, the parameters are logits. For MultiDiscrete, they are the concatenated logits of
-    all actions. For Box, they are means and log standard deviations.
+    all dimensions. For Box, they are means and log standard deviations.
 
     The weights are all parameters and buffers of the module, as one float32 vector in the order of
     `state_dict`. The vector includes buffers because running statistics must also reach the

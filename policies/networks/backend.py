@@ -90,7 +90,7 @@ class Backend:
         The network is in training mode during this call, and in evaluation mode at all other times.
 
         Args:
-            rows: columns `[B, ...]`, as arrays or from `rows`. See `NetworkPolicy.loss`.
+            rows: columns `[B, ...]`, as arrays or from `Backend.rows`. See `NetworkPolicy.loss`.
 
         Returns:
             the learner statistics of the loss, and `total_loss`.
