@@ -93,7 +93,7 @@ class FragmentPolicy(NetworkPolicy):
 
     config_class: ClassVar[type[FragmentConfig]] = FragmentConfig
     config: Any  # see Policy
-    #: Columns of a prepared batch that `loss` reads, in addition to `obs`.
+    #: Columns of a batch from `prepare_batch` that `loss` reads, in addition to `obs`.
     loss_columns: ClassVar[tuple[str, ...]] = ("actions", "value_targets")
     #: Whether a minibatch consists of all T steps of n environments. If True, `prepare_batch` is
     #: called for each minibatch, right before its gradient is computed. If False, `prepare_batch`

@@ -65,7 +65,7 @@ def episode_starts(batch: SampleBatch) -> np.ndarray:
 
 def continuing(batch: SampleBatch) -> np.ndarray:
     """`[T, N]` bool: whether the next row continues the episode of this row. The result is False
-    for the last row of an episode, and for a row with a separate successor."""
+    for the last row of an episode, and for a row whose next observation is in `successor_obs`."""
     continues = ~(batch["terminated"] | batch["truncated"])
     continues.reshape(-1)[batch.successor_index] = False
     return continues

@@ -1,6 +1,7 @@
 """Policies that do not learn, for a `Collector` without an algorithm of polopt.
 
-These policies wrap a `torch.nn.Module` or a callable, or choose random actions.
+These policies wrap a `torch.nn.Module` or a callable, or choose random actions. A module or a
+callable gets encoded observations (see `ObservationEncoder`).
 """
 
 from __future__ import annotations
@@ -103,10 +104,10 @@ class ModulePolicy(NonLearningPolicy):
     For Discrete, the parameters are logits. For MultiDiscrete, they are the concatenated logits of
     all dimensions. For Box, they are means and log standard deviations.
 
-    The weights are all parameters and buffers of the module, as one float32 vector in the order of
-    `state_dict`. The vector includes buffers because running statistics must also reach the
-    workers. The caller may train the module. This class moves the module to `device`, and changes
-    its parameters and buffers only in `set_weights`.
+    The weights are the parameters and buffers in the `state_dict` of the module, as one float32
+    vector in the order of `state_dict`. The vector includes buffers because running statistics must
+    also reach the workers. The caller may train the module. This class moves the module to
+    `device`, and changes its parameters and buffers only in `set_weights`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -233,8 +233,8 @@ class Policy(ActingPolicy):
 
     @np.errstate(all="ignore")
     def learn_on_batch(self, batch: Any, reducer: Reducer | None = None) -> dict[str, float]:
-        """Learns from the batch of this learner. The default makes one update, with the mean
-        gradient of all learners.
+        """Learns from the batch of this learner. The default makes one update, with the gradient of
+        the mean loss over the rows of all learners.
 
         Args:
             batch: an instance of `learns_from`. A `SampleBatch` must be postprocessed.
@@ -320,7 +320,9 @@ class Policy(ActingPolicy):
                 cannot use.
         """
         if weights.moments is not None and self.normalizer is None:
-            raise ValueError("the weights have moments, but this policy does not normalise")
+            raise ValueError(
+                "the weights have the moments of a normaliser, but this policy does not normalise"
+            )
         self.flat.set_params(weights.flat)  # raises for another network, before anything changes
         if weights.moments is not None and self.normalizer is not None:
             self.normalizer.moments = weights.moments

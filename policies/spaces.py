@@ -189,8 +189,8 @@ def _one_hot(values: np.ndarray, size: int, space: Space[Any]) -> np.ndarray:
     if len(values) and (values.min() < 0 or values.max() >= size):
         wrong = values[(values < 0) | (values >= size)][0]
         raise ValueError(
-            f"observations of {space} must be in the space; got {wrong}, counted from the start of "
-            "the space"
+            f"observations of {space} must be in the space; got {wrong} after subtraction of the "
+            "start of the space"
         )
     encoded = np.zeros((len(values), size), dtype=np.float32)
     encoded[np.arange(len(values)), values.astype(np.int64)] = 1.0

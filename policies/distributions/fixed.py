@@ -1,4 +1,4 @@
-"""Distributions of policies that do not learn: given actions and uniform actions."""
+"""Distributions of policies that do not learn, for computed actions and for random actions."""
 
 from __future__ import annotations
 

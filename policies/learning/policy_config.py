@@ -1,4 +1,4 @@
-"""`PolicyConfig`: options that all policies have."""
+"""`PolicyConfig`: options of all policies that learn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polopt.policies.networks.model_config import ModelConfig
 
 
 class PolicyConfig(Config):
-    """Options that all policies have.
+    """Options of all policies that learn.
 
     Attributes:
         lr: the learning rate: a number, or a piecewise linear schedule `[[environment steps,

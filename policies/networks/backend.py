@@ -76,8 +76,8 @@ class Backend:
     def rows(self, columns: Rows) -> Rows:
         """Converts the columns of a batch to tensors on the device of the network, for `backward`.
 
-        The policy calls this method once for each prepared batch, and cuts minibatches out of the
-        returned columns.
+        The policy calls this method once for each batch from `FragmentPolicy.prepare_batch`, and
+        cuts minibatches out of the returned columns.
         """
         return {
             name: as_tensor(column, self._device) if isinstance(column, np.ndarray) else column
