@@ -185,9 +185,9 @@ class ActingPolicy(ABC):
             the state for the next call, or `None` for policies without memory.
 
         Raises:
-            ValueError: an observation does not have the structure or shape of the space. An action
-                mask allows no action. The state has a wrong shape or is not finite, or it is not
-                None although the policy has no memory.
+            ValueError: the errors of `ObservationEncoder.encode_some`. An action mask allows no
+                action. The state has a wrong shape or is not finite, or it is not None although the
+                policy has no memory.
         """
         if state is not None and not self.state_size:
             raise ValueError(f"{type(self).__name__} has no memory: state must be None")
@@ -249,8 +249,8 @@ class ActingPolicy(ABC):
 
     @abstractmethod
     def get_state(self) -> dict[str, Any]:
-        """Returns the state for checkpoints. The state consists of tensors, numbers, strings, and
-        lists and dicts of these."""
+        """Returns the state for checkpoints. The state consists of tensors, numbers, bools,
+        strings, None, and lists and dicts of these."""
 
     @abstractmethod
     def set_state(self, state: Mapping[str, Any]) -> None:

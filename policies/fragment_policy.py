@@ -80,7 +80,7 @@ class FragmentPolicy(NetworkPolicy):
 
     A subclass must define:
 
-    - `postprocess`, which adds the columns `values` and `value_targets`,
+    - `postprocess` or `prepare_batch`, which adds the columns `values` and `value_targets`,
     - `loss`, which gets `obs` and the columns `loss_columns` `[B, ...]`, and calls `outputs` with
       all of them.
 

@@ -30,8 +30,8 @@ class NonLearningConfig(Config):
         actor: a `torch.nn.Module`, a callable, or None for random actions.
         outputs: what a module returns: `params` for the parameters of the action distribution, or
             `actions`.
-        squash_actions: whether to squash Box actions of a module with tanh instead of clipping
-            them.
+        squash_actions: whether to squash Box actions with tanh instead of clipping them. This
+            option has an effect only if a module returns `params`.
     """
 
     actor: Any = None

@@ -216,7 +216,7 @@ class Policy(ActingPolicy):
 
         Raises:
             TypeError: the argument is not a gradient.
-            ValueError: the gradient has another shape than the parameters of this policy.
+            ValueError: the gradient has another shape than the trained parameters of this policy.
         """
         if gradients is None:
             return

@@ -159,17 +159,18 @@ class ReplayPolicy(Policy):
     def learn_on_transitions(
         self, rows: Transitions, reducer: Reducer | None = None
     ) -> tuple[dict[str, float], np.ndarray]:
-        """Makes one update, with the gradient of the weighted mean loss of B rows.
+        """Makes one update, with the gradient of the weighted mean loss over the rows of all
+        learners.
 
         Args:
-            rows: rows of this learner.
+            rows: B rows of this learner.
             reducer: sums over all learners, so that all learners make the same update. `None` means
                 that there is only one learner.
 
         Returns:
-            learner statistics (means over the rows), and the absolute TD errors `[B]` before the
-            update. These errors are the new priorities of the rows. An error that is not finite
-            becomes 0, so that the buffer does not draw its row again soon.
+            learner statistics (means over the rows of all learners), and the absolute TD errors
+            `[B]` before the update. These errors are the new priorities of the B rows. An error
+            that is not finite becomes 0, so that the buffer does not draw its row again soon.
         """
         self.flat.zero_grads()
         stats, errors = self.backward(self.normalized(rows))

@@ -70,7 +70,7 @@ class TD3Config(ReplayConfig):
 
 
 class TD3Policy(ReplayPolicy):
-    """A deterministic actor `mu` with outputs in [-1, 1], and two critics.
+    """A deterministic actor `mu` with outputs in [-1, 1], and two critics. The losses are
 
         a' = clip(mu_target(s') + clip(noise, -c, c), -1, 1)
         target = r + discount * min_k Q_target_k(s', a')
