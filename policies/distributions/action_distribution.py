@@ -51,8 +51,8 @@ class ActionDistribution(ABC):
 
     @abstractmethod
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
-        """Draws the noise for an array of actions with the leading dimensions `leading`. Returns
-        `[*leading, size of the noise of one action]` float32."""
+        """Draws the noise `[*leading, ...]` for an array of actions with the leading dimensions
+        `leading`. The other dimensions depend on the distribution."""
 
     @abstractmethod
     def sample(self, params: np.ndarray, noise: np.ndarray | None) -> np.ndarray:

@@ -82,7 +82,8 @@ class PassThroughActions(ActionDistribution):
 
 class UniformActions(PassThroughActions):
     """Actions that do not depend on the observation. `random` draws them, so they are uniform
-    except in dimensions without two finite bounds. The noise is the action."""
+    except in dimensions without two finite bounds. The noise is the action. Without noise, `sample`
+    raises ValueError."""
 
     def __init__(self, space: Space[Any]) -> None:
         super().__init__(space)
