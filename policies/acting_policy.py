@@ -21,7 +21,7 @@ from polopt.policies.spaces import ObservationEncoder
 
 
 class ActingPolicy(ABC):
-    """Holds weights, chooses actions with them, and prepares samples.
+    """Holds weights, chooses actions with them, and prepares sampled batches for learning.
 
         actions, extras = policy.compute_actions(policy.encoder.encode(observations))
         policy.set_weights(weights)
@@ -55,7 +55,7 @@ class ActingPolicy(ABC):
         state_size: S, size of the policy's memory for one environment. 0 for a policy without
             memory.
         worker_index: index of the worker that samples with this policy, from 1. 0 if the policy
-            belongs to the driver or to no worker.
+            belongs to the driver, to an evaluation worker or to no worker.
         num_workers: number of workers that sample.
 
     Raises:
@@ -185,9 +185,9 @@ class ActingPolicy(ABC):
             the state for the next call, or `None` for policies without memory.
 
         Raises:
-            ValueError: an observation does not have the structure or shape of the space. An action
-                mask allows no action. The state has a wrong shape or is not finite, or it is not
-                None although the policy has no memory.
+            ValueError: the errors of `ObservationEncoder.encode_some`. An action mask allows no
+                action. The state has a wrong shape or is not finite, or it is not None although the
+                policy has no memory.
         """
         if state is not None and not self.state_size:
             raise ValueError(f"{type(self).__name__} has no memory: state must be None")
@@ -249,8 +249,8 @@ class ActingPolicy(ABC):
 
     @abstractmethod
     def get_state(self) -> dict[str, Any]:
-        """Returns the state for checkpoints. The state consists of tensors, numbers, strings, and
-        lists and dicts of these."""
+        """Returns the state for checkpoints. The state consists of tensors, numbers, bools,
+        strings, None, and lists and dicts of these."""
 
     @abstractmethod
     def set_state(self, state: Mapping[str, Any]) -> None:

@@ -71,7 +71,7 @@ class ActorCriticPolicy(FragmentPolicy):
 
     def state_values(self, batch: SampleBatch) -> tuple[np.ndarray, np.ndarray]:
         """Values `[T, N]` of the observations of a batch, and values `[T, N]` of the true next
-        observations. After `terminated`, the value of the next observation is 0."""
+        observations. See `gae.next_values`."""
         batch = self.normalized(batch)
         if not self.state_size:
             return gae.state_values(batch, self.backend.value)

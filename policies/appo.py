@@ -33,10 +33,11 @@ class AppoConfig(VTraceConfig, PPOConfig):
 
     Attributes:
         target_network_update_freq: the network is copied to the target network once in this number
-            of updates of the weights. (RLlib counts train batches instead.) If the policy learns
-            several epochs from each batch, set this option to the number of updates per batch. The
-            target policy then stays the same while the policy learns from one batch, as in PPO.
-            With a smaller number, the trust region moves during a batch.
+            of updates of the weights. (In RLlib, the unit of this option is a number of train
+            batches.) If the policy learns several epochs from each batch, set this option to the
+            number of updates per batch. The target policy then stays the same while the policy
+            learns from one batch, as in PPO. With a smaller number, the trust region moves during a
+            batch.
     """
 
     lr: LearningRate = 5e-4
@@ -61,7 +62,8 @@ class AppoPolicy(PPOPolicy):
     Every few updates, the policy copies its network to the target network. `AppoPolicy` differs
     from `PPOPolicy` in three points:
 
-    - The clipped ratio divides by the probability under the target policy.
+    - The clipped ratio divides by the probability under the target policy, with the lower bound
+      that `prepare_batch` describes.
     - V-trace computes the advantages and value targets, with the target policy as the policy that
       learns.
     - The KL divergence is measured from the target policy.
@@ -95,9 +97,9 @@ class AppoPolicy(PPOPolicy):
         """Adds `values`, and `value_targets` and `advantages` from `vtrace`.
 
         The new `action_dist_inputs` are the parameters of the target policy. The new `action_logp`
-        is `log(max(target, mu / 2))`, where mu is the policy that acted. So the ratio in the loss
-        is `pi / max(target, mu / 2)`. The paper writes this ratio as `min(mu / target, rho) pi /
-        mu`.
+        is `log(max(target, mu / 2))`. Here `target` and `mu` are the probabilities of the action
+        under the target policy and under the policy that acted. So the ratio in the loss is
+        `pi / max(target, mu / 2)`. The paper writes this ratio as `min(mu / target, rho) pi / mu`.
         """
         batch = self.normalized(batch)
         params = self.dist_inputs(batch, self._target)

@@ -29,8 +29,8 @@ class EpsilonGreedyConfig(NormalizingConfig):
             value], ...]`.
         per_worker_epsilon: whether each environment of each worker has its own constant epsilon.
             The n environments of all workers are counted from 0. The epsilon of environment i is
-            `0.4^(1 + 7 i / (n - 1))` (Horgan et al., 2018). Without remote workers, this option has
-            no effect, and `epsilon` is used.
+            `0.4^(1 + 7 i / (n - 1))` (Horgan et al., 2018). In evaluation and without remote
+            workers, this option has no effect, and `epsilon` is used.
     """
 
     epsilon: ScheduleValue = pydantic.Field(default=[(0, 1.0), (10_000, 0.05)])

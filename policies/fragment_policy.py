@@ -37,15 +37,17 @@ class FragmentConfig(NormalizingConfig):
         gamma: the discount factor.
         lambda_: the lambda of lambda-returns (key `lambda`).
         num_sgd_iter: the number of epochs over each batch.
-        sgd_minibatch_size: the number of rows of a minibatch. If the workers learn or compute
-            gradients, this is the number of rows in each worker. `None` and 0 mean that all rows
-            are one minibatch.
+        sgd_minibatch_size: the approximate number of rows of a minibatch. If the workers learn or
+            compute gradients, this is the number of rows in each worker. IMPALA, APPO and policies
+            with memory do not split the fragment of an environment, so their minibatches can be
+            larger. `None` and 0 mean that all rows are one minibatch.
         microbatch_size: the largest number of rows whose gradient is computed at once. The gradient
             of a minibatch is the mean of the gradients of its microbatches, weighted by their
-            numbers of rows. Smaller microbatches need less memory, and change the gradient only by
-            rounding. For a policy with memory, a microbatch has at least one whole sequence. With
-            `None` or 0, the gradient of a minibatch is computed at once. (RLlib 0.8's
-            MicrobatchOptimizer adds up the gradients instead of taking their mean.)
+            numbers of rows. Smaller microbatches need less memory. They change the gradient only by
+            rounding, unless the network has batch normalisation or dropout. For a policy with
+            memory, a microbatch has at least one whole sequence. With `None` or 0, the gradient of
+            a minibatch is computed at once. (RLlib 0.8's MicrobatchOptimizer adds up the gradients
+            instead of taking their mean.)
         normalize_rewards: whether to divide rewards by the running standard deviation of the
             discounted return. With True, values and value targets refer to the divided rewards. The
             returns in results stay undivided.
@@ -78,7 +80,7 @@ class FragmentPolicy(NetworkPolicy):
 
     A subclass must define:
 
-    - `postprocess`, which adds the columns `values` and `value_targets`,
+    - `postprocess` or `prepare_batch`, which adds the columns `values` and `value_targets`,
     - `loss`, which gets `obs` and the columns `loss_columns` `[B, ...]`, and calls `outputs` with
       all of them.
 
@@ -91,7 +93,7 @@ class FragmentPolicy(NetworkPolicy):
 
     config_class: ClassVar[type[FragmentConfig]] = FragmentConfig
     config: Any  # see Policy
-    #: Columns of a prepared batch that `loss` reads, in addition to `obs`.
+    #: Columns of a batch from `prepare_batch` that `loss` reads, in addition to `obs`.
     loss_columns: ClassVar[tuple[str, ...]] = ("actions", "value_targets")
     #: Whether a minibatch consists of all T steps of n environments. If True, `prepare_batch` is
     #: called for each minibatch, right before its gradient is computed. If False, `prepare_batch`

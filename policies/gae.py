@@ -11,7 +11,8 @@ from polopt.policies.learning.reducer import Reducer, summed
 
 
 def next_values(batch: SampleBatch, all_values: np.ndarray, successors: np.ndarray) -> np.ndarray:
-    """Values of the true next observations.
+    """Values of the true next observations. If the environment is reset automatically after a step,
+    the true next observation of this step is the observation before the reset.
 
     Args:
         batch: `[T, N]`.
@@ -19,8 +20,8 @@ def next_values(batch: SampleBatch, all_values: np.ndarray, successors: np.ndarr
         successors: `[K]` values of `batch.successor_obs`.
 
     Returns:
-        `[T, N]`. The value is 0 after `terminated`. After `truncated` and at the end of the
-        fragment, it is the value of the true next observation.
+        `[T, N]`. After `terminated`, the value is 0. In all other rows, also after `truncated` and
+        at the end of the fragment, it is the value of the true next observation.
     """
     following = all_values[1:].copy()
     if len(batch.successor_index):
@@ -54,7 +55,7 @@ def episode_starts(batch: SampleBatch) -> np.ndarray:
     An episode begins after a row with a separate successor, whose next observation is stored in
     `successor_obs` and not in `all_obs[t + 1]`. An episode also begins after a row without a
     transition. A row has no transition if the environment only resets in this row (autoreset mode
-    `next_step`), or if the environment raised an error.
+    `next_step`), if the environment raised an error, or if the row is padding.
     """
     starts = np.zeros((batch.shape[0] + 1, batch.shape[1]), dtype=bool)
     starts[1:] = ~batch["valid"]
@@ -64,7 +65,7 @@ def episode_starts(batch: SampleBatch) -> np.ndarray:
 
 def continuing(batch: SampleBatch) -> np.ndarray:
     """`[T, N]` bool: whether the next row continues the episode of this row. The result is False
-    for the last row of an episode, and for a row with a separate successor."""
+    for the last row of an episode, and for a row whose next observation is in `successor_obs`."""
     continues = ~(batch["terminated"] | batch["truncated"])
     continues.reshape(-1)[batch.successor_index] = False
     return continues
@@ -77,7 +78,8 @@ def advantages(
     gamma: float,
     lambda_: float,
 ) -> np.ndarray:
-    """Computes advantages by GAE(lambda): `A_t = delta_t + gamma lambda A_{t+1}`.
+    """Computes advantages by GAE(lambda): `A_t = delta_t + gamma lambda A_{t+1}`, with the temporal
+    difference `delta_t = r_t + gamma V_{t+1} - V_t`.
 
     The recursion stops at a row that the next row does not continue (see `continuing`), and at the
     end of the fragment.

@@ -13,9 +13,9 @@ from polopt.policies.vtrace import VTraceConfig, with_vtrace
 class ImpalaConfig(VTraceConfig):
     """Options of `ImpalaPolicy`. These are the options of `VTraceConfig`.
 
-    The default optimizer is RMSprop, as in the paper. The learning rate of the paper does not fit
-    here, because the loss in the paper is a sum over rows, and the loss of `ImpalaPolicy` is a
-    mean.
+    The default `torch_optimizer` is RMSprop, as in the paper. The learning rate of the paper does
+    not fit here, because the loss in the paper is a sum over rows, and the loss of `ImpalaPolicy`
+    is a mean.
     """
 
     lr: LearningRate = 6e-4

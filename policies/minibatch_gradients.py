@@ -20,7 +20,8 @@ class MinibatchGradients:
         batch: a postprocessed batch.
 
     Attributes:
-        version: version of the weights that chose the actions of the batch.
+        version: version of the weights that chose the actions of the batch. If several versions
+            chose actions, this is the oldest version.
         done: whether `next_gradients` has returned the last gradient of the batch.
     """
 

@@ -37,7 +37,7 @@ class NetworkPolicy(Policy):
         backend: computes outputs and gradients of `model`.
 
     Raises:
-        ConfigError: for spaces that are not supported.
+        ConfigError: for spaces, or options of the network, that are not supported.
     """
 
     model: Network

@@ -1,6 +1,7 @@
 """Policies that do not learn, for a `Collector` without an algorithm of polopt.
 
-These policies wrap a `torch.nn.Module` or a callable, or choose random actions.
+These policies wrap a `torch.nn.Module` or a callable, or choose random actions. A module or a
+callable gets encoded observations (see `ObservationEncoder`).
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class NonLearningConfig(Config):
         actor: a `torch.nn.Module`, a callable, or None for random actions.
         outputs: what a module returns: `params` for the parameters of the action distribution, or
             `actions`.
-        squash_actions: whether to squash Box actions of a module with tanh instead of clipping
-            them.
+        squash_actions: whether to squash Box actions with tanh instead of clipping them. This
+            option has an effect only if a module returns `params`.
     """
 
     actor: Any = None
@@ -63,8 +64,8 @@ class NonLearningPolicy(ActingPolicy):
 
 
 class RandomPolicy(NonLearningPolicy):
-    """Chooses uniformly from all actions. With an action mask, chooses uniformly from the allowed
-    actions."""
+    """Chooses random actions (see `UniformActions`). With an action mask, chooses uniformly from
+    the allowed actions."""
 
     def make_distribution(self) -> ActionDistribution:
         space = self.action_space
@@ -101,12 +102,12 @@ class ModulePolicy(NonLearningPolicy):
     """Samples actions with a module `obs [N, ...] -> distribution parameters [N, P]`.
 
     For Discrete, the parameters are logits. For MultiDiscrete, they are the concatenated logits of
-    all actions. For Box, they are means and log standard deviations.
+    all dimensions. For Box, they are means and log standard deviations.
 
-    The weights are all parameters and buffers of the module, as one float32 vector in the order of
-    `state_dict`. The vector includes buffers because running statistics must also reach the
-    workers. The caller may train the module. This class moves the module to `device`, and changes
-    its parameters and buffers only in `set_weights`.
+    The weights are the parameters and buffers in the `state_dict` of the module, as one float32
+    vector in the order of `state_dict`. The vector includes buffers because running statistics must
+    also reach the workers. The caller may train the module. This class moves the module to
+    `device`, and changes its parameters and buffers only in `set_weights`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

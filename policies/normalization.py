@@ -105,8 +105,9 @@ class Normalizer:
         size = len(self._elements) + (self.clip_rewards is not None)
         if moments.mean.shape != (size,) or moments.m2.shape != (size,):
             raise ValueError(
-                f"moments must have shape [{size}]; got {list(moments.mean.shape)} and "
-                f"{list(moments.m2.shape)}: they belong to another policy"
+                f"the normaliser's mean and m2 must have shape [{size}]; got "
+                f"{list(moments.mean.shape)} and {list(moments.m2.shape)}: they belong to another "
+                "policy"
             )
         # Before the first row, the variance is 1.
         variance = moments.variance if moments.rows else np.ones(size)
@@ -226,7 +227,10 @@ class Normalizer:
         rows = int(state["rows"])
         mean, m2 = (state[name].double().numpy().copy() for name in ("mean", "m2"))
         if rows < 0 or (m2 < 0.0).any():
-            raise ValueError(f"moments must not be negative; got {rows} rows and m2 {m2}")
+            raise ValueError(
+                "the normaliser's row count and m2 (sums of squared deviations) must not be "
+                f"negative; got {rows} rows and m2 {m2}"
+            )
         self.moments = Moments(rows, mean, m2)
 
 

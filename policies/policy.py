@@ -1,4 +1,4 @@
-"""`Policy`: base class of all algorithms. Strategies use algorithms through this class."""
+"""`Policy`: base class of all algorithms, and the interface that `polopt.optimizers` uses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from polopt.policies.onnx_export import write_onnx
 
 
 class Policy(ActingPolicy):
-    """Chooses actions and learns from batches. A policy knows nothing about Ray or the strategy.
+    """Chooses actions and learns from batches. A policy does not use Ray.
 
         actions, extras = policy.compute_actions(obs)
         batch = policy.postprocess(batch)      # in the worker that sampled the batch
@@ -61,15 +61,16 @@ class Policy(ActingPolicy):
         coefficients: scalars that learning adapts, such as a KL coefficient. If an option has the
             same name as a coefficient, the option is the initial value of the coefficient. The
             weights carry a copy of the coefficients.
-        progress: counts of the updates that this object has made.
+        progress: counts the rows from which this object has learned, and the gradients that it has
+            skipped.
 
     Raises:
-        ConfigError: for spaces that are not supported.
+        ConfigError: for spaces, or options of the network, that are not supported.
     """
 
     config_class: ClassVar[type[PolicyConfig]] = PolicyConfig
-    #: The type of a batch: `SampleBatch`, or `Transitions` or `Sequences` of a replay buffer. An
-    #: optimizer can train the policy if the optimizer has the same `learns_from`.
+    #: The type of a batch: `SampleBatch`, or `Transitions` or `Sequences` of a replay buffer. A
+    #: `PolicyOptimizer` can train the policy if it makes batches of this type.
     learns_from: ClassVar[type] = SampleBatch
     #: The type is Any, because each subclass has its own config class, and type checkers do not
     #: allow a subclass to narrow the type of a variable.
@@ -113,11 +114,10 @@ class Policy(ActingPolicy):
         return make_distribution(self.action_space, squash, normalize, config.clip_actions)
 
     def act_as(self, acting: Acting) -> None:
-        """Sets how the policy scales actions and observations, and changes the config accordingly.
+        """Sets `acting`, and changes the config and the action distribution accordingly.
 
         `set_weights` calls this method, because weights carry the `acting` of the policy that
-        learned them. This method changes how actions are scaled. `NetworkPolicy.act_as` also
-        changes how observations are scaled.
+        learned them. `NetworkPolicy.act_as` also changes how the network scales images.
         """
         if acting == self.acting:
             return
@@ -216,7 +216,7 @@ class Policy(ActingPolicy):
 
         Raises:
             TypeError: the argument is not a gradient.
-            ValueError: the gradient has another shape than the parameters of this policy.
+            ValueError: the gradient has another shape than the trained parameters of this policy.
         """
         if gradients is None:
             return
@@ -233,8 +233,8 @@ class Policy(ActingPolicy):
 
     @np.errstate(all="ignore")
     def learn_on_batch(self, batch: Any, reducer: Reducer | None = None) -> dict[str, float]:
-        """Learns from the batch of this learner. The default makes one update, with the mean
-        gradient of all learners.
+        """Learns from the batch of this learner. The default makes one update, with the gradient of
+        the mean loss over the rows of all learners.
 
         Args:
             batch: an instance of `learns_from`. A `SampleBatch` must be postprocessed.
@@ -265,7 +265,7 @@ class Policy(ActingPolicy):
         """Clips and applies the gradient in `flat.grads`. See `WeightUpdater.apply`.
 
         Returns `default_optimizer_learning_rate`, and `grad_norm`, the norm before clipping. A
-        gradient that is not finite is skipped, and then `grad_norm` is missing.
+        gradient that is not finite or too large is skipped, and then `grad_norm` is missing.
         """
         applied, stats = self._updater.apply(self.env_steps, lr_scale, self.resting)
         self.progress.count_update(applied)
@@ -320,7 +320,9 @@ class Policy(ActingPolicy):
                 cannot use.
         """
         if weights.moments is not None and self.normalizer is None:
-            raise ValueError("the weights have moments, but this policy does not normalise")
+            raise ValueError(
+                "the weights have the moments of a normaliser, but this policy does not normalise"
+            )
         self.flat.set_params(weights.flat)  # raises for another network, before anything changes
         if weights.moments is not None and self.normalizer is not None:
             self.normalizer.moments = weights.moments
@@ -349,7 +351,7 @@ class Policy(ActingPolicy):
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state that a checkpoint needs to continue learning. The state consists of
-        tensors, numbers, strings, and lists and dicts of these."""
+        tensors, numbers, bools, strings, None, and lists and dicts of these."""
         return {
             "network": _layers(self.model),
             **self.flat.get_state(),
@@ -371,11 +373,11 @@ class Policy(ActingPolicy):
         `acting` is restored even if its options have other values now.
 
         Raises:
-            ValueError: the state belongs to another network or another torch optimizer, or the
-                policy that saved the state normalises something else.
+            ValueError: the state belongs to another network or another torch optimizer, the policy
+                that saved the state normalises something else, or a value of the state is wrong.
         """
         self.check_network(state["network"])
-        moments = state.get("moments")  # missing in states of version 0.2
+        moments = state.get("moments")  # missing in states of older versions
         own = "nothing" if self.normalizer is None else self.normalizer.kinds
         if kinds_of(moments) != own:
             raise ValueError(

@@ -37,8 +37,9 @@ class PPOConfig(ActorCriticConfig):
         vf_clip_param: the largest squared error in the value loss. A value with a larger squared
             error gets no gradient. `None` means that errors are not bounded. (RLlib's default is
             10.)
-        vf_clip_range: the largest change of a value since sampling. The value loss clips larger
-            changes, like `clip_range_vf` of Stable-Baselines3. `None` means that changes are not
+        vf_clip_range: the largest change of a value since sampling. The value loss takes the larger
+            of the squared errors with and without clipping of the change. (With `clip_range_vf`,
+            Stable-Baselines3 takes only the error with clipping.) `None` means that changes are not
             clipped.
         kl_coeff: the initial weight of the KL penalty. 0 disables the penalty.
         kl_target: the target of the mean KL between the old and the new policy. After each batch

@@ -34,11 +34,11 @@ class ReplayConfig(NormalizingConfig):
         gamma: the discount factor.
         n_step: the largest number of steps of a transition. The reward of a transition is the sum
             of the discounted rewards of its steps. A transition has fewer steps if the episode ends
-            earlier, or if the next samples are lost.
+            earlier, or if the following steps are missing, for example after a failure of a worker.
         tau: how far each move brings a target network towards the trained network, as a fraction of
             their distance. With 1, the target network becomes a copy of the trained network.
         target_network_update_freq: the target networks move once in this number of updates of the
-            weights. (RLlib and Stable-Baselines3 count environment steps instead.)
+            weights. (The DQN of RLlib and of Stable-Baselines3 counts environment steps instead.)
         random_timesteps: the number of environment steps at the beginning of a run in which actions
             are uniformly random. After these steps, the policy chooses the actions.
     """
@@ -76,7 +76,7 @@ class ReplayPolicy(Policy):
         device: torch device of the networks.
 
     Raises:
-        ConfigError: for spaces that are not supported.
+        ConfigError: for spaces, or options of the network, that are not supported.
     """
 
     config_class: ClassVar[type[ReplayConfig]] = ReplayConfig
@@ -159,17 +159,18 @@ class ReplayPolicy(Policy):
     def learn_on_transitions(
         self, rows: Transitions, reducer: Reducer | None = None
     ) -> tuple[dict[str, float], np.ndarray]:
-        """Makes one update, with the gradient of the weighted mean loss of B rows.
+        """Makes one update, with the gradient of the weighted mean loss over the rows of all
+        learners.
 
         Args:
-            rows: rows of this learner.
+            rows: B rows of this learner.
             reducer: sums over all learners, so that all learners make the same update. `None` means
                 that there is only one learner.
 
         Returns:
-            learner statistics (means over the rows), and the absolute TD errors `[B]` before the
-            update. These errors are the new priorities of the rows. An error that is not finite
-            becomes 0, so that the buffer does not draw its row again soon.
+            learner statistics (means over the rows of all learners), and the absolute TD errors
+            `[B]` before the update. These errors are the new priorities of the B rows. An error
+            that is not finite becomes 0, so that the buffer does not draw its row again soon.
         """
         self.flat.zero_grads()
         stats, errors = self.backward(self.normalized(rows))
@@ -242,7 +243,7 @@ def bootstrapped(rows: Any, values: Tensor) -> Tensor:
 
 
 def as_floats(stats: Mapping[str, Tensor]) -> dict[str, float]:
-    """Converts statistics `[]` to numbers, with one transfer from the device."""
+    """Converts scalar tensors to numbers, with one transfer from the device."""
     numbers = torch.stack([value.detach() for value in stats.values()]).tolist()
     return dict(zip(stats, numbers, strict=True))
 

@@ -90,7 +90,7 @@ class SACPolicy(ReplayPolicy):
     config_class = SACConfig
     config: SACConfig
     dist: SquashedGaussian
-    #: Bounds of log standard deviations, as in the authors' code, RLlib and Stable-Baselines3.
+    #: Bounds of log standard deviations, as in the authors' code, RLlib 0.8 and Stable-Baselines3.
     log_std_bounds: ClassVar[tuple[float, float]] = (-20.0, 2.0)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -175,8 +175,8 @@ class SACPolicy(ReplayPolicy):
         return loss, errors, {"vf_loss": loss, **value_stats(values.mean(0), targets)}
 
     def actor_loss(self, rows: Any) -> tuple[Tensor, Tensor]:
-        """Computes the loss `[]` of the actor, and the log-probabilities `[B]` of new actions. The
-        critics do not learn from this loss."""
+        """Computes the loss `[]` of the actor, and the log-probabilities `[B]` of new actions.
+        `backward` disables the gradients of the critics for this loss."""
         actions, log_prob = self.sampled(rows.obs)
         values = self.critics(rows.obs, actions).amin(0)
         return (self.log_alpha.exp().detach() * log_prob - values).mean(), log_prob

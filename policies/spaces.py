@@ -17,8 +17,7 @@ class ObservationEncoder:
     """Converts observations of a vector environment to one array.
 
     Observations of a Box keep the shape of the space. They also get the dtype of the space, even if
-    the environment returns another dtype. So images of a uint8 space are stored and sent as uint8,
-    and the network, which divides only uint8 by the bound of the space, divides them in each case.
+    the environment returns another dtype. So images of a uint8 space are stored and sent as uint8.
     Observations of other spaces become float32 vectors, as with
     `gymnasium.spaces.utils.flatten`.
 
@@ -71,8 +70,9 @@ class ObservationEncoder:
         """Encodes one observation of the space as `[*shape]`.
 
         Raises:
-            ValueError: the observation does not have the structure and shapes of the space. Also
-                raised if the integer dtype of a Box cannot represent a value.
+            ValueError: the observation does not have the structure and shapes of the space, or a
+                value is outside of its Discrete or MultiDiscrete space. Also raised if the integer
+                dtype of a Box cannot represent a value.
         """
         encoded = isinstance(observation, np.ndarray) and isinstance(self.space, spaces.Box)
         if encoded and observation.shape == self.shape and observation.dtype == self.dtype:
@@ -189,8 +189,8 @@ def _one_hot(values: np.ndarray, size: int, space: Space[Any]) -> np.ndarray:
     if len(values) and (values.min() < 0 or values.max() >= size):
         wrong = values[(values < 0) | (values >= size)][0]
         raise ValueError(
-            f"observations of {space} must be in the space; got {wrong}, counted from the start of "
-            "the space"
+            f"observations of {space} must be in the space; got {wrong} after subtraction of the "
+            "start of the space"
         )
     encoded = np.zeros((len(values), size), dtype=np.float32)
     encoded[np.arange(len(values)), values.astype(np.int64)] = 1.0

@@ -44,9 +44,9 @@ class TD3Config(ReplayConfig):
         lr: the learning rate of the actor and the critics.
         actor_lr: the learning rate of the actor. `None` means `lr`.
         critic_lr: the learning rate of the critics. `None` means `lr`.
-        policy_delay: the number of updates of the critics for each update of the actor. By default,
-            this equals `target_network_update_freq`, so the target networks move whenever the actor
-            is updated.
+        policy_delay: the number of updates of the critics for each update of the actor. This option
+            and `target_network_update_freq` are both 2 by default, so the target networks move
+            whenever the actor is updated.
         exploration_noise: the standard deviation of the noise that is added to sampled actions: a
             number, or a schedule like `lr`.
         target_noise: the standard deviation of the noise that is added to the actions of the target
@@ -70,14 +70,15 @@ class TD3Config(ReplayConfig):
 
 
 class TD3Policy(ReplayPolicy):
-    """A deterministic actor `mu` with outputs in [-1, 1], and two critics.
+    """A deterministic actor `mu` with outputs in [-1, 1], and two critics. The losses are
 
         a' = clip(mu_target(s') + clip(noise, -c, c), -1, 1)
         target = r + discount * min_k Q_target_k(s', a')
         critics: sum_k of the weighted mean of (Q_k(s, a_stored) - target)^2 / 2
         actor:   mean of -Q_1(s, mu(s)), in every `policy_delay`-th update
 
-    Here `c` is `target_noise_clip`, and `a_stored` is the action in the buffer.
+    Here `noise` is Gaussian with standard deviation `target_noise`, `c` is `target_noise_clip`, and
+    `a_stored` is the action in the buffer.
     """
 
     config_class = TD3Config
@@ -123,9 +124,9 @@ class TD3Policy(ReplayPolicy):
 
     @property
     def resting(self) -> Collection[str]:
-        """The names of the segments that the next update does not change. This is the actor's
-        segment `network`. Before every `policy_delay`-th update, in which the actor learns, the
-        result is empty."""
+        """The names of the segments that the next update does not change. The result is empty if
+        the next update is a `policy_delay`-th update, in which the actor learns. Otherwise it is
+        the actor's segment `network`."""
         return () if (self.version + 1) % self.config.policy_delay == 0 else ("network",)
 
     @torch.no_grad()
@@ -152,7 +153,8 @@ class TD3Policy(ReplayPolicy):
         return loss, errors, {"vf_loss": loss, **value_stats(values.mean(0), targets)}
 
     def actor_loss(self, rows: Any) -> Tensor:
-        """Computes the loss `[]` of the actor. The critics do not learn from this loss."""
+        """Computes the loss `[]` of the actor. `backward` disables the gradients of the critics for
+        this loss."""
         actions = torch.tanh(self.model.action_params(rows.obs))
         return -self.critics(rows.obs, actions, count=1).mean()
 

@@ -32,7 +32,7 @@ class ActionDistribution(ABC):
         action_shape: shape of one action in a batch.
         action_dtype: dtype of the actions in a batch.
         sizes: number of categories of each categorical action. Batches count categories from 0.
-            Empty if actions are real numbers.
+            Empty for other actions.
         bounds: the lower and the upper bound, `[A]` each for A action dimensions. The bounds apply
             to actions as a batch stores them. `to_env` clips actions outside of the bounds, and
             statistics count these actions. `None` means that statistics count no actions as
@@ -51,8 +51,8 @@ class ActionDistribution(ABC):
 
     @abstractmethod
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
-        """Draws the noise for an array of actions with the leading dimensions `leading`. Returns
-        `[*leading, size of the noise of one action]` float32."""
+        """Draws the noise `[*leading, ...]` for an array of actions with the leading dimensions
+        `leading`. The other dimensions depend on the distribution."""
 
     @abstractmethod
     def sample(self, params: np.ndarray, noise: np.ndarray | None) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Distributions of policies that do not learn: given actions and uniform actions."""
+"""Distributions of policies that do not learn, for computed actions and for random actions."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ class PassThroughActions(ActionDistribution):
 
 
 class UniformActions(PassThroughActions):
-    """Uniform actions that do not depend on the observation. The noise is the action."""
+    """Actions that do not depend on the observation. `random` draws them, so they are uniform
+    except in dimensions without two finite bounds. The noise is the action. Without noise, `sample`
+    raises ValueError."""
 
     def __init__(self, space: Space[Any]) -> None:
         super().__init__(space)
@@ -97,7 +99,8 @@ class UniformActions(PassThroughActions):
         return noise
 
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
-        """Minus the logarithm of the number of actions, or of the volume of the box, `[B]`."""
+        """Minus the logarithm of the number of actions, or of the volume of the box, `[B]`. NaN if
+        the box is not bounded."""
         return torch.full((len(actions),), -self._log_size)
 
     def entropy(self, params: Tensor) -> Tensor:

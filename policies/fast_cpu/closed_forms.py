@@ -67,7 +67,7 @@ def closed_form_of(
     registers its own closed form.
 
     Args:
-        policy_class: the policy class. The closed form of a subclass of `ActorCriticPolicy` is a
+        policy_class: the policy class. The closed form of a subclass of `NetworkPolicy` is a
             `ClosedForm`. Any other policy class must itself call `find_closed_form`, and decides
             which arguments its closed form gets. A built-in class is given as text, `module:Class`.
         parts: names of further methods that only the loss of this class calls.

@@ -50,8 +50,8 @@ class NumpyBackend(Backend):
     """A `Backend` that computes outputs in NumPy, and gradients in NumPy if possible.
 
     `backward` computes in NumPy if the distribution and the loss have closed forms, the network is
-    small, and BLAS has only one thread. (If BLAS has more threads, idle threads use processor
-    time.) Otherwise `backward` computes in torch, as in `Backend`.
+    small, and BLAS has only one thread. (With more threads, the idle threads of BLAS would use
+    processor time.) Otherwise `backward` computes in torch, as in `Backend`.
 
     Args:
         network: the network in torch, on the CPU.

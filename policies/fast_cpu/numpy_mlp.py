@@ -28,8 +28,8 @@ class NumpyMLP:
     """Computes the outputs and the gradients of an `MLPNetwork`.
 
     Args:
-        network: a network on the CPU. To call `backward`, the parameters must have a `.grad`.
-            `FlatParameters` creates the `.grad` of all trained segments.
+        network: a network on the CPU. If `backward` will be called, the parameters must already
+            have a `.grad`. `FlatParameters` creates the `.grad` of all trained segments.
     """
 
     def __init__(self, network: MLPNetwork) -> None:

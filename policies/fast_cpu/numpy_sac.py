@@ -1,8 +1,9 @@
 """`sac`: the closed form of the gradients of SAC's losses, in NumPy.
 
 The matrix products take as long as in torch, but NumPy does not have the overhead of autograd. The
-gradient of the actor needs only the smaller Q-value of each row. So each critic does the backward
-pass only for the rows in which its Q-value is the smaller one. This is about half of all rows.
+gradient of the actor needs only the smaller Q-value of each row. So for this gradient, each critic
+does the backward pass only for the rows in which its Q-value is the smaller one. This is about half
+of all rows.
 """
 
 from __future__ import annotations
@@ -136,8 +137,8 @@ def _sampled(policy: Any, actor: Layers, obs: np.ndarray) -> _Sample:
 def _worst_values(
     critics: list[Layers], obs: np.ndarray, actions: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The smaller Q-value of both critics in each row `[B]`, and the gradients of these Q-values
-    with respect to the actions `[B, A]`."""
+    """The smaller of the Q-values of the two critics in each row `[B]`, and the gradients of these
+    smaller Q-values with respect to the actions `[B, A]`."""
     inputs = np.concatenate([obs, actions], axis=1)
     both = [critic.forward(inputs) for critic in critics]
     first, second = (done[-1][:, 0] for done in both)

@@ -33,8 +33,8 @@ class FlatParameters:
 
         flat = FlatParameters({"network": Segment(actor), "critics": Segment(critics)})
         flat.zero_grads()
-        loss.backward()                        # writes to `flat.grads`
-        flat.scale(0.5)                        # one operation for all modules
+        loss.backward()                        # adds to `flat.grads`
+        flat.scale(0.5)                        # halves the gradients of all modules
         array = flat.get_params()              # [P], for a message
 
     Each parameter becomes a view of `params`, and the `.grad` of each trained parameter becomes a

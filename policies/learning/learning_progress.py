@@ -14,7 +14,7 @@ class LearningProgress:
     Attributes:
         gradient_rows: number of rows of all learners from which the gradient in `flat.grads` was
             computed. Each update sets this number to 0.
-        rows_applied: sum of `gradient_rows` over all updates.
+        rows_applied: sum of `gradient_rows` over all gradients that were applied.
         skipped_updates: number of gradients that were not applied because they were not finite or
             too large (see `WeightUpdater.apply`).
         non_finite_gradients: number of gradients of this learner that were not finite, if several

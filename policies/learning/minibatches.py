@@ -25,8 +25,9 @@ class Minibatches:
         unit: the unit that is shuffled. `rows` shuffles single rows. `sequences` shuffles the
             environments of the prepared batch, for a policy with memory. `columns` shuffles the
             environments of the batch before `prepare`.
-        size: upper bound of the average number of rows of a minibatch in one learner. `None` means
-            that there is only one minibatch.
+        size: upper bound of the average number of rows of a minibatch in one learner. With the
+            units `sequences` and `columns`, each environment stays whole, so the average can be
+            larger. `None` means that there is only one minibatch.
         rng: random generator for the order.
         reducer: sums over all learners.
 

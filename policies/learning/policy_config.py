@@ -1,4 +1,4 @@
-"""`PolicyConfig`: options that all policies have."""
+"""`PolicyConfig`: options of all policies that learn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polopt.policies.networks.model_config import ModelConfig
 
 
 class PolicyConfig(Config):
-    """Options that all policies have.
+    """Options of all policies that learn.
 
     Attributes:
         lr: the learning rate: a number, or a piecewise linear schedule `[[environment steps,
@@ -28,10 +28,11 @@ class PolicyConfig(Config):
             norm. `None` disables clipping.
         fast_cpu: whether to use faster code that gives the same results up to rounding. With True,
             multi-layer perceptrons on the CPU act in NumPy if they have tanh or ReLU, no LSTM and
-            no layer normalisation. They also learn in NumPy if they are small, BLAS has one thread,
-            and the policy has a closed form of its loss gradients. Environments that are stepped
-            one after another use `FastSyncVectorEnv`. With False, networks use torch, and
-            environments use `SyncVectorEnv` of Gymnasium.
+            no layer normalisation. They also learn in NumPy if BLAS has one thread, the policy has
+            a closed form of its loss gradients, and the network has at most 100,000 parameters. For
+            SAC, the size does not matter. Environments that are stepped one after another use
+            `FastSyncVectorEnv`. With False, networks use torch, and environments use
+            `SyncVectorEnv` of Gymnasium.
         normalize_actions: whether to map actions of the policy from [-1, 1] to the bounds of a Box.
             -1 becomes the lower bound, and 1 becomes the upper bound. Dimensions without two finite
             bounds are not mapped. The option has no effect on other spaces, together with

@@ -36,8 +36,9 @@ def value_statistics(sums: Sequence[float]) -> dict[str, float]:
 
 
 def value_sums(batch: SampleBatch) -> list[float]:
-    """Five sums over the valid rows of a prepared batch. These are the number of rows, the targets,
-    their squares, the errors (target minus value), and the squares of the errors."""
+    """Five sums over the valid rows of a batch with `values` and `value_targets`. These are the
+    number of rows, the targets, their squares, the errors (target minus value), and the squares of
+    the errors."""
     valid = batch["valid"]
     targets = batch["value_targets"][valid].astype(np.float64)
     errors = targets - batch["values"][valid]

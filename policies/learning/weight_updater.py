@@ -11,7 +11,8 @@ from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.learning.schedules import Schedule
 from polopt.policies.learning.torch_optimizers import TORCH_OPTIMIZERS, TorchOptimizer
 
-#: Largest norm of an applied gradient. The squares of a larger gradient may overflow float32.
+#: Largest norm of an applied gradient, after clipping. The squares of the elements of a larger
+#: gradient may overflow float32.
 _MAX_NORM = 1e18
 
 

@@ -76,8 +76,8 @@ class Backend:
     def rows(self, columns: Rows) -> Rows:
         """Converts the columns of a batch to tensors on the device of the network, for `backward`.
 
-        The policy calls this method once for each prepared batch, and cuts minibatches out of the
-        returned columns.
+        The policy calls this method once for each batch from `FragmentPolicy.prepare_batch`, and
+        cuts minibatches out of the returned columns.
         """
         return {
             name: as_tensor(column, self._device) if isinstance(column, np.ndarray) else column
@@ -90,7 +90,7 @@ class Backend:
         The network is in training mode during this call, and in evaluation mode at all other times.
 
         Args:
-            rows: columns `[B, ...]`, as arrays or from `rows`. See `NetworkPolicy.loss`.
+            rows: columns `[B, ...]`, as arrays or from `Backend.rows`. See `NetworkPolicy.loss`.
 
         Returns:
             the learner statistics of the loss, and `total_loss`.

@@ -97,7 +97,7 @@ class CNNNetwork(ActorCriticNetwork):
     """Convolutions over images, with ReLU.
 
     The network itself scales uint8 images to [0, 1]. So batches and messages hold uint8 images,
-    which are smaller.
+    which are smaller than images of floats.
 
     Args:
         encoder: the image and its layers.

@@ -61,7 +61,8 @@ class ModelConfig(Config):
     as aliases.
 
     Attributes:
-        fcnet_hiddens: the widths of the hidden layers.
+        fcnet_hiddens: the widths of the hidden layers. This option and `fcnet_activation` have no
+            effect if the observation is one image with convolutions.
         fcnet_activation: the activation of the hidden layers. See `ACTIVATIONS`.
         conv_filters: a tuple `(channels, kernel, stride)` or `(channels, kernel, stride, padding)`
             for each convolution over an image `[C, H, W]` or `[H, W, C]`. A ReLU follows each

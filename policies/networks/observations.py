@@ -1,4 +1,4 @@
-"""Splits encoded observations into tensors. The inverse of `ObservationEncoder`, in torch."""
+"""Splits encoded observations into the parts of their space, as torch tensors."""
 
 from __future__ import annotations
 

@@ -18,8 +18,7 @@ from polopt.policies.networks.network import Network
 class QModelConfig(ModelConfig):
     """Options of a Q-network. These are the options of `ModelConfig` with other defaults.
 
-    In a dueling network, the state value and the advantages share the hidden layers unless
-    `vf_share_layers` is False.
+    By default, the state value and the advantages of a dueling network share the hidden layers.
     """
 
     fcnet_activation: Activation = "relu"

@@ -424,7 +424,7 @@ def test_state_of_another_normalisation_is_refused() -> None:
     plain, both = small_policy("ppo"), small_policy("ppo", **BOTH)
     some = small_policy("ppo", normalize_rewards=True)
     old = {key: value for key, value in plain.get_state().items() if key != "moments"}
-    plain.set_state(old)  # a state of version 0.2
+    plain.set_state(old)  # a state of an older version
     with pytest.raises(ValueError, match=r"normalises observations and rewards; got .* nothing"):
         both.set_state(old)
     with pytest.raises(ValueError, match=r"normalises nothing; got .* rewards"):
