@@ -233,6 +233,7 @@ def evaluate_now(
 
     Raises:
         ConfigError: `episodes` is wrong, or the environment cannot be made or evaluated.
+        ValueError: see `set_evaluation_statistics`.
     """
     training, config = experiment.rollout, experiment.trainer
     if episodes is None:

@@ -121,7 +121,8 @@ def encode_config(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 
 class _Unsaved(Exception):
-    """Raised for a value that cannot be encoded. The value is left out of its container."""
+    """Raised for a value that cannot be encoded. A dict omits the value, and a list has None in its
+    place."""
 
 
 def _encode(value: Any, path: str, unsaved: dict[str, str], within: tuple[int, ...]) -> Any:

@@ -132,7 +132,7 @@ def _evaluation_problems(state: Mapping[str, Any]) -> Iterator[tuple[str, Any, s
 
 
 def _is_score(saved: Any) -> bool:
-    """Returns whether a value from JSON is a `Score` of the best checkpoint."""
+    """Returns whether a value from JSON is a `Score` that a `BestCheckpoint` saved."""
     keys = ("episode_return_mean", "policy_version", "directory")
     if not isinstance(saved, Mapping) or set(saved) != set(keys):
         return False
@@ -385,8 +385,8 @@ def read_or_fall_back(directory: str | Path) -> tuple[Path, State]:
             - The directory does not exist.
             - The checkpoint is damaged, and no older checkpoint can be read.
             - The checkpoint is complete, but it has another format or a wrong value, or was not
-              written by a trainer. The message then names an older checkpoint that can be read, if
-              there is one.
+              written by a trainer.
+            The message names an older checkpoint that can be read, if there is one.
     """
     directory = Path(directory)
     _check_exists(directory)

@@ -81,7 +81,7 @@ _MOST_EARLIER_RUNS = 100
 
 def _checked(request: Callable[..., tune.PlacementGroupFactory]) -> Any:
     """Wraps `default_resource_request`. The wrapper first checks the config. If this process is
-    connected to Ray, the wrapper warns if Ray has fewer resources than the config requests."""
+    connected to Ray, the wrapper also warns if Ray has fewer resources than the run requests."""
 
     def checked(cls: type[PolicyOptimizerTrainer], config: dict[str, Any]) -> Any:
         Experiment.parse(config, cls.preset)
@@ -334,7 +334,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
     def _make_evaluation(self, config: WorkerConfig | None, device: str) -> None:
         self._best = BestCheckpoint(*results_folder(self._storage_of_trial, self.logdir))
         if config is not None:
-            with kept_global_generators():  # new environments may use the global generators
+            with kept_global_generators():  # new environments may draw global random numbers
                 workers = WorkerSet(
                     config,
                     device,
@@ -476,7 +476,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     def _evaluate(self, evaluation: Evaluation) -> None:
         """Takes the result of an evaluation in workers if this evaluation has ended. Then begins a
-        new evaluation if one is due."""
+        new evaluation if one is due. Without evaluation workers, also plays its episodes."""
         if self._record.decide(evaluation.poll, evaluation.finish):
             self._offer_best(evaluation)
         iteration, optimizer = self.iteration + 1, self.optimizer
@@ -529,7 +529,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
                 `checkpoint_*` directory in `logdir`.
 
         Returns:
-            a `SavedCheckpoint`. Under Tune, this is the return value of Tune's own method.
+            without Tune, a `SavedCheckpoint`. Under Tune, the return value of Tune's own method.
 
         Raises:
             CheckpointError: the checkpoint cannot be written or copied. The message names the
@@ -618,21 +618,21 @@ class PolicyOptimizerTrainer(tune.Trainable):
             )
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Restores a checkpoint. The trainer that wrote the checkpoint may have another optimizer,
-        but its policy must have the same network as the policy of this trainer. If the checkpoint
-        is damaged, this method restores an older checkpoint of the same run. A warning then names
-        both checkpoints.
+        """Restores a checkpoint. The trainer that wrote the checkpoint may have used another policy
+        optimizer, but its policy must have the same network as the policy of this trainer. If the
+        checkpoint is damaged, this method restores an older checkpoint of the same run, if there is
+        one. A warning then names both checkpoints.
 
         Args:
             checkpoint: directory of the checkpoint.
 
         Raises:
-            CheckpointError: the checkpoint does not exist, or was made with another network,
-                version or program. Also raised if the checkpoint is incomplete or damaged, and no
-                older checkpoint can be read.
+            CheckpointError: the checkpoint does not exist, has another format or network, or was
+                not written by a polopt trainer. Also raised if the checkpoint is incomplete or
+                damaged, and no older checkpoint can be read.
             RuntimeError: the trainer has been stopped.
             CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError: a
-                call that began before the restore has failed. See `polopt.Calls`.
+                call to a worker has failed, before or during the restore. See `polopt.Calls`.
         """
         self._check_runs("restore")
         found, state = read_or_fall_back(checkpoint)
@@ -680,7 +680,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
                 results are added to the files of that run.
             changes: options that replace the saved options. If the class is a preset, the preset's
                 optimizer and policy replace the saved optimizer and policy.
-                `PolicyOptimizerTrainer` keeps the saved optimizer and policy.
+                `PolicyOptimizerTrainer` keeps the saved ones, unless `changes` name others.
 
         Raises:
             CheckpointError: the checkpoint is missing or damaged, or does not fit the policy. Also
@@ -725,6 +725,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
         Raises:
             ConfigError: `episodes` is wrong, or the environment cannot be made or evaluated.
+            ValueError: the wrappers of the environment do not fit the statistics from training.
             RuntimeError: the trainer has been stopped.
         """
         self._check_runs("evaluate")

@@ -59,7 +59,8 @@ def evaluate(
     Raises:
         CheckpointError: the checkpoint is missing or damaged, or the environment does not fit the
             policy.
-        ConfigError: an argument is wrong, or the environment cannot be made or evaluated.
+        ConfigError: an argument is wrong, the class of the policy or network is unknown, or the
+            environment cannot be made or evaluated.
     """
     check_episodes(episodes)
     RolloutConfig.parse(_only_of_environment(options))

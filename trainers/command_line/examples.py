@@ -170,7 +170,7 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 
 def _run_python(path: Path) -> Any:
     try:
-        module = import_file(path)  # `start_ray` adds the file's directory to the path of workers
+        module = import_file(path)  # `start_ray` adds its directory to the PYTHONPATH of workers
         if hasattr(module, "experiment"):
             return module.experiment()
     except Exception as error:

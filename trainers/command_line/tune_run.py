@@ -58,7 +58,8 @@ def run(
     verbose: bool = False,
 ) -> str:
     """Trains until a result reaches a limit, the trial ends itself, a signal arrives, or an error
-    occurs. Then prints the results and checkpoints. If this function started Ray, it also ends Ray.
+    occurs. Then prints the directories of the results and checkpoints. If this function started
+    Ray, it also ends Ray.
 
     Args:
         planned: the experiment.
