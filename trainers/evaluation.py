@@ -328,8 +328,8 @@ class Evaluation:
             True if the evaluation has ended, and False if it was dropped.
 
         Raises:
-            CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError:
-                see `Calls`.
+            EnvironmentFailedError: see `PolicyOptimizerTrainer.train`.
+            CallbackError, WorkersFailedError, NonFiniteError, FunctionError: see `Calls`.
         """
         with kept_global_generators():
             while not stopped():

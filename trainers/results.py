@@ -59,8 +59,8 @@ def make_result(
     Tune's CSV logger takes its columns from the first result. Therefore, the first result already
     has every key except the keys of custom metrics, and of statistics that only some policies
     compute, such as `alpha_value` of SAC. The order of the keys matters: Tune's table of trials
-    shows the first four numbers of the top level, or the first three in a notebook. Tune has no
-    option to choose other columns.
+    shows the first four numbers of the top level, or the first three in a notebook. On a terminal,
+    Tune has no option to choose other columns.
 
     Args:
         optimizer: the optimizer after the iteration.

@@ -121,8 +121,8 @@ def _missing(error: Exception, users: str) -> str | None:
     """Returns the relative path that an error reports as missing, if this path or its folder exists
     in the user's directory. Returns None for other errors.
 
-    The path is searched in the text of the error, because errors of environments and callbacks
-    contain the original error only as text.
+    This function searches the text of the error for the path, because errors of environments and
+    callbacks contain the original error only as text.
     """
     for path in re.findall(re.escape(os.strerror(errno.ENOENT)) + ": '([^/'][^']*)'", str(error)):
         if any(os.path.exists(Path(users, one)) for one in (path, os.path.dirname(path)) if one):

@@ -19,9 +19,9 @@ logger = logging.getLogger("polopt")
 
 
 class StepTrace:
-    """Records the optimizer steps that the config selects. The driver and all workers that run at
-    the first recorded step record their events. The driver writes the trace after the last recorded
-    step.
+    """Records the optimizer steps that the config selects. The driver records its events, and so do
+    all workers that are up at the first of these steps. The driver writes the trace after the last
+    of these steps.
 
     Args:
         config: options of the trainer. The keys `trace`, `trace_first_step` and `trace_num_steps`

@@ -429,8 +429,10 @@ class PolicyOptimizerTrainer(tune.Trainable):
         Raises:
             RuntimeError: the trainer has been stopped.
             CheckpointError: the checkpoint of the best evaluation cannot be written.
-            CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError:
-                see `polopt.Calls` and `polopt.Callbacks`.
+            EnvironmentFailedError: an environment in the driver's process fails repeatedly, or an
+                environment breaks Gymnasium's API.
+            CallbackError, WorkersFailedError, NonFiniteError, FunctionError: see `polopt.Calls` and
+                `polopt.Callbacks`.
         """
         result: dict[str, Any] = super().train()  # type: ignore[no-untyped-call]
         return result
@@ -627,9 +629,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
             checkpoint: directory of the checkpoint.
 
         Raises:
-            CheckpointError: the checkpoint does not exist, has another format or network, or was
-                not written by a polopt trainer. Also raised if the checkpoint is incomplete or
-                damaged, and no older checkpoint can be read.
+            CheckpointError: the checkpoint does not exist, has another format, was not written by a
+                polopt trainer, or does not fit the network or replay buffer of this trainer. Also
+                raised if it is incomplete or damaged, and no older checkpoint can be read.
             RuntimeError: the trainer has been stopped.
             CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError: a
                 call to a worker has failed, before or during the restore. See `polopt.Calls`.
@@ -727,6 +729,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             ConfigError: `episodes` is wrong, or the environment cannot be made or evaluated.
             ValueError: the wrappers of the environment do not fit the statistics from training.
             RuntimeError: the trainer has been stopped.
+            Exception: the environment raised this exception in an episode.
         """
         self._check_runs("evaluate")
         return evaluate_now(

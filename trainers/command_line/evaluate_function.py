@@ -61,6 +61,7 @@ def evaluate(
             policy.
         ConfigError: an argument is wrong, the class of the policy or network is unknown, or the
             environment cannot be made or evaluated.
+        Exception: the environment raised this exception in an episode.
     """
     check_episodes(episodes)
     RolloutConfig.parse(_only_of_environment(options))
