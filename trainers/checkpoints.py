@@ -168,8 +168,8 @@ def read_checkpoint(directory: str | Path) -> dict[str, Any]:
 
 
 def check_further_files(directory: str | Path) -> None:
-    """Compares the SHA-256 of each file that `add_files` wrote with the manifest.
-    `read_checkpoint` does not read these files, because they may have many gigabytes.
+    """Compares the SHA-256 of each file of the replay buffer with the manifest. `read_checkpoint`
+    does not read these files, because they may have many gigabytes.
 
     Raises:
         CheckpointError: a file is missing or damaged.
@@ -228,7 +228,7 @@ def read_state_file(directory: str | Path) -> dict[str, Any]:
 
 
 def _read_manifest(directory: Path) -> dict[str, Any]:
-    """Returns the SHA-256 of each other file, by file name."""
+    """Returns the SHA-256 sums in the manifest, by file name."""
     path = directory / "manifest.json"
     manifest = _parse_json(path, _read(path))
     try:

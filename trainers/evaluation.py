@@ -1,8 +1,8 @@
 """Evaluation during training: plays whole episodes with a copy of the policy.
 
 The driver plays the episodes between two iterations, or evaluation workers play them while training
-continues. Like the file of each policy optimizer, this file has two halves: the function `play`
-runs in a worker, and the class `Evaluation` runs in the driver.
+continues. Like the file of each policy optimizer, this file has two halves. The function `play`
+runs in a worker. The class `Evaluation` runs in the driver.
 """
 
 from __future__ import annotations

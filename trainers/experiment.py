@@ -252,7 +252,7 @@ class Experiment:
 
         Raises:
             ConfigError: the environment is unknown or cannot be made, a space is not supported, or
-                the value of `callbacks` is not a subclass of `Callbacks`.
+                `callbacks` has a wrong value.
         """
         callbacks = resolve_callbacks(self.trainer.callbacks)
         return make_worker_config(self.rollout, self.policy_class, self.policy, callbacks=callbacks)

@@ -63,8 +63,9 @@ def rerun(
         the trainer after each result.
 
     Raises:
-        ConfigError: the record or a value of the config is missing, the record is damaged or is the
-            record of several trials, or the recorded run was never restored from `start`.
+        ConfigError: the record is missing or damaged, `trial` has the records of several trials, or
+            a value of the config is missing. Also raised if the recorded run was never restored
+            from `start`.
         CheckpointError: a checkpoint in the record cannot be restored.
         RerunDifference: the rerun differs from the record. Raised at the first difference.
     """

@@ -94,8 +94,8 @@ def in_directory(folder: str | None) -> Iterator[None]:
 
 @contextmanager
 def explain_missing_file(users: str | None) -> Iterator[None]:
-    """Adds a hint to an error of the block if a relative path exists in the user's directory, but
-    was looked up in the trial's directory.
+    """Adds a hint to an error inside the block if the error reports a missing relative path that
+    exists in the user's directory. The path was looked up in the trial's directory instead.
 
     Args:
         users: the return value of `directory_before_tune`.

@@ -141,9 +141,9 @@ def _is_score(saved: Any) -> bool:
 
 
 def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yields each field and its value, except for two kinds of fields. The states of random
-    generators are left out because they have 128-bit integers. The states of environments are left
-    out because they may have any numbers."""
+    """Yields each field of a nested state and its value, except for two kinds of fields. The states
+    of random generators are left out because they have 128-bit integers. The states of environments
+    are left out because they may have any numbers."""
     if isinstance(tree, Mapping):
         if "bit_generator" not in tree:
             for key, value in tree.items():
@@ -451,8 +451,8 @@ def _is_of_run(directory: Path, candidate: Path, state: State) -> bool:
     theirs = _runs(state)
     if runs and theirs:
         return theirs[-1] in runs
-    # If a checkpoint does not name its runs, Tune's names of directories decide: checkpoints with
-    # such names in one folder are from the same trial.
+    # If a checkpoint does not name its runs, the names of the directories decide. Two checkpoints
+    # with Tune's names in one folder are from the same trial.
     alike = all(_TUNE_NAME.fullmatch(path.name) for path in (directory, candidate))
     return alike and directory.parent == candidate.parent
 

@@ -161,8 +161,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
     _log_handler: logging.Handler | None = None
     _trace: StepTrace
     _record: RunRecord
-    #: The path to which Tune will move the checkpoint that is being restored. `None` means that
-    #: Tune does not move this checkpoint.
+    #: With `record_restarts`, the trainer restores each checkpoint that it has just written. In the
+    #: meantime, this is the path to which Tune will move the checkpoint.
     _restored_as: Path | None = None
     #: Identifiers of the earlier runs from which this run was restored, and of this run itself. The
     #: identifier of this run is the last one.
@@ -621,7 +621,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Restores a checkpoint. The trainer that wrote the checkpoint may have used another policy
-        optimizer, but its policy must have the same network as the policy of this trainer. If the
+        optimizer. The saved policy must have the same network as the policy of this trainer. If the
         checkpoint is damaged, this method restores an older checkpoint of the same run, if there is
         one. A warning then names both checkpoints.
 
@@ -629,9 +629,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
             checkpoint: directory of the checkpoint.
 
         Raises:
-            CheckpointError: the checkpoint does not exist, has another format, was not written by a
-                polopt trainer, or does not fit the network or replay buffer of this trainer. Also
-                raised if it is incomplete or damaged, and no older checkpoint can be read.
+            CheckpointError: the checkpoint does not exist, has another format, or was not written
+                by a polopt trainer. Also raised if it does not fit the network or replay buffer of
+                this trainer, or if it is damaged and no older checkpoint can be read.
             RuntimeError: the trainer has been stopped.
             CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError: a
                 call to a worker has failed, before or during the restore. See `polopt.Calls`.
@@ -745,7 +745,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
         Raises:
             CheckpointError: the checkpoint cannot be restored (see `load_checkpoint`), or the
-                directory contains a pickle file, which Tune would load.
+                directory contains a file `_dict_checkpoint.pkl`, which Tune would unpickle.
             RuntimeError: the trainer has been stopped.
             CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError:
                 see `load_checkpoint`.

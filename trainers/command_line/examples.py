@@ -32,8 +32,8 @@ from polopt.trainers.command_line.sweep import is_grid
 from polopt.trainers.presets import PRESETS
 
 _PACKAGE = "polopt.tuned_examples"
-#: A limit in `stop`. NaN and infinity are not allowed, because results never reach them, and JSON
-#: cannot represent them. With `Strict`, a string or a bool is not converted to a number.
+#: A limit in `stop`. NaN and infinity are not allowed, because JSON cannot represent them. With
+#: `Strict`, a string or a bool is not converted to a number.
 _Limit = Annotated[float, pydantic.Strict(), pydantic.AllowInfNan(False)]
 
 
