@@ -385,7 +385,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         result = make_result(self.optimizer, sampled_before, elapsed_s, steps)
         if self.evaluation is not None:
             result["evaluation"] = {**self.evaluation.report(), **self._best.report()}
-        # `Trainable.train` keeps the keys that a result already has.
+        # `Trainable.train` does not overwrite these two keys.
         result["training_iteration"] = self.iteration + 1
         result["timesteps_total"] = metrics.num_env_steps_sampled
         # `tune.Result.from_path` uses `checkpoint_dir_name` to find the metrics of a checkpoint. If
