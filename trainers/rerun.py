@@ -54,10 +54,10 @@ def rerun(
             checkpoint. `None` means that the rerun begins with the first file of the record.
         before: a function that is called with the index of each event before the event is repeated.
             In each file of the record, the first event has the index 0.
-        changes: values of the config that the record lacks, such as a callable `env`. A module that
-            only the record names is not imported, so an `env` or `callbacks` from such a module has
-            to be given, too. `policy` and `optimizer` may be classes. `network` is the class of a
-            custom network.
+        changes: values of the config that the record lacks, such as a callable `env`. Also give an
+            `env` and `callbacks` that are in a module, because a name in the record alone does not
+            import them. `policy` and `optimizer` may be classes. `network` is the class of a custom
+            network.
 
     Yields:
         the trainer after each result.
