@@ -149,8 +149,8 @@ def _processor() -> str:
 
 
 def _folder(storage: Any, logdir: str) -> Path:
-    """Returns the directory of the trial's results. If the results are in cloud storage, returns
-    the local directory that Tune copies there."""
+    """Returns the directory of the trial's results. If the results are in cloud storage, returns a
+    local directory. Tune copies this directory there with `SyncConfig(sync_artifacts=True)`."""
     if storage is None or not isinstance(storage.storage_filesystem, fs.LocalFileSystem):
         return Path(logdir)
     return Path(storage.trial_fs_path)

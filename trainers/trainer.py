@@ -161,8 +161,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
     _log_handler: logging.Handler | None = None
     _trace: StepTrace
     _record: RunRecord
-    #: With `record_restarts`, the trainer restores each checkpoint that it has just written. In the
-    #: meantime, this is the path to which Tune will move the checkpoint.
+    #: With `record_restarts`, the trainer restores each checkpoint that it has just written. During
+    #: this restore, the attribute is the path to which Tune will move the checkpoint.
     _restored_as: Path | None = None
     #: Identifiers of the earlier runs from which this run was restored, and of this run itself. The
     #: identifier of this run is the last one.

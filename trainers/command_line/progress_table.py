@@ -189,8 +189,8 @@ class Progress(tune.Callback):
     Attributes:
         history: history of the results, for the diagnosis.
         trials: the trials of a sweep, by identifier, ordered by the time of their last results.
-        stop_reason: the reason in the last result why the trial ended. It is empty if the result
-            has no reason.
+        stop_reason: the value of `stop_reason` in the last result. It is empty if the result has
+            none.
         stopping: text that is shown instead of the run's state after a request to stop. It is
             empty before a request.
     """

@@ -107,7 +107,7 @@ def train(
         checkpoint_every: number of iterations between two checkpoints. With 0, a checkpoint is
             saved only at the end. The last three checkpoints are kept.
         restore: a checkpoint to start from, or a directory that contains checkpoints.
-        verbose: how much is shown. 0 shows only warnings. 1 shows a table and a progress bar on a
+        verbose: how much is shown. 0 shows no progress. 1 shows a table and a progress bar on a
             terminal, and in a notebook if `ipywidgets` is installed. Elsewhere, 1 shows lines of
             text. 2 always shows lines of text, one for each iteration.
         options: further options, such as `env`, as keyword arguments.
@@ -116,7 +116,8 @@ def train(
         ConfigError: an option, a stop key or `log_dir` is wrong, or the experiment is a sweep. This
             error is raised before any worker starts. A stop key such as `optimizer/...` is an
             exception, because it can be checked only with the first result.
-        CheckpointError: `restore` cannot be restored, or a checkpoint cannot be written.
+        CheckpointError: the checkpoint `restore` cannot be restored, or a checkpoint cannot be
+            written.
         CallbackError, WorkersFailedError, NonFiniteError, EnvironmentFailedError, FunctionError:
             see `PolicyOptimizerTrainer.train`.
     """
