@@ -21,8 +21,8 @@ class Score(NamedTuple):
     Attributes:
         episode_return_mean: mean return of the evaluation.
         policy_version: version of the policy that was evaluated and saved.
-        directory: directory of the best checkpoint in Tune's storage. A run that continues in
-            another directory saves its own best checkpoint.
+        directory: directory of the best checkpoint, in the file system of the run's results. A run
+            that continues in another directory saves its own best checkpoint.
     """
 
     episode_return_mean: float

@@ -3,8 +3,8 @@ never executes code from the checkpoint.
 
 tensors.pt     a flat dict of tensors, in the format of `torch.save`
 state.json     the whole state, with `{"__tensor__": name}` in place of each tensor
-replay/        the rows of a replay buffer, if the buffer is saved. These files are large, and are
-               read only when needed
+replay/        the rows of a replay buffer, if the buffer is saved. These files may be large, and
+               `read_checkpoint` does not read them
 manifest.json  the SHA-256 of each other file and of the manifest's own content. This file is
                written last. A checkpoint without a manifest is incomplete
 
@@ -79,13 +79,13 @@ def write_checkpoint(
 
     Args:
         directory: directory of the checkpoint.
-        state: the state. `read_checkpoint` will return it. The values are tensors, arrays, numbers,
-            strings, None, and lists and dicts of these.
-        add_files: a function that writes data that is too large for `state`. This function is
-            called before `state` is written, and may change `state`. Changes are saved only if the
-            function returns at least one file. Its argument is the path of a
-            directory that does not exist yet. It returns the SHA-256 of each file that it has
-            written to this directory, by file name.
+        state: the state. `read_checkpoint` will return it, with lists in place of tuples. The
+            values are tensors, arrays, numbers, strings, None, and lists, tuples and dicts of
+            these.
+        add_files: a function that writes data that is too large for `state`. Its argument is the
+            path of a directory that does not exist yet. The function returns the SHA-256 of each
+            file that it has written to this directory, by file name. It is called before `state` is
+            written. Changes that it makes to `state` are saved if it returns at least one file.
 
     Raises:
         TypeError: `state` holds a value of another type.
@@ -168,8 +168,8 @@ def read_checkpoint(directory: str | Path) -> dict[str, Any]:
 
 
 def check_further_files(directory: str | Path) -> None:
-    """Compares the SHA-256 of each file that `add_files` wrote with the manifest.
-    `read_checkpoint` does not read these files, because they may have many gigabytes.
+    """Compares the SHA-256 of each file of the replay buffer with the manifest. `read_checkpoint`
+    does not read these files, because they may have many gigabytes.
 
     Raises:
         CheckpointError: a file is missing or damaged.
@@ -209,7 +209,8 @@ def read_state_file(directory: str | Path) -> dict[str, Any]:
     no such check.
 
     Raises:
-        CheckpointError: the file is missing, is not JSON, or does not match the manifest.
+        CheckpointError: the file is missing, is not JSON, or does not match the manifest, or the
+            manifest has another format.
     """
     path = Path(directory) / "state.json"
     data = _read(path)
@@ -227,7 +228,7 @@ def read_state_file(directory: str | Path) -> dict[str, Any]:
 
 
 def _read_manifest(directory: Path) -> dict[str, Any]:
-    """Returns the SHA-256 of each other file, by file name."""
+    """Returns the SHA-256 sums in the manifest, by file name."""
     path = directory / "manifest.json"
     manifest = _parse_json(path, _read(path))
     try:
@@ -401,8 +402,8 @@ def _parse_json(path: Path, data: bytes) -> dict[str, Any]:
 
 
 def _seal(*parts: Any) -> str:
-    """Returns the SHA-256 of the manifest's content. Without this sum, a flipped bit in the version
-    number would look like another format."""
+    """Returns the SHA-256 of the manifest's content. Without this checksum, a flipped bit in the
+    version number would look like another format."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

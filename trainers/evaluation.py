@@ -1,8 +1,8 @@
 """Evaluation during training: plays whole episodes with a copy of the policy.
 
 The driver plays the episodes between two iterations, or evaluation workers play them while training
-continues. Like the file of each policy optimizer, this file has two halves: the function `play`
-runs in a worker, and the class `Evaluation` runs in the driver.
+continues. Like the file of each policy optimizer, this file has two halves. The function `play`
+runs in a worker. The class `Evaluation` runs in the driver.
 """
 
 from __future__ import annotations
@@ -321,15 +321,15 @@ class Evaluation:
         process, this method also plays its episodes.
 
         Args:
-            stopped: called several times a second. If `stopped` returns True, the evaluation is
-                dropped.
+            stopped: called before each wait for a reply. In the driver, such a wait takes about
+                0.25 s. If `stopped` returns True, the evaluation is dropped.
 
         Returns:
             True if the evaluation has ended, and False if it was dropped.
 
         Raises:
-            CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError:
-                see `Calls`.
+            EnvironmentFailedError: see `PolicyOptimizerTrainer.train`.
+            CallbackError, WorkersFailedError, NonFiniteError, FunctionError: see `Calls`.
         """
         with kept_global_generators():
             while not stopped():

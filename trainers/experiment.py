@@ -117,8 +117,8 @@ class TrainerConfig(Config):
             methods of this class during sampling, and the driver calls a method with each result.
             RLlib: `callbacks`.
         trace: whether to record some optimizer steps in the driver and in all workers. The driver
-            writes these steps to the file `trace.json` in `Trainable.logdir`, which `polopt trace`
-            shows. With `SyncConfig(sync_artifacts=True)`, Tune copies the file to the trial's
+            writes these steps to the file `trace.json` in `Trainable.logdir`. `polopt trace` shows
+            this file. With `SyncConfig(sync_artifacts=True)`, Tune copies the file to the trial's
             results.
         trace_first_step: the index of the first optimizer step that `trace` records. The first
             step of a run has the index 1.
@@ -183,8 +183,8 @@ class Experiment:
         Args:
             options: the user's flat dict. The value of `optimizer` or `policy` is a registered
                 name, `module:Class`, a class, or a dict. Such a dict has the key `name` and
-                options that apply only to this optimizer or policy. The key `preset` in `options`
-                has the same kinds of values, but for a preset.
+                options that apply only to this optimizer or policy. `options` may also have the key
+                `preset`, whose value is a preset in one of these forms.
             preset: options of the preset that differ from the defaults. `options` override them.
 
         Raises:
@@ -252,7 +252,7 @@ class Experiment:
 
         Raises:
             ConfigError: the environment is unknown or cannot be made, a space is not supported, or
-                the value of `callbacks` is not a subclass of `Callbacks`.
+                `callbacks` has a wrong value.
         """
         callbacks = resolve_callbacks(self.trainer.callbacks)
         return make_worker_config(self.rollout, self.policy_class, self.policy, callbacks=callbacks)

@@ -172,8 +172,8 @@ def nested_config(annotation: Any) -> type[Config] | None:
 
 
 def first_sentence(text: str) -> str:
-    """Returns the first sentence of a meaning. Punctuation between backticks does not end the
-    sentence."""
+    """Returns the text of a meaning before the first period, colon or semicolon. Ignores
+    punctuation between backticks."""
     match = re.match(r"(?:`[^`]*`|.)*?[.;:](?=\s|$)", text)
     return (match[0] if match else text).rstrip(".;:")
 

@@ -176,6 +176,7 @@ def play(
 
     Raises:
         ConfigError: the environment returned values that are not finite.
+        Exception: the environment raised this exception in an episode.
     """
     # With NEXT_STEP, the environment is reset only when the next episode is played. With SAME_STEP,
     # a video would show the beginning of one episode too many.
@@ -233,6 +234,8 @@ def evaluate_now(
 
     Raises:
         ConfigError: `episodes` is wrong, or the environment cannot be made or evaluated.
+        ValueError: see `set_evaluation_statistics`.
+        Exception: see `play`.
     """
     training, config = experiment.rollout, experiment.trainer
     if episodes is None:

@@ -13,8 +13,8 @@ from ray.util.metrics import Counter, Gauge, Histogram
 
 from polopt.metrics.prometheus import LAG_BOUNDARIES, METRICS, Metric
 
-#: The largest number of values that one recording adds to a histogram, before the count of each bin
-#: is rounded up. This number limits the duration of a recording.
+#: The largest number of values that one recording adds to a histogram. Because the counts of the
+#: bins are rounded up, each bin may add one more value. The limit keeps recordings short.
 _MAX_OBSERVED = 256
 #: Minimum time between two recordings. A recording takes about 5 ms, and Ray exports metrics only
 #: every 10 s.

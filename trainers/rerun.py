@@ -38,10 +38,11 @@ def rerun(
             print(trainer.iteration, trainer.optimizer.metrics.lag.in_updates.report())
 
     The rerun starts real workers. The driver takes their replies in the recorded order, repeats the
-    deaths of workers, and reads the recorded clock. All results are therefore equal to the results
-    of the recorded run, even the durations in them. If a program changed the trainer between two
-    results, for example with `trainer.workers.add_workers(1)`, the loop over the rerun has to make
-    the same change.
+    deaths of workers, and reads the recorded clock. Weights, returns and counts are therefore the
+    same as in the recorded run, and so are durations of training. The use of CPU and memory, Tune's
+    own fields and the durations of evaluation are measured again. If a program changed the trainer
+    between two results, for example with `trainer.workers.add_workers(1)`, the loop over the rerun
+    has to make the same change.
 
     Args:
         trial: directory of a trial that was trained with `record_arrivals: true`. It may also be
@@ -53,17 +54,19 @@ def rerun(
             checkpoint. `None` means that the rerun begins with the first file of the record.
         before: a function that is called with the index of each event before the event is repeated.
             In each file of the record, the first event has the index 0.
-        changes: values of the config that the record lacks, such as a callable `env`. A module that
-            only the record names is not imported, so an `env` or `callbacks` from such a module has
-            to be given, too. `policy` and `optimizer` may be classes. `network` is the class of a
-            custom network.
+        changes: values of the config that the record lacks, such as a callable `env`. Also give an
+            `env` and `callbacks` that are in a module, because a name in the record alone does not
+            import them. `policy` and `optimizer` may be classes. `network` is the class of a custom
+            network.
 
     Yields:
         the trainer after each result.
 
     Raises:
-        ConfigError: the record or a value of the config is missing, the record is damaged or is the
-            record of several trials, or the recorded run was never restored from `start`.
+        ConfigError: the record is missing or damaged, `trial` has the records of several trials, or
+            a value of the config is missing. Also raised if the recorded run was never restored
+            from `start`.
+        CheckpointError: a checkpoint in the record cannot be restored.
         RerunDifference: the rerun differs from the record. Raised at the first difference.
     """
     paths = find_records(trial)
@@ -118,9 +121,8 @@ def _from_checkpoint(paths: list[Path], checkpoint: Path) -> list[Path]:
             return paths[number:]
     known = ", ".join(restored for restored in begun if restored is not None) or "none"
     raise ConfigError(
-        f"the recorded run was never restored from checkpoint {checkpoint}. A checkpoint does not "
-        "contain the states of environments, so a rerun can begin only at a checkpoint from which "
-        f"the run was restored. Allowed: {known}"
+        f"the recorded run was never restored from checkpoint {checkpoint}. A rerun can begin only "
+        f"at a checkpoint from which the recorded run was restored. Allowed: {known}"
     )
 
 

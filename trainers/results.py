@@ -57,10 +57,10 @@ def make_result(
     """Returns the result of one iteration.
 
     Tune's CSV logger takes its columns from the first result. Therefore, the first result already
-    has every key except the keys of custom metrics, and of statistics that only some policies
-    compute, such as `alpha_value` of SAC. The order of the keys matters: Tune's table of trials
-    shows the first four numbers of the top level, or the first three in a notebook. Tune has no
-    option to choose other columns.
+    has all keys. Exceptions are custom metrics, and statistics that only some policies compute,
+    such as `alpha_value` of SAC. The order of the keys matters: Tune's table of trials shows the
+    first four numbers of the top level, or the first three in a notebook. On a terminal, Tune has
+    no option to choose other columns.
 
     Args:
         optimizer: the optimizer after the iteration.
@@ -116,12 +116,12 @@ def result_keys() -> list[str]:
 
 
 def check_stop_key(path: str) -> None:
-    """Checks that results can contain a stop key. The keys in the blocks `_OPEN_BLOCKS` are not
-    known before the first result, so this function accepts all paths in these blocks.
+    """Checks that a stop key is one of `result_keys`, or is in one of the blocks `_OPEN_BLOCKS`.
+    The keys in these blocks are not known before the first result.
 
     Raises:
-        ConfigError: results never contain the key. The message has the new name of a renamed key,
-            or the most similar known key.
+        ConfigError: the key is neither. The message has the new name of a renamed key, or the most
+            similar known key.
     """
     if path in RENAMED_KEYS:
         raise ConfigError(f"stop: result key {path!r} is now {RENAMED_KEYS[path]!r}")

@@ -94,8 +94,8 @@ def in_directory(folder: str | None) -> Iterator[None]:
 
 @contextmanager
 def explain_missing_file(users: str | None) -> Iterator[None]:
-    """Adds a hint to an error of the block if a relative path exists in the user's directory, but
-    was looked up in the trial's directory.
+    """Adds a hint to an error inside the block if the error reports a missing relative path that
+    exists in the user's directory. The path was looked up in the trial's directory instead.
 
     Args:
         users: the return value of `directory_before_tune`.
@@ -121,8 +121,8 @@ def _missing(error: Exception, users: str) -> str | None:
     """Returns the relative path that an error reports as missing, if this path or its folder exists
     in the user's directory. Returns None for other errors.
 
-    The path is searched in the text of the error, because errors of environments and callbacks
-    contain the original error only as text.
+    This function searches the text of the error for the path, because errors of environments and
+    callbacks contain the original error only as text.
     """
     for path in re.findall(re.escape(os.strerror(errno.ENOENT)) + ": '([^/'][^']*)'", str(error)):
         if any(os.path.exists(Path(users, one)) for one in (path, os.path.dirname(path)) if one):

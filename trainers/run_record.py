@@ -1,4 +1,5 @@
-"""`RunRecord`: writes the record of a run next to its results (`record_arrivals: true`)."""
+"""`RunRecord`: writes the record of a run next to its results (`record_arrivals: true`). The record
+lists the events that depend on timing, and `polopt rerun` repeats the run from it."""
 
 from __future__ import annotations
 
@@ -47,8 +48,8 @@ _PACKAGES = (
 
 class RunRecord:
     """Gives the trainer access to the record of its run. In a recorded run, the methods add events
-    to the record. In a rerun, the methods compare events with the record. Without
-    `record_arrivals`, the methods do not record anything.
+    to the record. In a rerun, the methods compare events with the record. In other runs, the
+    methods do neither.
 
     Args:
         workers: the training workers.
@@ -83,8 +84,8 @@ class RunRecord:
             logger.warning("%s: the run is not recorded: %s", path, error)
 
     def mark(self, kind: str, *values: Any) -> None:
-        """Records the next action of the trainer, or compares this action with the record. See
-        `EVENT_KINDS`."""
+        """Records the next action of the trainer, or compares this action with the record. The
+        kinds of actions are in `polopt.rollouts.workers.arrival_log.EVENT_KINDS`."""
         if self.log is not None:
             self.log.mark(kind, *values)
 
@@ -148,8 +149,8 @@ def _processor() -> str:
 
 
 def _folder(storage: Any, logdir: str) -> Path:
-    """Returns the directory of the trial's results. If the results are in cloud storage, returns
-    the local directory that Tune copies there."""
+    """Returns the directory of the trial's results. If the results are in cloud storage, returns a
+    local directory. Tune copies this directory there with `SyncConfig(sync_artifacts=True)`."""
     if storage is None or not isinstance(storage.storage_filesystem, fs.LocalFileSystem):
         return Path(logdir)
     return Path(storage.trial_fs_path)

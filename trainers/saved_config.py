@@ -121,7 +121,8 @@ def encode_config(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 
 class _Unsaved(Exception):
-    """Raised for a value that cannot be encoded. The value is left out of its container."""
+    """Raised for a value that cannot be encoded. A dict omits the value, and a list has None in its
+    place."""
 
 
 def _encode(value: Any, path: str, unsaved: dict[str, str], within: tuple[int, ...]) -> Any:
@@ -290,8 +291,9 @@ def described(unsaved: Mapping[str, str]) -> str:
 
 
 def argument_for(path: str) -> str:
-    """Returns the key for a `KEY=VALUE` argument that sets the value at a path. If the value is in
-    a list, or under a key that is not text, this is the key of the list or the dict."""
+    """Returns the key for a `KEY=VALUE` argument that sets the value at a path. An argument cannot
+    set an element of a list, or a value under a key that is not text. In these cases, returns the
+    key of the list or of the dict."""
     return ".".join(itertools.takewhile(lambda part: not part.startswith("["), _parts(path)))
 
 

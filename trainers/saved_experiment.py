@@ -41,8 +41,8 @@ def config_of(
         preset: preset of the trainer that continues the run.
 
     Raises:
-        CheckpointError: the checkpoint lacks a value that could not be saved, or does not name its
-            optimizer or policy.
+        CheckpointError: a value could not be saved, and `changes` do not contain it. Also raised if
+            the checkpoint does not name its optimizer or policy.
         ConfigError: an optimizer or policy is unknown, or the checkpoint names a module that
             `changes` does not name.
     """

@@ -49,8 +49,9 @@ def load(
         CheckpointError: the checkpoint is missing, incomplete or damaged, or its network differs
             from the network of the policy class. Also raised if the checkpoint lacks its spaces, or
             an option of the policy that could not be saved.
-        ConfigError: the class of the policy or of the network is unknown. The message names this
-            class. Also raised if `network` is given, but the policy has no custom network.
+        ConfigError: the class of the policy or of the network is unknown, or the class of the
+            policy does not accept an option in the checkpoint. The message names the class or the
+            option. Also raised if `network` is given, but the policy has no custom network.
     """
     directory = find_checkpoint(checkpoint_path(checkpoint))
     return policy_of(read_whole(directory), directory, policy_class, network, device)

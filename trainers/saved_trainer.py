@@ -132,7 +132,7 @@ def _evaluation_problems(state: Mapping[str, Any]) -> Iterator[tuple[str, Any, s
 
 
 def _is_score(saved: Any) -> bool:
-    """Returns whether a value from JSON is a `Score` of the best checkpoint."""
+    """Returns whether a value from JSON is a `Score` that a `BestCheckpoint` saved."""
     keys = ("episode_return_mean", "policy_version", "directory")
     if not isinstance(saved, Mapping) or set(saved) != set(keys):
         return False
@@ -141,9 +141,9 @@ def _is_score(saved: Any) -> bool:
 
 
 def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yields each field and its value, except for two kinds of fields. The states of random
-    generators are left out because they have 128-bit integers. The states of environments are left
-    out because they may have any numbers."""
+    """Yields each field of a nested state and its value, except for two kinds of fields. The states
+    of random generators are left out because they have 128-bit integers. The states of environments
+    are left out because they may have any numbers."""
     if isinstance(tree, Mapping):
         if "bit_generator" not in tree:
             for key, value in tree.items():
@@ -385,8 +385,8 @@ def read_or_fall_back(directory: str | Path) -> tuple[Path, State]:
             - The directory does not exist.
             - The checkpoint is damaged, and no older checkpoint can be read.
             - The checkpoint is complete, but it has another format or a wrong value, or was not
-              written by a trainer. The message then names an older checkpoint that can be read, if
-              there is one.
+              written by a trainer.
+            The message names an older checkpoint that can be read, if there is one.
     """
     directory = Path(directory)
     _check_exists(directory)
@@ -451,8 +451,8 @@ def _is_of_run(directory: Path, candidate: Path, state: State) -> bool:
     theirs = _runs(state)
     if runs and theirs:
         return theirs[-1] in runs
-    # If a checkpoint does not name its runs, Tune's names of directories decide: checkpoints with
-    # such names in one folder are from the same trial.
+    # If a checkpoint does not name its runs, the names of the directories decide. Two checkpoints
+    # with Tune's names in one folder are from the same trial.
     alike = all(_TUNE_NAME.fullmatch(path.name) for path in (directory, candidate))
     return alike and directory.parent == candidate.parent
 

@@ -19,9 +19,9 @@ logger = logging.getLogger("polopt")
 
 
 class StepTrace:
-    """Records the optimizer steps that the config selects. The driver and all workers that run at
-    the first recorded step record their events. The driver writes the trace after the last recorded
-    step.
+    """Records the optimizer steps that the config selects. The driver records its events, and so do
+    all workers that are up at the first of these steps. The driver writes the trace after the last
+    of these steps.
 
     Args:
         config: options of the trainer. The keys `trace`, `trace_first_step` and `trace_num_steps`
@@ -106,10 +106,10 @@ def _shift_s(optimizer: PolicyOptimizer, index: int) -> float:
 def clock_shift_s(clock_s: float, called_s: float, answered_s: float) -> float:
     """Returns the seconds to add to a worker's clock to get the driver's clock.
 
-    If the worker's reading is between the two readings of the driver, the driver and the worker are
-    assumed to share the clock of one machine, and the result is 0. Otherwise, the worker is assumed
-    to have read its clock in the middle of the call. The error is at most half of the duration of
-    the call (Cristian, 1989).
+    If the worker's reading is between the two readings of the driver, the result is 0, because both
+    processes probably use the clock of one machine. Otherwise, the worker is assumed to have read
+    its clock in the middle of the call. The error is at most half of the duration of the call
+    (Cristian, 1989).
 
     Args:
         clock_s: the worker's clock during the call.

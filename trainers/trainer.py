@@ -81,7 +81,7 @@ _MOST_EARLIER_RUNS = 100
 
 def _checked(request: Callable[..., tune.PlacementGroupFactory]) -> Any:
     """Wraps `default_resource_request`. The wrapper first checks the config. If this process is
-    connected to Ray, the wrapper warns if Ray has fewer resources than the config requests."""
+    connected to Ray, the wrapper also warns if Ray has fewer resources than the run requests."""
 
     def checked(cls: type[PolicyOptimizerTrainer], config: dict[str, Any]) -> Any:
         Experiment.parse(config, cls.preset)
@@ -161,8 +161,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
     _log_handler: logging.Handler | None = None
     _trace: StepTrace
     _record: RunRecord
-    #: The path to which Tune will move the checkpoint that is being restored. `None` means that
-    #: Tune does not move this checkpoint.
+    #: With `record_restarts`, the trainer restores each checkpoint that it has just written. During
+    #: this restore, the attribute is the path to which Tune will move the checkpoint.
     _restored_as: Path | None = None
     #: Identifiers of the earlier runs from which this run was restored, and of this run itself. The
     #: identifier of this run is the last one.
@@ -334,7 +334,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
     def _make_evaluation(self, config: WorkerConfig | None, device: str) -> None:
         self._best = BestCheckpoint(*results_folder(self._storage_of_trial, self.logdir))
         if config is not None:
-            with kept_global_generators():  # new environments may use the global generators
+            with kept_global_generators():  # new environments may draw global random numbers
                 workers = WorkerSet(
                     config,
                     device,
@@ -385,7 +385,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         result = make_result(self.optimizer, sampled_before, elapsed_s, steps)
         if self.evaluation is not None:
             result["evaluation"] = {**self.evaluation.report(), **self._best.report()}
-        # `Trainable.train` keeps the keys that a result already has.
+        # `Trainable.train` does not overwrite these two keys.
         result["training_iteration"] = self.iteration + 1
         result["timesteps_total"] = metrics.num_env_steps_sampled
         # `tune.Result.from_path` uses `checkpoint_dir_name` to find the metrics of a checkpoint. If
@@ -429,8 +429,10 @@ class PolicyOptimizerTrainer(tune.Trainable):
         Raises:
             RuntimeError: the trainer has been stopped.
             CheckpointError: the checkpoint of the best evaluation cannot be written.
-            CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError:
-                see `polopt.Calls` and `polopt.Callbacks`.
+            EnvironmentFailedError: an environment in the driver's process fails repeatedly, or an
+                environment breaks Gymnasium's API.
+            CallbackError, WorkersFailedError, NonFiniteError, FunctionError: see `polopt.Calls` and
+                `polopt.Callbacks`.
         """
         result: dict[str, Any] = super().train()  # type: ignore[no-untyped-call]
         return result
@@ -476,7 +478,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     def _evaluate(self, evaluation: Evaluation) -> None:
         """Takes the result of an evaluation in workers if this evaluation has ended. Then begins a
-        new evaluation if one is due."""
+        new evaluation if one is due. Without evaluation workers, also plays its episodes."""
         if self._record.decide(evaluation.poll, evaluation.finish):
             self._offer_best(evaluation)
         iteration, optimizer = self.iteration + 1, self.optimizer
@@ -529,7 +531,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
                 `checkpoint_*` directory in `logdir`.
 
         Returns:
-            a `SavedCheckpoint`. Under Tune, this is the return value of Tune's own method.
+            without Tune, a `SavedCheckpoint`. Under Tune, the return value of Tune's own method.
 
         Raises:
             CheckpointError: the checkpoint cannot be written or copied. The message names the
@@ -618,21 +620,21 @@ class PolicyOptimizerTrainer(tune.Trainable):
             )
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Restores a checkpoint. The trainer that wrote the checkpoint may have another optimizer,
-        but its policy must have the same network as the policy of this trainer. If the checkpoint
-        is damaged, this method restores an older checkpoint of the same run. A warning then names
-        both checkpoints.
+        """Restores a checkpoint. The trainer that wrote the checkpoint may have used another policy
+        optimizer. The saved policy must have the same network as the policy of this trainer. If the
+        checkpoint is damaged, this method restores an older checkpoint of the same run, if there is
+        one. A warning then names both checkpoints.
 
         Args:
             checkpoint: directory of the checkpoint.
 
         Raises:
-            CheckpointError: the checkpoint does not exist, or was made with another network,
-                version or program. Also raised if the checkpoint is incomplete or damaged, and no
-                older checkpoint can be read.
+            CheckpointError: the checkpoint does not exist, has another format, or was not written
+                by a polopt trainer. Also raised if it does not fit the network or replay buffer of
+                this trainer, or if it is damaged and no older checkpoint can be read.
             RuntimeError: the trainer has been stopped.
             CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError: a
-                call that began before the restore has failed. See `polopt.Calls`.
+                call to a worker has failed, before or during the restore. See `polopt.Calls`.
         """
         self._check_runs("restore")
         found, state = read_or_fall_back(checkpoint)
@@ -680,7 +682,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
                 results are added to the files of that run.
             changes: options that replace the saved options. If the class is a preset, the preset's
                 optimizer and policy replace the saved optimizer and policy.
-                `PolicyOptimizerTrainer` keeps the saved optimizer and policy.
+                `PolicyOptimizerTrainer` keeps the saved ones, unless `changes` name others.
 
         Raises:
             CheckpointError: the checkpoint is missing or damaged, or does not fit the policy. Also
@@ -725,7 +727,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
         Raises:
             ConfigError: `episodes` is wrong, or the environment cannot be made or evaluated.
+            ValueError: the wrappers of the environment do not fit the statistics from training.
             RuntimeError: the trainer has been stopped.
+            Exception: the environment raised this exception in an episode.
         """
         self._check_runs("evaluate")
         return evaluate_now(
@@ -741,7 +745,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
         Raises:
             CheckpointError: the checkpoint cannot be restored (see `load_checkpoint`), or the
-                directory contains a pickle file, which Tune would load.
+                directory contains a file `_dict_checkpoint.pkl`, which Tune would unpickle.
             RuntimeError: the trainer has been stopped.
             CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError:
                 see `load_checkpoint`.

@@ -53,13 +53,16 @@ def evaluate(
         episodes: number of episodes.
         stochastic: True samples actions. False takes the mode of the policy's distribution.
         seed: seed of the environment and of the actions. `None` draws a seed.
-        options: the options `env_config` and `max_frames_per_traj`. If `policy` is a checkpoint,
-            the options that are not given have the values in the checkpoint.
+        options: the options `env_config` and `max_frames_per_traj`. If `policy` is a checkpoint, an
+            option that is not given has the value in the checkpoint. This does not apply to an
+            environment that is already made.
 
     Raises:
         CheckpointError: the checkpoint is missing or damaged, or the environment does not fit the
             policy.
-        ConfigError: an argument is wrong, or the environment cannot be made or evaluated.
+        ConfigError: an argument is wrong, the class of the policy or network is unknown, or the
+            environment cannot be made or evaluated.
+        Exception: the environment raised this exception in an episode.
     """
     check_episodes(episodes)
     RolloutConfig.parse(_only_of_environment(options))

@@ -32,8 +32,8 @@ from polopt.trainers.command_line.sweep import is_grid
 from polopt.trainers.presets import PRESETS
 
 _PACKAGE = "polopt.tuned_examples"
-#: A limit in `stop`. NaN and infinity are not allowed, because results never reach them, and JSON
-#: cannot represent them. With `Strict`, a string or a bool is not converted to a number.
+#: A limit in `stop`. NaN and infinity are not allowed, because JSON cannot represent them. With
+#: `Strict`, a string or a bool is not converted to a number.
 _Limit = Annotated[float, pydantic.Strict(), pydantic.AllowInfNan(False)]
 
 
@@ -170,7 +170,7 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 
 def _run_python(path: Path) -> Any:
     try:
-        module = import_file(path)  # `start_ray` adds the file's directory to the path of workers
+        module = import_file(path)  # `start_ray` adds its directory to the PYTHONPATH of workers
         if hasattr(module, "experiment"):
             return module.experiment()
     except Exception as error:

@@ -52,8 +52,9 @@ def named(name: str, option: str) -> Any:
         option: name of the option, for error messages.
 
     Raises:
-        ConfigError: `name` contains no module, or the module cannot be imported or does not define
-            the object.
+        ConfigError: `name` contains no module, or the module is not found, has a wrong syntax or
+            does not define the object.
+        Exception: the module raised another error.
     """
     module_name, _, attribute = name.rpartition(":")
     if not module_name:
@@ -76,7 +77,8 @@ def named_classes(
     option that is not given.
 
     Raises:
-        ConfigError: the object does not exist, or is not such a class.
+        ConfigError: an object does not exist, or is not such a class.
+        Exception: see `named`.
     """
     return _named_class(policy, "--policy", Policy), _named_class(network, "--network", nn.Module)
 

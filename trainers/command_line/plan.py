@@ -52,7 +52,7 @@ class Plan:
         preset: the class to train.
         config: the config with the changes. Its keys are the keys of polopt, and not their aliases.
             In a sweep, the config contains the grids and distributions.
-        experiments: the parsed configs of the trials that were checked. A sweep has several trials.
+        experiments: the parsed configs of the trials that were checked. A sweep may have several.
         restore: the complete checkpoint from which training starts. `None` means that training
             starts from scratch.
     """
@@ -72,7 +72,7 @@ class Plan:
 
     @property
     def is_sweep(self) -> bool:
-        """Whether the experiment has several trials."""
+        """Whether the experiment has a grid or a distribution, or `num_samples` above 1."""
         return self.example.num_samples > 1 or is_search(self.config)
 
 

@@ -28,8 +28,8 @@ from polopt.metrics.run_results import History
 _logger = logging.getLogger("polopt")
 #: Number of rows in the table.
 _ROWS = 8
-#: Number of environment steps between two checks whether the policy learns, and number of seconds
-#: between two lines while the workers start.
+#: Number of environment steps between two checks of whether the policy learns, and number of
+#: seconds between two lines while the workers start.
 _REMARK_STEPS, _STARTING_S = 100_000, 30.0
 #: Rules of metrics/diagnosis.py that are checked during a run.
 _REMARKS = ("no-learning", "no-reward")
@@ -182,14 +182,15 @@ class Progress(tune.Callback):
         title: title of the table.
         limits: the stop conditions.
         log_file: file with the warnings of the trial. It may not exist yet.
-        is_sweep: whether there are several trials. The table then has one row for each trial.
-            Without a table, each result of a trial is one line.
+        is_sweep: whether there are several trials. The table then has one row for each trial, and
+            shows the `_ROWS` trials with the newest results. Without a table, each result of a
+            trial is one line.
 
     Attributes:
         history: history of the results, for the diagnosis.
         trials: the trials of a sweep, by identifier, ordered by the time of their last results.
-        stop_reason: the reason why the trial ended itself, from its last result. It is empty if the
-            trial did not end itself.
+        stop_reason: the value of `stop_reason` in the last result. It is empty if the result has
+            none.
         stopping: text that is shown instead of the run's state after a request to stop. It is
             empty before a request.
     """
@@ -248,7 +249,7 @@ class Progress(tune.Callback):
         return self._console.is_terminal
 
     def close(self) -> None:
-        """Ends the output. A second call does nothing."""
+        """Ends the output. May be called more than once."""
         self._follow_log()
         _logger.removeHandler(self._handler)
         if self._live is not None:
@@ -341,8 +342,8 @@ class Progress(tune.Callback):
             self.note(f"{shown.label}: {line(shown.row)}")
 
     def _explain_missing_return(self, steps: float) -> None:
-        """Explains why the return is missing. Does so at the first result, and again each time the
-        number of steps has grown by a factor of 10."""
+        """Explains why the return is missing. Does so at the first result without a return, and
+        again each time the number of steps has grown by a factor of 10."""
         if steps >= self._explain_at_steps:
             self._explain_at_steps = max(steps, 1) * 10
             self.note(

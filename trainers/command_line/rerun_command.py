@@ -34,7 +34,8 @@ def rerun(
         typer.Option(
             min=0,
             metavar="EVENT",
-            help="Stop before the event with this number in the first file that the rerun repeats.",
+            help="Stop before the first event with this number. In each file of the record, the "
+            "numbers begin at 0.",
         ),
     ] = None,
     debug: Annotated[
@@ -71,7 +72,8 @@ def rerun(
     policy: Annotated[
         str | None,
         typer.Option(
-            metavar="CLASS", help="Class of the policy. Required if the policy is not installed."
+            metavar="CLASS",
+            help="Class of the policy. Required if the policy is neither built in nor installed.",
         ),
     ] = None,
     network: Annotated[
@@ -85,7 +87,8 @@ def rerun(
         str | None,
         typer.Option(
             metavar="CLASS",
-            help="Class of the policy optimizer. Required if the optimizer is not installed.",
+            help="Class of the policy optimizer. Required if the optimizer is neither built in nor "
+            "installed.",
         ),
     ] = None,
     callbacks: Annotated[

@@ -18,8 +18,8 @@ _STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 GRACE_S = 5.5
 #: Seconds after a signal at which the process exits, even if the main thread is still busy.
 EXIT_S = 7.5
-#: Seconds that `before_exit` may take after `EXIT_S`. This function may never return, because it
-#: prints to a pipe that may have no reader.
+#: Seconds that `before_exit` may take after `EXIT_S`. This function may never return, because its
+#: output may be a full pipe that no process reads.
 _REPORT_S = 1.5
 
 
@@ -37,8 +37,9 @@ class StopSignals:
     Inside a block of `during`, which surrounds a run, the first signal calls the run's `request`.
     The run then has `GRACE_S` seconds to end. After this time, `Stopped` is raised.
 
-    After `EXIT_S` seconds, the process exits in any case. A separate thread watches this time,
-    because Python runs no signal handler while the main thread is in compiled code.
+    If `finish` is not called within `EXIT_S` seconds after the signal, the process exits. A
+    separate thread watches this time, because Python runs no signal handler while the main thread
+    is in compiled code.
 
     Attributes:
         number: number of the first signal. It is 0 before the first signal.

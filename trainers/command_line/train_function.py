@@ -100,14 +100,14 @@ def train(
             file. `None` means that the run continues with the config of the checkpoint `restore`.
         config: a dict of options.
         stop: maps each result key to the value at which the run ends. The run ends at the first
-            limit that a result reaches. `None` means the limits of the example. A preset does not
-            have limits. Its run ends with Ctrl-C, or when a callback calls `trainer.request_stop`.
+            limit that a result reaches. `None` means the limits of the example or file. Without
+            limits, the run ends with Ctrl-C, or when a callback calls `trainer.request_stop`.
         log_dir: directory of results and checkpoints. `None` means a new directory in
             `~/ray_results/polopt`.
         checkpoint_every: number of iterations between two checkpoints. With 0, a checkpoint is
             saved only at the end. The last three checkpoints are kept.
         restore: a checkpoint to start from, or a directory that contains checkpoints.
-        verbose: how much is shown. 0 shows nothing. 1 shows a table and a progress bar on a
+        verbose: how much is shown. 0 shows no progress. 1 shows a table and a progress bar on a
             terminal, and in a notebook if `ipywidgets` is installed. Elsewhere, 1 shows lines of
             text. 2 always shows lines of text, one for each iteration.
         options: further options, such as `env`, as keyword arguments.
@@ -116,9 +116,10 @@ def train(
         ConfigError: an option, a stop key or `log_dir` is wrong, or the experiment is a sweep. This
             error is raised before any worker starts. A stop key such as `optimizer/...` is an
             exception, because it can be checked only with the first result.
-        CheckpointError: the checkpoint `restore` does not fit, or a checkpoint cannot be written.
-        CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError: see
-            `PolicyOptimizerTrainer.train`.
+        CheckpointError: the checkpoint `restore` cannot be restored, or a checkpoint cannot be
+            written.
+        CallbackError, WorkersFailedError, NonFiniteError, EnvironmentFailedError, FunctionError:
+            see `PolicyOptimizerTrainer.train`.
     """
     if verbose not in (0, 1, 2):
         raise ConfigError(f"verbose: got {shown(verbose)}. Allowed: 0, 1 or 2")

@@ -58,7 +58,8 @@ def run(
     verbose: bool = False,
 ) -> str:
     """Trains until a result reaches a limit, the trial ends itself, a signal arrives, or an error
-    occurs. Then prints the results and checkpoints. If this function started Ray, it also ends Ray.
+    occurs. Then prints the directories of the results and checkpoints. If this function started
+    Ray, it also ends Ray.
 
     Args:
         planned: the experiment.
@@ -221,8 +222,8 @@ class _TrialFailure(tune.Callback):
         return f"{several * (len(results) > 1)}{self.with_full_disk(last)} {traceback}"
 
     def with_full_disk(self, error: str) -> str:
-        """If an error says that a disk is full, returns this error with the directories on the full
-        disk, because the error itself has no path. Returns other errors unchanged."""
+        """If an error says that a disk is full, returns its message with the directories on this
+        disk. The error itself has no path. Returns other errors unchanged."""
         for number in (errno.ENOSPC, errno.EDQUOT):
             if error.rstrip().endswith(f"[Errno {number}] {os.strerror(number)}"):
                 full = [f for f in self._folders if shutil.disk_usage(f).free < _FULL_BYTES]
@@ -247,8 +248,9 @@ def _new_folder(experiment: str, results_dir: Path) -> Path:
 
 
 def _report(folder: Path, experiment: Experiment, exists: bool, stopped: bool) -> None:
-    """Prints the results and checkpoints in the folder of a run. If `exists` is False, the run has
-    ended without a result and without an error, and this function removes the folder."""
+    """Prints the paths of the results and checkpoints in the folder of a run. If `exists` is False,
+    the run has ended without a result and without an error, and this function removes the folder.
+    """
     checkpoint = None
     if exists:
         say(f"results     {next(filter(Path.is_dir, folder.iterdir()), folder)}")
