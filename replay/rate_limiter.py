@@ -18,8 +18,8 @@ class RateLimiter:
     """Keeps the number of rows learned at `intensity` times the number of rows sampled. The idea is
     from the rate limiters of Reverb (Cassirer et al., 2021).
 
-    A row counts as sampled when a sampler (a worker) adds the row to the replay buffer. A row counts
-    as learned each time that the learner learns from it.
+    A row counts as sampled when a sampler (a worker) adds the row to the buffer. A row counts as
+    learned each time that the learner learns from it.
 
         credit = intensity * rows sampled - rows learned
 
