@@ -200,7 +200,7 @@ class GradientPacker:
 
 
 def unpack_gradients(gradients: Gradients | PackedGradients) -> Gradients:
-    """Unpacks gradients. Returns gradients that are not packed unchanged."""
+    """Unpacks gradients. If `gradients` is not packed, returns `gradients`."""
     if isinstance(gradients, Gradients):
         return gradients
     return Gradients(unpack(gradients.packed), *gradients[1:])

@@ -159,7 +159,7 @@ class SampleBatch:
 
     def steps(self, start: int, stop: int) -> SampleBatch:
         """Returns the steps from `start` up to, but not including, `stop` of all environments,
-        `[stop - start, N, ...]`. The columns are views.
+        `[stop - start, N, ...]`. The observations and columns are views.
 
         `episodes` of the result is empty, because episode statistics cannot be divided. If `start`
         is greater than 0, a policy with memory cannot learn from the result, because its memory is
@@ -211,8 +211,8 @@ class SampleBatch:
     def to_tensordict(self, device: str | None = None) -> Any:
         """Returns a `tensordict.TensorDict` with the batch size `[N, T]`, for TorchRL's losses.
 
-        The names are the names of TorchRL's collectors. Columns that are not in this list keep
-        their names.
+        The names are the names of TorchRL's collectors. Columns that the following list does not
+        contain keep their names.
 
         - `observation`: the observations.
         - `action`: the column `actions`. Discrete actions are category indices, not one-hot

@@ -16,9 +16,10 @@ class Transitions(NamedTuple):
         loss = (rows.weights * huber(q(rows.obs, rows.actions) - targets)).mean()
 
     The next observation of a row is the observation n steps later. If the episode is truncated
-    within these n steps, or the data of its worker are interrupted, the next observation is the
-    last observation before this end. If the episode terminates within these steps, `discounts` is
-    0, and the content of `next_obs` does not matter.
+    within these n steps, the next observation is the true last observation of the episode. If the
+    data of the worker are interrupted within these steps, the next observation is the last
+    observation before the interruption. If the episode terminates within these steps, `discounts`
+    is 0, and the content of `next_obs` does not matter.
 
     Attributes:
         obs: the observations, encoded as in `SampleBatch`.

@@ -48,8 +48,8 @@ class BufferFiles:
         return state, self._buffer.checksums(rows)
 
     def read(self, directory: Path, state: Mapping[str, Any]) -> None:
-        """Restores the rows. Call `set_state` of the optimizer first, because it empties the
-        buffer.
+        """Restores the rows. Call `set_state` of the replay optimizer first, because `set_state`
+        empties the buffer.
 
         Args:
             directory: directory of the files. It need not exist if `state` is empty.

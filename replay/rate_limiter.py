@@ -123,8 +123,8 @@ class RateLimiter:
 
     @property
     def credit(self) -> Fraction:
-        """Intensity times rows sampled, minus rows learned. With an intensity, the learner may
-        learn from at most this number of rows now."""
+        """Intensity times rows sampled, minus rows learned. Unless `intensity` is None, the learner
+        may learn from at most this number of rows now."""
         return self._credit
 
     @property

@@ -41,7 +41,7 @@ _MOST_ROUNDS = 20
 @dataclass(slots=True)
 class _Tail:
     """The last steps of a stream. The windows of the rows of these steps may not be complete yet.
-    `ReplayBuffer` explains streams, windows and successors.
+    `ReplayBuffer` explains streams, windows and successors. `RowStore` explains serial numbers.
 
     Attributes:
         place: the `SampleBatch.place` of the fragment that would continue the stream. `None` means
@@ -81,7 +81,7 @@ class ReplayBuffer:
     this also applies to terminated episodes.) The second case is a row after which the steps of its
     environment are missing, because a stream was interrupted or because the batch is padded.
     Observations and actions keep their dtypes, so uint8 images stay uint8. All values must be
-    finite. Workers do not send fragments with other values.
+    finite. Workers do not send fragments with non-finite values.
 
     To draw a row, the buffer reads the next rows of the same environment and their successors.
     These rows arrived after the row itself. The buffer overwrites the oldest rows first, so it
