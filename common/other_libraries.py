@@ -275,7 +275,7 @@ RLLIB_FIXED = (
     ),
     Fixed(
         {"explore": True, "exploration_config": ({}, {"type": "StochasticSampling"})},
-        "training always samples actions from the policy's distribution. For evaluation, use "
+        "training always samples actions, and so explores. For evaluation, use "
         '`evaluation_config={"explore": ...}`',
     ),
     Fixed(
@@ -423,8 +423,8 @@ RLLIB_FIXED = (
     Fixed(
         {"worker_side_prioritization": False, "replay_buffer_num_slots": 0}
         | {"replay_proportion": 0.0, "min_replay_history": ()},
-        "the optimizers `sync_replay` and `async_replay` have replay buffers. IMPALA learns from "
-        "each sample once",
+        "the optimizers `sync_replay` and `async_replay` have replay buffers. IMPALA does not "
+        "replay samples",
     ),
     Fixed(
         {"burn_in_len": 0},
