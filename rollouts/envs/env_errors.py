@@ -21,9 +21,9 @@ _MOST_QUOTED = 300
 
 
 class EnvironmentFailedError(RuntimeError):
-    """Raised when an environment cannot be made, or fails repeatedly. The message names the
-    environment. After repeated failures, the message also names the worker and the step, and ends
-    with the environment's own traceback."""
+    """Raised when an environment cannot be made, needs a missing package, or fails repeatedly. The
+    message names the environment. After repeated failures, the message also names the worker and
+    the step, and ends with the environment's own traceback."""
 
 
 class EnvironmentAPIError(EnvironmentFailedError):

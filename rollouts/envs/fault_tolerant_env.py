@@ -120,8 +120,8 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     Raises:
         EnvironmentFailedError: from `__init__`, `step` and `reset`, after `max_failures`
-            consecutive exceptions. From `step` and `reset`, also at the first exception that says
-            that a package is missing.
+            consecutive exceptions. From `step` and `reset`, also at the first exception that
+            `missing_package` recognises.
         ImportError, DependencyNotInstalled: from `__init__`, if `make` raises them.
         ConfigError: from `__init__`, if the space of an action mask is wrong.
         EnvironmentAPIError: from `step` and `reset`, at the first violation of Gymnasium's API.
