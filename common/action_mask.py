@@ -116,7 +116,7 @@ def find_action_mask(observation_space: Space[Any], action_space: Space[Any]) ->
         if key == MASK_KEY:
             break
         start += spaces.utils.flatdim(part)
-    # `spaces.Dict` keeps the order of a list, but sorts a dict.
+    # `rest` is a list, because `spaces.Dict` would sort the keys of a dict.
     return ActionMask(sizes, slice(start, start + total), spaces.Dict(rest))
 
 

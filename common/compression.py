@@ -5,7 +5,7 @@
   half precision. This halves the number of bytes. The relative error is at most 2^-11 for values
   above 2^-14 of the largest magnitude.
 - `bf16` stores the upper half of each float32, rounded to nearest even. This halves the number of
-  bytes. The relative error is at most 2^-8 at any magnitude.
+  bytes. The relative error is at most 2^-8 for magnitudes from 1.2e-38 to 3.3e38.
 - `lz4` is lossless, and applies only to batches. Before compression, it stores bytes of equal
   significance next to each other (byte shuffling, as in Blosc). It is useful for uint8 images,
   which `fp16` and `bf16` do not compress. Sending a fragment of 80 Pong observations over a 100
@@ -66,6 +66,7 @@ def pack(array: np.ndarray, codec: str) -> Packed:
 
     Raises:
         ValueError: if the codec is unknown.
+        ImportError: if the codec is `lz4`, and PyArrow is not installed.
     """
     if codec in LOSSY and array.dtype != np.float32:
         codec = "none"
@@ -91,11 +92,12 @@ def pack(array: np.ndarray, codec: str) -> Packed:
 
 @np.errstate(all="ignore")
 def unpack(packed: Packed) -> np.ndarray:
-    """Returns the array with its original shape and dtype. The result may be read-only if the array
-    was stored without compression.
+    """Returns the array with its original shape and dtype. The result may be read-only with the
+    codecs `none` and `lz4`.
 
     Raises:
         ValueError: if the codec is unknown.
+        ImportError: if the codec is `lz4`, and PyArrow is not installed.
     """
     data, dtype = packed.arrays[0], np.dtype(packed.dtype)
     if packed.codec == "none":
@@ -153,8 +155,8 @@ class GradientPacker:
     """Packs gradients before they are sent.
 
     `topk` stores the elements that are not sent in a residual, and adds the residual to the next
-    gradient. The sum of all sent gradients plus the residual therefore equals the sum of all
-    gradients.
+    gradient. Up to rounding, the sum of all sent gradients plus the residual therefore equals the
+    sum of all gradients.
 
     Args:
         codec: `none`, `fp16`, `bf16` or `topk`.
@@ -173,8 +175,9 @@ class GradientPacker:
     def pack(self, gradients: Gradients) -> Gradients | PackedGradients:
         """Packs a gradient.
 
-        A gradient of zero rows is returned unpacked. With `topk`, a non-finite gradient is also
-        returned unpacked, because it would permanently make the residual non-finite.
+        A gradient of zero rows is returned unpacked, and so is every gradient with the codec
+        `none`. With `topk`, a non-finite gradient is also returned unpacked, because it would
+        permanently make the residual non-finite.
         """
         flat = gradients.flat
         topk = self.codec == "topk"
@@ -197,7 +200,7 @@ class GradientPacker:
 
 
 def unpack_gradients(gradients: Gradients | PackedGradients) -> Gradients:
-    """Returns the gradients that were packed, with the precision of their codec."""
+    """Unpacks gradients. If `gradients` is not packed, returns `gradients`."""
     if isinstance(gradients, Gradients):
         return gradients
     return Gradients(unpack(gradients.packed), *gradients[1:])

@@ -32,7 +32,7 @@ Automatic = Annotated[int | None, pydantic.AfterValidator(lambda value: value or
 class ConfigError(ValueError):
     """Raised when the config is wrong, usually before any actor starts.
 
-    The message names the key, the given value and the allowed values.
+    For a wrong value, the message names the key, the given value and the allowed values.
     """
 
 
@@ -135,8 +135,8 @@ def shown_options(options: Mapping[Any, Any]) -> str:
 
 
 def differ(one: Any, other: Any) -> bool:
-    """Returns whether two values of any type differ. Arrays with several elements count as
-    different unless they are the same object, because `!=` compares such arrays by element."""
+    """Returns whether two values differ. NumPy arrays with several elements count as different
+    unless they are the same object, because `!=` compares such arrays by element."""
     try:
         return bool(one != other)
     except ValueError:
@@ -203,9 +203,9 @@ class Config(pydantic.BaseModel):
             where: the name of the dict in error messages.
 
         Raises:
-            ConfigError: if a key is unknown, was renamed or was removed, if a value has a wrong
-                type or is out of range, or if a key has two values under two names. For an unknown
-                key, the message suggests known keys.
+            ConfigError: if `options` is not a mapping, if a key is unknown, was renamed or was
+                removed, if a value has a wrong type or is out of range, or if a key has different
+                values under two names. For an unknown key, the message suggests known keys.
         """
         options = canonical(options, cls.aliases, where)
         cls.check_former_keys(options, where)

@@ -47,8 +47,8 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
 
 def printable(text: str) -> str:
     """Returns `text` with backslash escapes for all characters that a terminal may interpret or
-    cannot show. These are control characters, escape sequences, line breaks, marks that reverse the
-    direction of text, and bytes of file names that are not UTF-8."""
+    cannot show. Examples are control characters, escape sequences, line breaks, marks that reverse
+    the direction of text, and bytes of file names that are not UTF-8."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 

@@ -34,7 +34,7 @@ class Fixed(NamedTuple):
     """Options of another library whose value is fixed in polopt.
 
     Attributes:
-        same: maps names to the accepted value, which describes what polopt always does. A tuple
+        same: maps names to the accepted value, which asks for what polopt does anyway. A tuple
             contains several accepted values. An empty tuple means that no value is accepted.
         here: what the user can do instead of giving another value.
     """
@@ -275,7 +275,7 @@ RLLIB_FIXED = (
     ),
     Fixed(
         {"explore": True, "exploration_config": ({}, {"type": "StochasticSampling"})},
-        "training always samples actions from the policy's distribution. For evaluation, use "
+        "training always samples actions, and so explores. For evaluation, use "
         '`evaluation_config={"explore": ...}`',
     ),
     Fixed(
@@ -423,8 +423,8 @@ RLLIB_FIXED = (
     Fixed(
         {"worker_side_prioritization": False, "replay_buffer_num_slots": 0}
         | {"replay_proportion": 0.0, "min_replay_history": ()},
-        "the optimizers `sync_replay` and `async_replay` have replay buffers. IMPALA learns from "
-        "each sample once",
+        "the optimizers `sync_replay` and `async_replay` have replay buffers. IMPALA does not "
+        "replay samples",
     ),
     Fixed(
         {"burn_in_len": 0},
@@ -540,8 +540,8 @@ RLLIB_FIXED = (
     ),
     Fixed(
         {"torch_distributed_backend": ("gloo", "nccl")},
-        "ranks sum their gradients over sockets or gloo. The result "
-        "`optimizer/allreduce_backend` says which one a run uses",
+        "the workers of `decentralized_allreduce` sum their gradients over sockets or gloo. The "
+        "result `optimizer/allreduce_backend` says which one a run uses",
     ),
     Fixed(
         {"timeout_s_aggregator_manager": (), "timeout_s_sampler_manager": ()}
@@ -654,8 +654,8 @@ RLLIB_MODEL_FIXED = (
         | {"attention_memory_training": (), "attention_position_wise_mlp_dim": ()}
         | {"attention_init_gru_gate_bias": (), "attention_use_n_prev_actions": 0}
         | {"attention_use_n_prev_rewards": 0},
-        "`use_lstm` is the only kind of memory, and its input is the observations. For another "
-        f"kind, {_OWN_NETWORK}",
+        "`use_lstm` is the only kind of memory, and does not read previous actions or rewards. For "
+        f"another kind, {_OWN_NETWORK}",
     ),
     Fixed(
         {"framestack": False, "dim": (), "grayscale": False, "zero_mean": False},
@@ -758,7 +758,7 @@ STABLE_BASELINES3 = (
     ),
     Option(
         "`normalize_images`",
-        "polopt has no such option: bytes are always scaled to [0, 1]",
+        "polopt has no such option: uint8 images are always scaled to [0, 1]",
         "True, always",
     ),
     Option(
@@ -819,7 +819,7 @@ STABLE_BASELINES3 = (
         "5 and 7e-4, 20 and 1e-3",
     ),
     Option(
-        "`EvalCallback`: `eval_freq`, in steps of the vector of environments",
+        "`EvalCallback`: `eval_freq`, in steps of the vector environment",
         "`evaluation_interval`, in iterations",
         "10000, None",
     ),
@@ -832,7 +832,7 @@ STABLE_BASELINES3 = (
     Option("`n_eval_episodes`", "`evaluation_duration`", "5, 10"),
     Option(
         "`best_model_save_path`",
-        "`evaluation_interval`: `best_checkpoint` in the results is the best policy",
+        "`evaluation_interval`: the folder `best_checkpoint` of the run holds the best policy",
     ),
     Option(
         "`predict(deterministic)`, `evaluate_policy(deterministic)`",
@@ -841,7 +841,8 @@ STABLE_BASELINES3 = (
     ),
     Option(
         "`RecurrentPPO`: `predict(obs, state, episode_start)`",
-        "`predict(obs, state)`. Set a row of `state` to 0 when its episode begins",
+        "`predict(obs, state)`. When an episode begins, set the row of its environment in `state` "
+        "to 0",
     ),
     Option(
         "`callback`: `_on_step`, `_on_rollout_end`",
@@ -853,7 +854,7 @@ STABLE_BASELINES3 = (
 STABLE_BASELINES3_REPLAY = (
     Option("`buffer_size`", "`buffer_size`", "1e6, 50000; for SAC: 1e6, 1e6"),
     Option(
-        "`learning_starts`, in SAC and TD3 with random actions until then",
+        "`learning_starts`, with random actions until then",
         "`learning_starts`, and `random_timesteps` for the random actions",
         "100, 1000",
     ),
@@ -954,11 +955,11 @@ CLEANRL = (
     Option("`--cuda`", "`num_gpus`: 1 or 0", "True, 0"),
     Option(
         "`--torch-deterministic`",
-        "polopt has no such option: with `seed`, synchronous optimizers always repeat a run bit "
-        "for bit",
+        "polopt has no such option: with `seed`, synchronous optimizers repeat a run bit for bit, "
+        "as long as no worker fails",
         "True",
     ),
-    Option("`--exp-name`", "`tune.RunConfig(name=...)`, or the file of `polopt train`"),
+    Option("`--exp-name`", "`tune.RunConfig(name=...)`, or the file name of `polopt train`"),
     Option(
         "`--track`, `--wandb-project-name`, `--wandb-entity`",
         "Tune's `WandbLoggerCallback`: [monitoring](monitoring.md)",

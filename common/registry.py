@@ -149,6 +149,7 @@ def load_path(path: str) -> Any:
 
     Raises:
         ImportError: if the module cannot be imported.
+        ValueError: if the name of the module is empty.
         AttributeError: if the module has no such attribute.
     """
     module, _, attribute = path.partition(":")

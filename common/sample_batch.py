@@ -25,9 +25,9 @@ class SampleBatch:
     - `rewards`: float32.
     - `terminated`, `truncated`: bool.
     - `valid`: bool, False in rows without a transition. Losses and counts ignore these rows. They
-      are reset rows of next-step mode, padding, and steps in which the environment raised. In a row
-      in which the environment raised, `truncated` is True, because the episode stops without a
-      terminal state.
+      are the resets in Gymnasium's next-step autoreset mode, padding, and steps in which the
+      environment raised. In a row in which the environment raised, `truncated` is True, because the
+      episode stops without a terminal state.
     - `action_dist_inputs`: float32 `[T, N, P]`, the parameters of the action distribution.
     - `action_logp`, `values`, `advantages`, `value_targets`: float32. `Policy.postprocess` adds
       those columns that the policy needs. Policies with V-trace compute the last three in the
@@ -40,8 +40,8 @@ class SampleBatch:
         successor_index: `[K]`, the flat indices `t * N + n` of the rows whose next observation is
             not `all_obs[t + 1, n]`. In these rows, an episode ended and the next episode began in
             the same step, or padding follows the row.
-        successor_obs: `[K, ...]`, the next observations of these rows. In truncated rows, bootstrap
-            values are computed from these observations.
+        successor_obs: `[K, ...]`, the next observations of these rows. In rows that are not
+            `terminated`, bootstrap values are computed from these observations.
         version: the version of the weights that chose the actions. If several versions chose
             actions, this is the oldest version.
         worker_index: the index of the worker that sampled the batch.
@@ -59,8 +59,8 @@ class SampleBatch:
             acting policy normalised them. These three arrays are missing if the policy does not
             normalise, or if the batch is already normalised (`Normalizer.normalized`).
         moments: the moments (mean and variance) of the observations and discounted returns, for
-            normalisation. `None` means that the worker has already taken the moments from the
-            batch, or that the policy does not normalise.
+            normalisation. `None` means that the batch has no moments, for example because the
+            policy does not normalise, or because the worker has already taken the moments.
         place: `(stream, step)`, the position of the fragment in the data of its sampler. A stream
             is a sequence of consecutive steps of the same environments. `step` is the number of
             steps of the stream before the fragment. `None` means that the batch has no such
@@ -142,7 +142,7 @@ class SampleBatch:
 
     @property
     def nbytes(self) -> int:
-        """The size of all arrays in bytes, without compression."""
+        """The size of the observations, columns and `per_env` in bytes, without compression."""
         arrays = [self.all_obs, self.successor_obs, *self.columns.values(), *self.per_env.values()]
         return sum(array.nbytes for array in arrays)
 
@@ -159,7 +159,7 @@ class SampleBatch:
 
     def steps(self, start: int, stop: int) -> SampleBatch:
         """Returns the steps from `start` up to, but not including, `stop` of all environments,
-        `[stop - start, N, ...]`. The arrays are views.
+        `[stop - start, N, ...]`. The observations and columns are views.
 
         `episodes` of the result is empty, because episode statistics cannot be divided. If `start`
         is greater than 0, a policy with memory cannot learn from the result, because its memory is
@@ -211,14 +211,17 @@ class SampleBatch:
     def to_tensordict(self, device: str | None = None) -> Any:
         """Returns a `tensordict.TensorDict` with the batch size `[N, T]`, for TorchRL's losses.
 
-        The names are the names of TorchRL's collectors:
+        The names are the names of TorchRL's collectors. Columns that the following list does not
+        contain keep their names.
 
         - `observation`: the observations.
-        - `action`: the column `actions`. Categories are indices.
+        - `action`: the column `actions`. Discrete actions are category indices, not one-hot
+          vectors.
         - `sample_log_prob`: the column `action_logp`, if `Policy.postprocess` has computed it.
         - `("next", "observation")`: the true next observation, also at the end of an episode.
         - `("next", "reward")`, `("next", "done")`, `("next", "terminated")` and
           `("next", "truncated")`: `[N, T, 1]`.
+        - `done`, `terminated` and `truncated`: `[N, T, 1]`, False in all rows.
         - `state_value`, `advantage` and `value_target`: `[N, T, 1]`, if `Policy.postprocess` has
           computed them.
         - `("collector", "mask")`: False in rows without a transition.

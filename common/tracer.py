@@ -47,7 +47,7 @@ class Tracer:
         """Records a span that ends now.
 
         Args:
-            track: `driver`, `worker`, or `request N` for a request to worker N.
+            track: for example `driver`, `worker`, or `request 3` for a request to worker 3.
             name: the name of the phase.
             started_s: the start of the span, as seconds of `time.perf_counter`. Seconds of
                 `time.monotonic` are also allowed, because both are the same clock on Linux and

@@ -17,8 +17,9 @@ class Transitions(NamedTuple):
 
     The next observation of a row is the observation n steps later. If the episode is truncated
     within these n steps, the next observation is the true last observation of the episode. If the
-    episode terminates within these steps, `discounts` is 0, and the content of `next_obs` does not
-    matter.
+    data of the worker are interrupted within these steps, the next observation is the last
+    observation before the interruption. If the episode terminates within these steps, `discounts`
+    is 0, and the content of `next_obs` does not matter.
 
     Attributes:
         obs: the observations, encoded as in `SampleBatch`.

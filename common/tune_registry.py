@@ -33,7 +33,8 @@ def registered_trainable(name: str) -> Callable[..., Any] | None:
 
 
 def _registered(category: str, name: str) -> Callable[..., Any] | None:
-    # If Tune is not imported, no name is registered.
+    # Drivers that registered a name and Tune's trials have imported Tune. Other processes find no
+    # names.
     registry = sys.modules.get("ray.tune.registry")
     if registry is None:
         return None

@@ -17,7 +17,7 @@ class Acting(NamedTuple):
 
     Attributes:
         normalize_actions, clip_actions: see `PolicyConfig`.
-        scale_by_high: if True, images of bytes are divided by the bound `high` of their space. If
+        scale_by_high: if True, uint8 images are divided by the bound `high` of their space. If
             False, they are divided by 255, as in older versions.
     """
 
@@ -40,8 +40,8 @@ class Weights(NamedTuple):
     Attributes:
         flat: the parameters `[P]` float32.
         version: the number of updates of the weights so far.
-        env_steps: the number of environment steps that all workers have sampled so far. All
-            schedules depend on this number.
+        env_steps: the number of environment steps that all workers have sampled so far. The
+            schedules of the policy depend on this number.
         coefficients: the values that learning adapts, such as PPO's `kl_coeff`.
         moments: the moments (mean and variance) for the normalisation of observations and rewards.
             `None` means that the policy does not normalise, or that the receiver keeps its own

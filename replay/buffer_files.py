@@ -11,7 +11,8 @@ from polopt.replay.replay_buffer import ReplayBuffer
 
 
 class BufferFiles:
-    """Writes and reads the part of a strategy's state that is too large for `get_state`.
+    """Saves and restores the rows of a replay buffer, which are too large for the `get_state` of
+    the replay optimizer.
 
     Args:
         buffer: the replay buffer.
@@ -34,8 +35,8 @@ class BufferFiles:
 
         Returns:
             the state that `read` needs in addition to the files, and the SHA-256 of each file by
-            its name. The state consists of numbers, strings, NumPy arrays, lists and dicts. If
-            `saves` is False, both are empty.
+            its name. The state consists of numbers, strings, None, NumPy arrays, lists and dicts.
+            If `saves` is False, both results are empty.
 
         Raises:
             OSError: a file cannot be written.
@@ -47,10 +48,11 @@ class BufferFiles:
         return state, self._buffer.checksums(rows)
 
     def read(self, directory: Path, state: Mapping[str, Any]) -> None:
-        """Restores the rows. Call `set_state` of the strategy first.
+        """Restores the rows. Call `set_state` of the replay optimizer first, because `set_state`
+        empties the buffer.
 
         Args:
-            directory: directory of the files. It does not exist if `write` has not saved the rows.
+            directory: directory of the files. It need not exist if `state` is empty.
             state: the state that `write` returned. If it is empty, this method does nothing.
 
         Raises:

@@ -1,4 +1,5 @@
-"""`windows_of`: computes the n-step transitions of a fragment. Samplers use them for priorities."""
+"""`windows_of`: computes the n-step transitions of a fragment. The workers of `AsyncReplay` compute
+the initial priorities of rows from these transitions."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def windows_of(batch: SampleBatch, gamma: float, n_step: int) -> Windows:
     the fragment. All weights are 1.
 
     Args:
-        batch: `[T, N]`, with observations and rewards as the environment returned them.
+        batch: `[T, N]`, with observations and rewards before normalisation.
         gamma: discount of a step.
         n_step: largest number of steps of a window.
     """

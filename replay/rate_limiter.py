@@ -1,4 +1,4 @@
-"""`RateLimiter`: keeps the ratio of learning to sampling, and blocks the side that is ahead."""
+"""`RateLimiter`: keeps the ratio of learning to sampling. The side that is ahead must wait."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class RateLimiter:
     """Keeps the number of rows learned at `intensity` times the number of rows sampled. The idea is
     from the rate limiters of Reverb (Cassirer et al., 2021).
 
-    A row counts as sampled when a sampler adds the row to the buffer. A row counts as learned each
-    time that the row is drawn from the buffer for the learner.
+    A row counts as sampled when a sampler (a worker) adds the row to the buffer. A row counts as
+    learned each time that the learner learns from it.
 
         credit = intensity * rows sampled - rows learned
 
@@ -33,7 +33,7 @@ class RateLimiter:
     waits until the buffer has `min_size` rows again. The rows that fill the buffer again do not add
     credit, so the learner does not make extra updates for these rows.
 
-        while not limiter.can_learn(batch_size):     # one step of a synchronous strategy
+        while not limiter.can_learn(batch_size):     # one step of a synchronous optimizer
             limiter.inserted(buffer.add(next_fragment()))
         while limiter.can_learn(batch_size):
             learn(buffer.sample(batch_size))
@@ -52,7 +52,8 @@ class RateLimiter:
 
     Attributes:
         num_learned: number of rows learned since the start.
-        num_counted: number of rows sampled since the start that added credit.
+        num_counted: number of rows sampled since the start, without the rows that only filled the
+            buffer to `min_size`.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class RateLimiter:
         """Changes the intensity. The credit of rows that were sampled before does not change.
 
         Raises:
-            ConfigError: the intensity is 0, negative or not finite.
+            ConfigError: the intensity is not a finite number above 0, or is rounded to 0.
         """
         if intensity is None:
             self._intensity = None
@@ -122,8 +123,8 @@ class RateLimiter:
 
     @property
     def credit(self) -> Fraction:
-        """Intensity times rows sampled, minus rows learned. The learner may learn this number of
-        rows now, unless `warming_up` is True."""
+        """Intensity times rows sampled, minus rows learned. Unless `intensity` is None, the learner
+        may learn from at most this number of rows now."""
         return self._credit
 
     @property
@@ -154,8 +155,8 @@ class RateLimiter:
 
         Args:
             rows: number of added rows.
-            can_draw: whether the buffer has rows whose windows are complete. If it has none,
-                learning cannot begin, and the added rows do not add credit.
+            can_draw: whether the buffer can draw any of its rows. If not, learning cannot begin,
+                and the added rows do not add credit.
         """
         filling = min(rows, self._missing) if can_draw else rows
         self._missing = max(self._missing - filling, 0 if can_draw else 1)
@@ -165,8 +166,7 @@ class RateLimiter:
             self._credit += self._intensity * counted
 
     def learned(self, rows: int) -> None:
-        """Counts rows as learned. A strategy that sends batches to a learner calls this method when
-        it draws the rows, before they are learned."""
+        """Counts rows as learned."""
         self.num_learned += rows
         if self._intensity is not None:
             self._credit -= rows
@@ -183,8 +183,8 @@ class RateLimiter:
 
     @property
     def delivered(self) -> float:
-        """The actual intensity since the start. This is the number of rows learned for each row
-        that added credit. It is 0 before the first such row."""
+        """The actual intensity since the start: `num_learned / num_counted`, or 0 if `num_counted`
+        is 0."""
         return self.num_learned / self.num_counted if self.num_counted else 0.0
 
     def report(self) -> dict[str, float]:

@@ -30,7 +30,7 @@ from polopt.replay.sum_tree import SumTree
 VALID = 1  # the row is a transition
 TERMINATED = 2
 TRUNCATED = 4
-CUT = 8  # the episode or the stream ends after this row, so windows end here
+CUT = 8  # windows end at this row (`ReplayBuffer` explains windows)
 DRAWABLE = 16  # the window of the row is complete, so the row can be drawn
 SUCCESSOR = 32  # the row holds only the next observation of another row
 #: `_draw_uniform` draws random places, and draws again for each place that is not drawable. After
@@ -41,13 +41,13 @@ _MOST_ROUNDS = 20
 @dataclass(slots=True)
 class _Tail:
     """The last steps of a stream. The windows of the rows of these steps may not be complete yet.
-    `ReplayBuffer` explains streams, windows and successors.
+    `ReplayBuffer` explains streams, windows and successors. `RowStore` explains serial numbers.
 
     Attributes:
         place: the `SampleBatch.place` of the fragment that would continue the stream. `None` means
             that the place is not known.
         steps: the serial numbers of the rows of environment 0 in the last steps, oldest first.
-        starts: whether a fragment begins at each of these steps.
+        starts: one bool for each of these steps. True if a fragment begins at the step.
         priorities: `[len(steps), N]`, the priorities that the caller of `add` passed. -1 stands for
             a priority that the caller did not pass.
         open: `[N]` bool. True if the last row of an environment still needs its next observation.
@@ -78,9 +78,10 @@ class ReplayBuffer:
     observation of the row one step later, so each observation is stored only once. In two cases,
     the next observation is stored in a separate row, which is called the successor. The first case
     is a truncated episode, if the next episode begins in the same step. (With `unit="sequence"`,
-    this also applies to terminated episodes.) The second case is a stream that was interrupted.
+    this also applies to terminated episodes.) The second case is a row after which the steps of its
+    environment are missing, because a stream was interrupted or because the batch is padded.
     Observations and actions keep their dtypes, so uint8 images stay uint8. All values must be
-    finite. Workers check this before they send a fragment.
+    finite. Workers do not send fragments with non-finite values.
 
     To draw a row, the buffer reads the next rows of the same environment and their successors.
     These rows arrived after the row itself. The buffer overwrites the oldest rows first, so it
@@ -89,20 +90,21 @@ class ReplayBuffer:
     **Windows.** The window of a row is the steps of its n-step return. A window ends early at the
     end of an episode, before a row that is not `valid` (see `SampleBatch`), and where a stream was
     interrupted. If the window ends with `terminated`, the discount is 0. Otherwise the learner
-    bootstraps from the value of the true next observation. The buffer can draw a row as soon as the
-    window of the row is complete. With `unit="transition"`, it never draws a row that is not
-    `valid`.
+    bootstraps from the value of the true next observation. The window is complete when the buffer
+    has all steps of the window, and the next observation if the learner needs it. The buffer can
+    then draw the row. With `unit="transition"`, it never draws a row that is not `valid`.
 
     **Streams.** A stream is a series of consecutive fragments of one worker. The buffer compares
     the places of two fragments (`SampleBatch.place`) to decide whether the second fragment
-    continues the first one. The caller of `add` can also decide this with `follows`. A fragment
-    starts a new stream if it has no place, if the fragment before it was lost, or if its worker was
-    replaced. A window never contains rows of two streams.
+    continues the first one. A fragment starts a new stream if it has no place, if the fragment
+    before it was lost, or if its worker was replaced. The caller of `add` can also decide this with
+    `follows`. A window never contains rows of two streams.
 
     **Priorities** (Schaul et al., 2016). Row i is drawn with probability P(i) = p_i^alpha / sum of
-    p^alpha. The weight of the row is (R P(i))^-beta, divided by the largest weight of the batch. R
-    is the number of drawable rows. While `beta_rows` rows are added, the exponent beta changes
-    linearly from the argument `beta` to `final_beta`.
+    p^alpha, where p_i is the priority of the row plus `priority_epsilon`. The weight of the row is
+    (R P(i))^-beta, divided by the largest weight of the batch. R is the number of drawable rows.
+    Over the first `beta_rows` added rows, the exponent beta changes linearly from the argument
+    `beta` to `final_beta`.
 
     **Sequences** are for policies with memory. With `unit="sequence"`, `sample_sequences` draws
     sequences of `sequence_length` consecutive steps. A sequence always begins at the first step of
@@ -213,8 +215,8 @@ class ReplayBuffer:
 
     @property
     def total_weight(self) -> float:
-        """The sum of all priorities, each to the power of alpha. If rows are drawn uniformly, this
-        is the number of drawable rows."""
+        """The sum of p^alpha over all drawable rows, see the class. If rows are drawn uniformly,
+        this is the number of drawable rows."""
         if self._tree is None or self.alpha is None:
             return float(self._num_drawable)
         return self._tree.total
@@ -230,7 +232,8 @@ class ReplayBuffer:
         return self._rows_added
 
     def nbytes_of(self, obs: ColumnSpec, actions: ColumnSpec) -> int:
-        """Bytes of the full buffer for observations and actions of these shapes and dtypes."""
+        """Bytes of the full buffer for observations and actions of these shapes and dtypes, without
+        the memory of policies."""
         tree = SumTree.nbytes_of(self.capacity) if self._tree is not None else 0
         return self.capacity * RowStore.row_nbytes(_specs(obs, actions)) + tree
 
@@ -245,9 +248,8 @@ class ReplayBuffer:
     def allocate(self, obs: ColumnSpec, actions: ColumnSpec) -> int:
         """Reserves the arrays of the full buffer.
 
-        Strategies call this method before they start processes. If the buffer is too large, the
-        error then comes before any sampling. If nobody has called this method, the first `add`
-        calls it.
+        Replay optimizers call this method before sampling begins, so that a buffer that is too
+        large raises the error early. If nobody has called this method, the first `add` calls it.
 
         Args:
             obs: shape and dtype of one encoded observation.
@@ -258,6 +260,7 @@ class ReplayBuffer:
 
         Raises:
             ConfigError: the full buffer does not fit into the free memory, or onto the disk.
+            OSError: a file cannot be created in the directory of the buffer.
         """
         nbytes = self.nbytes_of(obs, actions)
         if self._directory is not None:
@@ -277,13 +280,13 @@ class ReplayBuffer:
         """Adds a fragment.
 
         Args:
-            batch: `[T, N]`, with observations and rewards as the environment returned them.
+            batch: `[T, N]`, with observations and rewards before normalisation.
             priorities: `[K + T, N]`, or `[N]` for sequences. The last T rows of the array are the
-                priorities of this fragment. The first K rows are priorities for the last K steps of
-                the previous fragment. The windows of these steps are complete only now. The buffer
-                ignores these K rows if the fragment does not continue the previous one. For
-                sequences, the array has the priorities of the N sequences that begin with this
-                fragment. NaN or None stands for the largest priority so far.
+                priorities of this fragment. The first K rows are priorities for the K steps before
+                this fragment, whose windows may end in this fragment. The buffer ignores these K
+                rows if the fragment starts a new stream. For sequences, the array has the
+                priorities of the N sequences that begin with this fragment. NaN or None stands for
+                the largest priority so far.
             follows: whether the fragment continues the previous fragment with the same
                 `worker_index`. With `None`, `batch.place` decides, and a batch without a place does
                 not continue the previous fragment. A batch with another N never continues it.
@@ -297,6 +300,7 @@ class ReplayBuffer:
             ConfigError: the fragment has more rows than `capacity`, or more steps than
                 `sequence_length`. Also raised if the first `add` calls `allocate`, and the full
                 buffer does not fit.
+            OSError: `add` calls `allocate`, and a file cannot be created.
         """
         steps, envs = batch.shape
         store = self._store_for(batch)
@@ -561,7 +565,7 @@ class ReplayBuffer:
 
     def update_priorities(self, indices: np.ndarray, priorities: np.ndarray) -> None:
         """Sets the priorities of rows. Ignores rows that have been overwritten. If the buffer has
-        no priorities, this method only checks its argument.
+        no priorities, this method only checks `priorities`.
 
         Args:
             indices: `[B]` int64, the `indices` of `Transitions` or `Sequences`.
@@ -642,8 +646,8 @@ class ReplayBuffer:
 
         The batch is a `SampleBatch` `[sequence_length, B]` with the columns `actions`, `rewards`,
         `terminated`, `truncated` and `valid`. `per_env["state"]` is the memory that the policy had
-        before the first step. If a stream was interrupted, the sequence is padded with rows that
-        are not `valid`, as in `SampleBatch.concat`.
+        before the first step, if the fragments contained it. If a stream was interrupted, the
+        sequence is padded with rows that are not `valid`, as in `SampleBatch.concat`.
 
         Args:
             batch_size: B.
@@ -770,7 +774,7 @@ class ReplayBuffer:
             directory: directory for the files.
 
         Returns:
-            The state that `load` needs in addition to the files: numbers, strings, small arrays,
+            The state that `load` needs in addition to the files: numbers, strings, None, arrays,
             and lists and dicts of these.
 
         Raises:
@@ -816,7 +820,8 @@ class ReplayBuffer:
         return sums
 
     def load(self, directory: str | Path, state: Mapping[str, Any]) -> None:
-        """Restores a saved buffer. This buffer then draws the same rows as the saved buffer.
+        """Restores a saved buffer. This buffer then draws the rows that the saved buffer would have
+        drawn next.
 
         Args:
             directory: directory of the files.
@@ -908,8 +913,8 @@ class ReplayBuffer:
             row is the number of rows that arrived after this row. With priorities, the dict also
             has `priority`, `max_priority`, `beta`, and `num_stale_priorities`. `priority` is the
             `{mean, max}` of the priorities that `update_priorities` has set since the last call.
-            `max_priority` is the largest priority so far. `num_stale_priorities` counts priorities
-            for rows that had been overwritten.
+            `max_priority` is the largest priority so far. `num_stale_priorities` is the number of
+            priorities that `update_priorities` ignored, because their rows had been overwritten.
         """
         stats: dict[str, Any] = {
             "num_rows": self._num_valid,

@@ -287,7 +287,8 @@ def read_arrays(path: Path, arrays: Sequence[np.ndarray], sha256: str) -> None:
 
 
 def _link(written: Path, path: Path) -> bool:
-    """Creates the hard link `path` to an older file. Returns whether this was possible."""
+    """Creates the hard link `path` to the older file `written`, unless both paths are equal.
+    Returns whether `path` is the older file now."""
     if written == path:
         return path.exists()
     try:

@@ -11,7 +11,8 @@ from gymnasium.vector import VectorEnv
 
 from polopt.rollouts.envs.own_copy import own_copy
 
-#: A first parameter with one of these names receives the whole config, as in RLlib's environments.
+#: A first parameter with one of these names usually receives the whole config, as in RLlib's
+#: environments. See `_takes_context`.
 _CONFIG_NAMES = {"config", "env_config", "env_context", "context", "ctx", "cfg"}
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

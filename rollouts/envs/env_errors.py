@@ -21,9 +21,9 @@ _MOST_QUOTED = 300
 
 
 class EnvironmentFailedError(RuntimeError):
-    """Raised when an environment cannot be made, or fails repeatedly. The message names the
-    environment. After repeated failures, the message also names the worker and the step, and ends
-    with the environment's own traceback."""
+    """Raised when an environment cannot be made, needs a missing package, or fails repeatedly. The
+    message names the environment. After repeated failures, the message also names the worker and
+    the step, and ends with the environment's own traceback."""
 
 
 class EnvironmentAPIError(EnvironmentFailedError):
@@ -113,13 +113,14 @@ def other_thread() -> str:
 
 
 def traceback_of(error: BaseException, env: Any = None, method: str = "step") -> str:
-    """Returns the traceback of an exception, starting at the first frame in the environment's code.
+    """Returns the traceback of an exception without its leading frames in `polopt.rollouts`, so
+    that it usually starts in the environment's code.
 
     The environment's code does not raise `APIViolation` itself. For an `APIViolation`, the result
     instead names the file and line where `method` is defined.
 
     Args:
-        error: the exception. The result omits its leading frames in `polopt.rollouts`.
+        error: the exception.
         env: the environment that returned a wrong result.
         method: the name of the method that returned the wrong result.
     """

@@ -1,4 +1,4 @@
-"""`resolve_env`: turns the `env` of a config into a source that works in every process."""
+"""`resolve_env`: turns the `env` of a config into a source, which makes environments in workers."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
             imported, or `env` has another type, for example if `env` is an environment that is
             already made. For an unknown id, the message suggests a similar known id if there is
             one.
+        Exception: any other exception that the imported module raises.
     """
     refuse_made_env(env)
     if isinstance(env, EnvSpec):

@@ -124,8 +124,8 @@ def _plain(value: Any, path: str) -> Any:
     """Returns a copy of a value that a checkpoint can hold. Tuples become lists.
 
     Raises:
-        TypeError: if a checkpoint cannot hold the value. The message gives the path of the value in
-            the state.
+        TypeError: if a checkpoint cannot hold the value. The message usually gives the path of the
+            value in the state.
     """
     if isinstance(value, np.generic):
         value = value.item()

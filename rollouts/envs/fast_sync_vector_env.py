@@ -17,10 +17,10 @@ class FastSyncVectorEnv(SyncVectorEnv):
     """A `SyncVectorEnv` of `FaultTolerantEnv`s. Its `step` is faster than `SyncVectorEnv.step`, and
     returns the same results.
 
-    The faster `step` is used in same-step mode if observations and actions are arrays. It writes
-    each observation directly to its row of the batch. It processes final observations and infos
-    only for environments whose episode ended or whose info is not empty. In all other cases,
-    `SyncVectorEnv.step` is used.
+    The faster `step` is used in same-step mode if batches of observations and of actions are
+    arrays. It writes each observation directly to its row of the batch. It processes final
+    observations and infos only for environments whose episode ended or whose info is not empty. In
+    other modes, or for Dict and Tuple spaces, `SyncVectorEnv.step` is used.
 
     This class does not check the shape and dtype of observations, because each `FaultTolerantEnv`
     already checks its own observations.
@@ -68,7 +68,7 @@ class FastSyncVectorEnv(SyncVectorEnv):
             `copy` is set.
 
         Raises:
-            ValueError: if the number of actions is not N.
+            ValueError: if the faster `step` is used, and the number of actions is not N.
             Exception: any exception that an environment raises.
         """
         if self._batch is None:

@@ -103,7 +103,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     - It seeds the generators that `reset(seed=...)` does not seed. These are the generators of the
       spaces, and the global generators of a process that runs only this environment.
-    - It converts rewards to plain numbers, and observations to the dtype of their space.
+    - It converts rewards to plain numbers, and float observations to the dtype of their space.
     - It copies the last observation of each episode, because an environment may reuse its arrays.
     - It drops all infos that `keep_infos` does not select, because merging infos is slow. For
       HalfCheetah-v5, a vector spends a tenth of the time of its step on merging infos.
@@ -120,9 +120,10 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     Raises:
         EnvironmentFailedError: from `__init__`, `step` and `reset`, after `max_failures`
-            consecutive exceptions. From `step` and `reset`, also at the first exception that says
-            that a package is missing.
+            consecutive exceptions. From `step` and `reset`, also at the first exception that
+            `missing_package` recognises.
         ImportError, DependencyNotInstalled: from `__init__`, if `make` raises them.
+        ConfigError: from `__init__`, if the space of an action mask is wrong.
         EnvironmentAPIError: from `step` and `reset`, at the first violation of Gymnasium's API.
     """
 

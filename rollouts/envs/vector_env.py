@@ -47,7 +47,7 @@ def make_vector_env(
     in_evaluation: bool = False,
 ) -> VectorEnv[Any, Any, Any]:
     """Makes a vector of environments. Each environment is wrapped in a `FaultTolerantEnv`, unless
-    the environment's own vector implementation is used.
+    the environment's own vector implementation is used, or a user's callable makes the vector.
 
     Args:
         source: a result of `resolve_env`.
@@ -104,7 +104,8 @@ def probe_spaces(
     worker_index: int = 0,
     in_evaluation: bool = False,
 ) -> tuple[Space[Any], Space[Any]]:
-    """Makes one environment, closes it, and returns its observation space and action space.
+    """Makes one environment, closes it, and returns its observation space and action space. If a
+    user's callable makes a vector, returns the spaces of one environment of the vector.
 
     Args:
         source: a result of `resolve_env`.
