@@ -103,8 +103,8 @@ EARLY_STOPPED = Plot(
 EARLY_STOPPED_PER_ROUND = Plot(
     "early-stopped",
     "Early-stopped fragments per round",
-    "The number of early-stopped fragments of all ranks in a round. High values mean that the "
-    "ranks have unequal speed.",
+    "The number of early-stopped fragments of all ranks in a round of sampling and learning. High "
+    "values mean that the ranks have unequal speed.",
     "fragments per round",
     {"fragments": _OPT + "num_early_stopped"},
     kind="runs",
@@ -150,7 +150,7 @@ ROW_AGE = Plot(
     "Age of the replayed rows",
     "The age of a row is the number of environment steps between its sampling and its draw from "
     "the buffer. The unit is a sixteenth of buffer_size. With uniform draws from a full buffer, "
-    "all bins are equal. If the lower bins are larger, prioritized replay prefers new rows.",
+    "all bins are about equal. If the lower bins are larger, prioritized replay prefers new rows.",
     "age (1/16 of the buffer)",
     {"age": _OPT + "row_age/histogram"},
     kind="heatmap",
@@ -210,7 +210,7 @@ GRADIENTS_METRIC = Metric(
     "polopt_gradients",
     "gradients",
     _OPT + "num_gradients_*",
-    "gradients from workers that were accepted, stale or skipped, so far",
+    "gradients from workers so far that were accepted, stale or skipped",
     "outcome",
 )
 PEAK_METRIC = Metric(
@@ -227,7 +227,7 @@ EARLY_STOPPED_METRIC = Metric(
     "polopt_early_stopped",
     "fragments",
     _OPT + "num_early_stopped",
-    "fragments that ended early because enough workers had finished, so far",
+    "fragments so far that ended early because enough workers had finished",
 )
 FRAGMENTS_METRIC = Metric(
     "gauge",
@@ -242,7 +242,7 @@ BROKEN_ROUNDS_METRIC = Metric(
     "polopt_broken_rounds",
     "rounds",
     _OPT + "num_broken_rounds",
-    "rounds that a fault interrupted, so far",
+    "rounds of sampling and learning that a fault interrupted, so far",
 )
 FILL_METRIC = Metric(
     "gauge", "polopt_buffer_fill", "share", _OPT + "buffer_fill", "share of the buffer in use"
@@ -266,7 +266,7 @@ BLOCKED_METRIC = Metric(
     "polopt_blocked_s",
     "s",
     _OPT + "*_blocked_s",
-    "seconds in which the learner waited for rows, or the samplers for the learner, so far",
+    "seconds so far in which the learner waited for rows, or the samplers waited for the learner",
     "who",
 )
 PRIORITY_METRIC = Metric(
