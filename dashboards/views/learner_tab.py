@@ -63,7 +63,7 @@ def _values(selection: Selection) -> Panel:
         "values",
         "Predicted value and value target",
         "Means over the rows that the learner used. The line with another dash is the value "
-        "target, which is the discounted return including the bootstrap value. If the policy "
+        "target, the estimate of the discounted return from which the critic learns. If the policy "
         "normalises rewards, values and targets are in normalised rewards. Values that stay above "
         "their targets mean that the critic is too optimistic.",
     )
