@@ -86,8 +86,8 @@ VIEWS = (
     ),
     View(
         "Workers' parts, p50 and p99",
-        "Percentiles of the time that each part (a phase, other or idle) takes in a single reply, "
-        "since the last result.",
+        "Percentiles of the durations of each part of a worker's time (a phase, other or idle), "
+        "measured per reply since the last result.",
         ("polopt_workers_p50_ms", "polopt_workers_p99_ms"),
     ),
     View(

@@ -152,7 +152,7 @@ def _in_flight(events: Iterable[Event]) -> list[Event]:
 
 
 def _arrows(processes: Mapping[str, Sequence[Event]], start_s: float) -> list[dict[str, Any]]:
-    """Returns flow events from each gradient of a worker to the update that applied this gradient.
+    """Returns flow events from each gradient of a worker to the driver's next span `apply`.
 
     Both ends are on track 0 of their process. This track holds the phases of the driver, or of the
     worker.
@@ -218,7 +218,7 @@ def self_times_s(trace: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def percentages(trace: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Returns, for each name of spans, their share of the recorded time as an integer percentage.
+    """Returns the share of each span name in the recorded time, as an integer percentage.
 
     Time without a span has the name `other`. The percentages of a process sum to 100: each value is
     rounded down, and the values with the largest remainders are then raised by 1.

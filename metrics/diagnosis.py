@@ -15,8 +15,8 @@ import numpy as np
 
 from polopt.metrics.run_results import Array, RunResults
 
-#: The optimizers in which all workers wait for the slowest worker. The value is the change of the
-#: config that avoids this wait.
+#: Maps each optimizer in which all workers wait for the slowest worker to the change of the config
+#: that avoids this wait.
 _WITHOUT_SLOW = {
     "sync_samples": "fraction_workers below 1, or async_samples",
     "sync_gradients": "async_gradients",
@@ -138,7 +138,7 @@ def _no_reward(run: RunResults) -> Found:
     if not episodes >= 20 or not len(low) or np.any(low != 0.0) or np.any(high != 0.0):
         return None
     return (
-        f"All returns are 0 after {episodes:,.0f} episodes",
+        f"All returns so far are 0 ({episodes:,.0f} episodes)",
         "check the environment's reward; a sparse reward needs more exploration (entropy_coeff)",
         episodes,
     )
@@ -340,7 +340,7 @@ def _slow_worker(run: RunResults) -> Found:
         f"{rates[slow]:,.0f} steps/s while it samples. Its environment or its machine is slow"
     )
     if allreduce and skew >= 0.1:
-        text += f". The other ranks wait for rank {slow}: skew takes {skew:.0%} of the ranks' time"
+        text += f". The other ranks wait for rank {slow}: waiting takes {skew:.0%} of their time"
     elif otherwise and idle >= 0.1:
         text += f". The other workers wait for it: workers are idle for {idle:.0%} of their time"
     change = "speed up its environment"

@@ -210,7 +210,7 @@ GRADIENTS_METRIC = Metric(
     "polopt_gradients",
     "gradients",
     _OPT + "num_gradients_*",
-    "gradients from workers so far that were accepted, stale or skipped",
+    "gradients from workers that were accepted, stale or skipped, so far",
     "outcome",
 )
 PEAK_METRIC = Metric(
@@ -227,7 +227,7 @@ EARLY_STOPPED_METRIC = Metric(
     "polopt_early_stopped",
     "fragments",
     _OPT + "num_early_stopped",
-    "fragments so far that ended early because enough workers had finished",
+    "fragments that ended early because enough workers had finished, so far",
 )
 FRAGMENTS_METRIC = Metric(
     "gauge",
@@ -266,7 +266,7 @@ BLOCKED_METRIC = Metric(
     "polopt_blocked_s",
     "s",
     _OPT + "*_blocked_s",
-    "seconds so far in which the learner waited for rows, or the samplers waited for the learner",
+    "seconds in which the learner waited for rows, or the samplers waited for the learner, so far",
     "who",
 )
 PRIORITY_METRIC = Metric(

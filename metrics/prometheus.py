@@ -28,7 +28,7 @@ class Metric:
         unit: unit of the value.
         key: path of the value in results. `*` stands for the values of `tag`.
         text: description of the metric.
-        tag: name of the tag besides `optimizer` and `trial`. Empty if the metric has only these.
+        tag: name of the tag besides `optimizer` and `trial`. Empty if there is no such tag.
     """
 
     kind: str
@@ -61,7 +61,10 @@ _OPT, _FAULTS, _LEARNER = "optimizer/", "fault_tolerance/", "learners/default_po
 METRICS = (
     _counter("polopt_env_steps", _STEPS, _OPT + "num_env_steps_sampled", "steps sampled so far"),
     _counter(
-        "polopt_env_steps_trained", _STEPS, _OPT + "num_env_steps_trained", "steps used to learn"
+        "polopt_env_steps_trained",
+        _STEPS,
+        _OPT + "num_env_steps_trained",
+        "steps that the learner used",
     ),
     _counter("polopt_updates", "updates", _OPT + "num_updates", "updates of the weights so far"),
     _counter(
@@ -189,8 +192,8 @@ METRICS = (
         "polopt_policy_lag",
         "updates",
         _OPT + "policy_lag/histogram",
-        "lag of the weights that chose the actions; if 5 s have more than 256 counts, the exporter "
-        "scales them down to about 256",
+        "lag of the weights that chose the actions; if the results of 5 s have more than 256 counts"
+        " in total, the exporter scales the counts down to about 256",
     ),
     _gauge(
         "polopt_lag_mean",

@@ -364,7 +364,7 @@ def _read_tab(path: Path) -> OptimizerTab | None:
 
 
 def _read_error(trial: Trial, file: Path) -> str:
-    """Returns `Trial.error`."""
+    """Reads the value of `Trial.error` from the error file."""
     for path in (trial.folder / ERROR_FILE, file.with_name(ERROR_FILE)):
         try:
             with open_regular(path, _MOST_ERROR_BYTES) as stream:

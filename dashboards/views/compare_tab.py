@@ -307,7 +307,7 @@ def _left_out(runs: Sequence[Scored]) -> str:
         return ""
     names = ", ".join(f"{one.run.label} ({one.run.trial.state})" for one in runs[:3])
     more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
-    return f" Not included, because they have not reached this number: {names}{more}."
+    return f" Not included, because they have fewer steps: {names}{more}."
 
 
 def _pairs(panel: tuple[str, str, str], scores: dict[str, list[Array]]) -> Panel:

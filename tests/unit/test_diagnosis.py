@@ -173,7 +173,7 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
         "no-reward",
         samples,
         {f"env_runners/episode_return_{which}": 0.0 for which in ("mean", "min", "max")},
-        ("All returns are 0 after 3,000 episodes",),
+        ("All returns so far are 0 (3,000 episodes)",),
     ),
     (
         "deterministic",
@@ -285,7 +285,7 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
             "optimizer/workers/per_worker/2/env_steps_per_sampling_s": 50.0,
             "optimizer/workers/share/skew": 0.35,
         },
-        ("ranks wait for rank 3: skew takes 35%", "fraction_workers"),
+        ("ranks wait for rank 3: waiting takes 35%", "fraction_workers"),
     ),
     (
         "machine-busy",
