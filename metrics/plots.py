@@ -75,8 +75,8 @@ BOUNDED_POLICY_LAG = dataclasses.replace(
     POLICY_LAG,
     title="Policy lag in batches",
     help="The number of batches that the learner has finished since the weights that chose the "
-    "actions were current. The line is the limit max_rollout_lag. Many batches at this limit mean "
-    "that workers wait for the driver.",
+    "actions were current. If the config sets max_rollout_lag, a line marks this limit. Many "
+    "batches at this limit mean that workers wait for the driver.",
     unit="lag (batches)",
     limit="max_rollout_lag",
 )

@@ -46,9 +46,9 @@ class WorkerTimes:
 
     The wall time of a worker is the time between two of its replies, measured when the driver takes
     the replies. Idle time is wall time minus the busy seconds that the worker reports. A worker is
-    idle while it waits for the driver, even if the driver itself waits for other workers, and while
-    its data are in transit. Of the time before a worker's first reply, only the busy seconds of
-    this reply count. The local worker runs in the driver and has no idle time.
+    idle while its data are in transit, and while it waits for the driver or for other workers. Of
+    the time before a worker's first reply, only the busy seconds of this reply count. The local
+    worker runs in the driver and has no idle time.
 
     Args:
         further_phases: names of further phases that the optimizer's workers time.
