@@ -123,7 +123,8 @@ class Trial:
     def optimizer_tab(self) -> OptimizerTab:
         """The declaration of the trial's optimizer.
 
-        Without a declaration, this is an `OptimizerTab` with only the phases in the results.
+        Without a declaration of this optimizer, this is an `OptimizerTab` that contains only the
+        names of the optimizer and of the phases in the results.
         """
         if self.declared is not None and self.declared.name == self.optimizer:
             return self.declared
