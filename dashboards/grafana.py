@@ -1,4 +1,4 @@
-"""Writes Grafana dashboards for all optimizers and for each optimizer, and alert rules."""
+"""Writes Grafana dashboards of all optimizers and of each optimizer, and Grafana alert rules."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class View:
     Attributes:
         title: title of the panel.
         text: description of the panel.
-        metrics: names of the metrics to show on one axis. Without `stacked`, there is a line for
-            each trial and value of the tag.
+        metrics: names of the metrics to show on one axis. Without `stacked`, each metric has a line
+            for each trial and value of the tag.
         stacked: whether to stack the values of the tag, each of which is the mean over the trials.
         where: a Prometheus matcher that selects values of the tag. Empty for all values.
     """
@@ -57,8 +57,8 @@ VIEWS = (
     ),
     View(
         "Driver's time",
-        "The driver is idle in the phases wait and sample. If their share is near 0, the driver "
-        "limits the run.",
+        "The driver is idle in the phases wait and sample, and also in the phase learn if the "
+        "workers learn. If the share of these phases is near 0, the driver limits the run.",
         ("polopt_driver_share",),
         stacked=True,
     ),
@@ -75,7 +75,7 @@ VIEWS = (
     ),
     View(
         "Mean and largest lag",
-        "Policy lag and gradient lag, in updates.",
+        "Policy, gradient and priority lag, in updates.",
         ("polopt_lag_mean", "polopt_lag_max"),
     ),
     View("Lag in rollouts", "Mean policy lag in rollouts.", ("polopt_lag_rollouts",)),
@@ -86,7 +86,8 @@ VIEWS = (
     ),
     View(
         "Workers' parts, p50 and p99",
-        "Percentiles of the durations of each part in single replies since the last result.",
+        "Percentiles of the durations of each part of a worker's time (a phase, other or idle), "
+        "measured per reply since the last result.",
         ("polopt_workers_p50_ms", "polopt_workers_p99_ms"),
     ),
     View(
@@ -131,7 +132,8 @@ VIEWS = (
     ),
     View(
         "Bytes",
-        "Bytes of weights, gradients and batches that the driver sends and receives.",
+        "Bytes per second of weights, gradients and batches that the driver sends and receives, or "
+        "that bypass the driver (by_reference).",
         ("polopt_bytes",),
     ),
     View(
@@ -221,7 +223,7 @@ ALERTS = (
     Alert(
         "polopt-restarts",
         "polopt: workers restart again and again",
-        "More than three workers of trial {trial} restarted within ten minutes.",
+        "Workers of trial {trial} restarted more than three times within ten minutes.",
         _of_trial(f"{_rise('polopt_worker_restarts')} > 3"),
     ),
     Alert(
@@ -262,8 +264,8 @@ def metrics_folder() -> tuple[Path, str]:
     nothing.
 
     Returns:
-        The folder, and a text with the name of the session. The text is empty if the session is not
-        known.
+        The folder, and a text that names the running session and says how it was chosen. The text
+        is empty if no running session was chosen.
     """
     given = os.environ.get("RAY_METRICS_OUTPUT_ROOT")
     if given is not None:

@@ -119,7 +119,8 @@ def _several(label: str, options: Sequence[str], key: str, placeholder: str = "a
 
 
 def _number(label: str, key: str, step: float, lowest: float | None = None) -> float | None:
-    """Draws a field for a number. Returns None if the field is empty. Then the page chooses."""
+    """Draws a field for a number. Returns None if the field is empty, so that the page chooses the
+    number."""
     value = st.number_input(
         label, value=None, min_value=lowest, step=step, placeholder="automatic",
         help="If empty, the page uses the highest number that at least half of the runs of each "
@@ -181,7 +182,8 @@ def _focus(tab: Tab, runs: Sequence[Run], root: Path) -> str:
 
 
 def _path_below(root: Path, folder: Path) -> str:
-    """Returns the path of a trial below `root`, or its name if the trial's directory is `root`."""
+    """Returns a trial's directory relative to `root`, or only the name of the directory if it is
+    not below `root`."""
     is_below = folder != root and folder.is_relative_to(root)
     return str(folder.relative_to(root)) if is_below else folder.name
 
@@ -238,7 +240,7 @@ def _options(runs: Sequence[Run], shown: Sequence[Run]) -> Selection:
     """Draws the options of the side bar, and returns a selection with these options.
 
     Args:
-        runs: all runs. So filters do not change which groups can be pinned.
+        runs: all runs, so that filters do not change which groups can be pinned.
         shown: the runs that pass the filters.
     """
     pinned = _groups("Pin groups", runs, "pin")
@@ -256,7 +258,7 @@ def _options(runs: Sequence[Run], shown: Sequence[Run]) -> Selection:
     )
     log = st.toggle(
         "Logarithmic y axis",
-        help="Applies to curves without values below 0. Counts keep a linear axis.",
+        help="Applies to plots of curves without values below 0. Counts keep a linear axis.",
         key="log",
         bind="query-params",
     )
@@ -275,7 +277,8 @@ def _options(runs: Sequence[Run], shown: Sequence[Run]) -> Selection:
         _MOST_SMOOTHING,
         help="Smooths the curves of single runs by an exponential moving average. Each result has "
         "this weight relative to the next result. 0 means no smoothing. Faint lines show the "
-        "measured values. Counts, means over runs and shares of time are not smoothed.",
+        "measured values. Counts, evaluations, means over runs, shares of time and distributions "
+        "of episodes are not smoothed.",
         key="smoothing",
         bind="query-params",
     )
@@ -294,7 +297,7 @@ def _options(runs: Sequence[Run], shown: Sequence[Run]) -> Selection:
 
 
 def main(folder: str) -> None:
-    """Draws the page over the results in `folder`."""
+    """Draws the page of the results in `folder`."""
     st.set_page_config(page_title="polopt dashboard", layout="wide")
     st.html(_STYLE)
     directory = _directory(folder)

@@ -1,4 +1,4 @@
-"""Writes the report: all tabs in one HTML file, which needs no network. Also PNG and CSV files."""
+"""Writes the report: all tabs in one HTML file that needs no network, and PNG and CSV files."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ def write_report(
     Args:
         results_dir: directory of Tune results.
         output: the HTML file. An existing file is replaced.
-        figures: directory for a CSV file and a PNG file of each plot. `None` writes no such files.
+        figures: directory for a CSV file of each plot, table and list of findings, and a PNG file
+            of each plot. `None` writes no such files.
 
     Returns:
         Notes for the user, such as the reason why PNG files could not be written.

@@ -8,8 +8,8 @@ from typing import Any
 from ray import tune
 
 _LEARNER = "learners/default_policy/"
-#: The charts of each category. A chart has tags, which are regular expressions of TensorBoard.
-#: Every expression matches scalars of every optimizer.
+#: The charts of each category. A chart has regular expressions, which TensorBoard matches against
+#: the tags of scalars. Every expression matches scalars of every optimizer.
 LAYOUT: dict[str, dict[str, tuple[str, ...]]] = {
     "Run": {
         "return": ("env_runners/episode_return_mean",),
@@ -41,8 +41,8 @@ LAYOUT: dict[str, dict[str, tuple[str, ...]]] = {
         "gradient norm": (_LEARNER + "grad_norm",),
     },
 }
-#: This name sorts before the files of Tune's logger. TensorBoard reads the files of a folder in
-#: sorted order, and does not read a file again when there is a later file.
+#: This name sorts before the names of the files that Tune's logger writes. TensorBoard reads the
+#: files of a folder in sorted order, and does not return to a file after it has read a later one.
 _FILE_NAME = "events.out.tfevents.0000000000.layout"
 
 

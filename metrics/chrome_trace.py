@@ -1,8 +1,8 @@
 """Converts recorded events to a Chrome trace, the JSON format that Perfetto and vizviewer open.
 
 The format is the "Trace Event Format" of Chromium. In the trace, each process of the run is a
-process, and each track of events is a thread. Times are microseconds since the beginning of the
-recording.
+process, and each track (see `Event.track`) is a thread. Times are microseconds since the beginning
+of the recording.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ IDLE = "idle"
 OTHER = "other"
 _REQUEST = "request "
 _US = 1e6
-#: Times that differ by less than this are equal, because the sum of a start and a duration is
-#: rounded.
+#: Times that differ by at most this are treated as equal, because the sum of a start and a duration
+#: is rounded.
 _RESOLUTION_S = 1e-7
 
 
@@ -152,7 +152,7 @@ def _in_flight(events: Iterable[Event]) -> list[Event]:
 
 
 def _arrows(processes: Mapping[str, Sequence[Event]], start_s: float) -> list[dict[str, Any]]:
-    """Returns flow events from each gradient of a worker to the update that applied this gradient.
+    """Returns flow events from each gradient of a worker to the driver's next span `apply`.
 
     Both ends are on track 0 of their process. This track holds the phases of the driver, or of the
     worker.
@@ -186,7 +186,7 @@ def _end_s(event: Event) -> float:
 
 
 def self_times_s(trace: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Returns the seconds in spans of each name, without the seconds of nested spans.
+    """Returns the seconds of the spans of each name, without the seconds of spans nested in them.
 
     Args:
         trace: a trace that `chrome_trace` returned.
@@ -218,7 +218,7 @@ def self_times_s(trace: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def percentages(trace: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Returns the percentage of the recorded time in spans of each name, as integers.
+    """Returns the share of each span name in the recorded time, as an integer percentage.
 
     Time without a span has the name `other`. The percentages of a process sum to 100: each value is
     rounded down, and the values with the largest remainders are then raised by 1.

@@ -15,8 +15,8 @@ import numpy as np
 
 from polopt.metrics.run_results import Array, RunResults
 
-#: The optimizers whose workers all wait for the slowest worker. For each optimizer, the change of
-#: the config that avoids this wait.
+#: Maps each optimizer in which all workers wait for the slowest worker to the change of the config
+#: that avoids this wait.
 _WITHOUT_SLOW = {
     "sync_samples": "fraction_workers below 1, or async_samples",
     "sync_gradients": "async_gradients",
@@ -90,7 +90,7 @@ def _env_faults(run: RunResults) -> Found:
         return None
     return (
         f"{count:,.0f} environment {_plural('fault', count)}" + _reason(run, "last_env_fault"),
-        "fix the environment; each fault ends an episode, and its data are lost",
+        "fix the environment; a fault interrupts the episode, and the statistics omit this episode",
         count,
     )
 
@@ -101,9 +101,9 @@ def _worker_failures(run: RunResults) -> Found:
     given_up = run.rise("num_given_up")
     if restarts + given_up < 1:
         return None
-    gone = f", {given_up:,.0f} given up" if given_up else ""
+    gone = f", and polopt has given up {given_up:,.0f} of the workers" if given_up else ""
     return (
-        f"{restarts:,.0f} {_plural('worker', restarts)} restarted{gone}"
+        f"{restarts:,.0f} worker {_plural('restart', restarts)}{gone}"
         + _reason(run, "last_failure"),
         "see the Faults tab for the tracebacks; a killed worker may have run out of memory"
         + _in_a_rerun(run),
@@ -130,7 +130,7 @@ def _non_finite(run: RunResults) -> Found:
 # ---- learning ---------------------------------------------------------------------------------
 
 
-@_rule("no-reward", "at least 20 episodes have ended, and all returns are 0")
+@_rule("no-reward", "at least 20 episodes have ended, and all returns in the results are 0")
 def _no_reward(run: RunResults) -> Found:
     episodes = run.last("num_episodes")
     low = run.column("return_min")
@@ -138,7 +138,7 @@ def _no_reward(run: RunResults) -> Found:
     if not episodes >= 20 or not len(low) or np.any(low != 0.0) or np.any(high != 0.0):
         return None
     return (
-        f"No episode had a reward: {episodes:,.0f} episodes, all with return 0",
+        f"All returns so far are 0 ({episodes:,.0f} episodes)",
         "check the environment's reward; a sparse reward needs more exploration (entropy_coeff)",
         episodes,
     )
@@ -190,8 +190,8 @@ def _value_loss(run: RunResults) -> Found:
 
 @_rule(
     "clipped-actions",
-    "in most results of the last two thirds, more than 80 percent of the action values of a Box are"
-    " outside the bounds of the Box",
+    "in most of the last two thirds of the results, more than 80 percent of the action values of a "
+    "Box are outside the bounds of the Box",
 )
 def _clipped_actions(run: RunResults) -> Found:
     clipped = _late(run.column("actions_clipped"))
@@ -199,8 +199,8 @@ def _clipped_actions(run: RunResults) -> Found:
         return None
     share = float(np.median(clipped))
     return (
-        f"{share:.0%} of the actions are clipped: the environment receives the bound instead of the"
-        " sampled action",
+        f"{share:.0%} of the action values are clipped: the environment receives the bound instead "
+        "of the sampled value",
         "set normalize_actions=True, set finite bounds of the action space that fit the task, or "
         'set model={"squash_actions": True}',
         share,
@@ -210,7 +210,8 @@ def _clipped_actions(run: RunResults) -> Found:
 @_rule(
     "update-size",
     "at least a tenth of the results in which the policy changed have a KL divergence above 0.5, or"
-    " a clip fraction above 0.5 together with a KL divergence above 0.05",
+    " a clip fraction above 0.5 together with a KL divergence above 0.05 (if the policy reports no "
+    "KL divergence: a clip fraction above 0.5)",
 )
 def _update_size(run: RunResults) -> Found:
     kl, clip = run.column("mean_kl_loss"), run.column("clip_fraction")
@@ -225,8 +226,8 @@ def _update_size(run: RunResults) -> Found:
     if max(len(kl), len(clip)) < 3 or not any(len(x) and np.mean(x) >= 0.1 for x in too_large):
         return None
     return (
-        f"KL {kl.max(initial=0.0):.2g}, clip fraction {clip.max(initial=0.0):.2g}: updates are too "
-        "large",
+        f"KL divergence up to {kl.max(initial=0.0):.2g}, clip fraction up to "
+        f"{clip.max(initial=0.0):.2g}: updates are too large",
         "lower lr or num_sgd_iter, or raise sgd_minibatch_size",
         float(max(kl.max(initial=0.0), clip.max(initial=0.0))),
     )
@@ -234,8 +235,8 @@ def _update_size(run: RunResults) -> Found:
 
 @_rule(
     "return-fell",
-    "the mean return has fallen from its highest value by at least half of the difference between "
-    "its highest and lowest value",
+    "the highest mean return came after at least 100 episodes, and since then the mean return has "
+    "fallen by at least half of the difference between its highest and lowest value",
 )
 def _return_fell(run: RunResults) -> Found:
     returns, steps = run.column("return"), run.column("steps")
@@ -284,7 +285,7 @@ def _no_learning(run: RunResults) -> Found:
     if last - medians.min() > 0.2 * (high - low):
         return None
     return (
-        f"No learning in {steps[-1]:,.0f} steps: return {first:,.4g} before, {last:,.4g} now",
+        f"No learning in {steps[-1]:,.0f} steps: return {first:,.4g} at first, {last:,.4g} now",
         "raise or lower lr; check that rewards depend on actions",
         float(steps[-1]),
     )
@@ -300,8 +301,9 @@ def _small_updates(run: RunResults) -> Found:
     if typical >= 16.0 or run.rise("num_updates") < 100:
         return None
     return (
-        f"{typical:.0f} rows per update: gradients are noisy, and each gradient costs a message",
-        "raise rollout_fragment_length, num_envs_per_worker or sgd_minibatch_size",
+        f"{typical:.0f} rows per update: gradients over so few rows are noisy",
+        "raise sgd_minibatch_size or train_batch_size; if workers compute the gradients, raise "
+        "rollout_fragment_length or num_envs_per_worker",
         -typical,
     )
 
@@ -338,7 +340,7 @@ def _slow_worker(run: RunResults) -> Found:
         f"{rates[slow]:,.0f} steps/s while it samples. Its environment or its machine is slow"
     )
     if allreduce and skew >= 0.1:
-        text += f". All ranks wait for rank {slow}: {skew:.0%} of their time"
+        text += f". The other ranks wait for rank {slow}: waiting takes {skew:.0%} of their time"
     elif otherwise and idle >= 0.1:
         text += f". The other workers wait for it: workers are idle for {idle:.0%} of their time"
     change = "speed up its environment"
@@ -363,7 +365,7 @@ def _machine_busy(run: RunResults) -> Found:
         return None
     return (
         f"Other programs keep the cores busy: {load:.0f} processes compete for {cpus:.0f} cores, "
-        f"and at most {own} of these processes belong to this run",
+        f"but the driver and the workers of this run are only {own} processes",
         "end the other programs or measure again later; rates and shares of time are distorted",
         load / cpus,
     )
@@ -386,8 +388,8 @@ def _too_many_workers(run: RunResults) -> Found:
 
 @_rule(
     "weights-dominate",
-    "the driver spends at least 30 percent of its time on sending weights, and sends at least "
-    "100 KB of weights per update",
+    "the driver spends at least 30 percent of its time in the phase that sends weights (`dispatch` "
+    "or `broadcast`), and sends at least 100 KB of weights per update",
 )
 def _weights_dominate(run: RunResults) -> Found:
     phase = "dispatch" if run.has("driver_dispatch") else "broadcast"
@@ -397,8 +399,8 @@ def _weights_dominate(run: RunResults) -> Found:
     if not run.lasts or share < 0.3 or sent < 100_000:
         return None
     return (
-        f"Sending weights takes too long: the driver spends {share:.0%} of its time in {phase}, "
-        f"{sent / 1e3:,.0f} KB per update",
+        f"Sending weights takes too long: the driver spends {share:.0%} of its time in the phase "
+        f"{phase}, and sends {sent / 1e3:,.0f} KB of weights per update",
         "use longer fragments (rollout_fragment_length), a smaller network, or "
         "DecentralizedAllReduce, which keeps the weights in the workers",
         share,
@@ -418,7 +420,7 @@ def _driver_busy(run: RunResults) -> Found:
         return None
     return (
         f"The driver is busy for {1.0 - wait:.0%} of its time, and the workers are idle for "
-        f"{idle:.0%}: the driver limits the run, and more workers would only raise the policy lag",
+        f"{idle:.0%}: the driver limits the run, so more workers would only raise the policy lag",
         "use longer fragments (rollout_fragment_length), fewer workers, or SyncSamples",
         idle,
     )
@@ -542,14 +544,14 @@ def _late(values: Array) -> Array:
 
 
 def _in_a_rerun(run: RunResults) -> str:
-    """Returns the advice to repeat the run, if the run recorded the order in which replies
-    arrived."""
+    """Returns the advice to repeat the run with `polopt rerun`, or "" without a recording."""
     recorded = run.rise("num_events_recorded") > 0.0
     return "; to examine this run, repeat it with polopt rerun TRIAL" if recorded else ""
 
 
 def _reason(run: RunResults, key: str, most: int = 120) -> str:
-    """Returns a colon and the last line of the message under `key`, or "" without a message."""
+    """Returns a colon and the last line of the text in the column `key`, cut off after `most`
+    characters. Returns "" without a text."""
     lines = run.text(key).strip().splitlines()
     return f": {lines[-1][:most]}" if lines else ""
 

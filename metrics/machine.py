@@ -110,8 +110,8 @@ class ProcessMeter:
     """Measures the use of processors, memory and GPUs by this process.
 
     Args:
-        read_gpus: returns the current use of the GPUs, such as a `GpuReader`. `None` means that the
-            process uses no GPU.
+        read_gpus: a function, such as a `GpuReader`, that returns the current use of the GPUs.
+            `None` means that the process uses no GPU.
     """
 
     def __init__(self, read_gpus: Callable[[], GpuUse] | None = None) -> None:

@@ -49,16 +49,16 @@ class OptimizerStats:
             adds the phases `report` and `evaluation`.
         worker_phases: names of further phases in which only workers spend time.
         actions: collects statistics of the sampled actions.
-        read_gpus: returns the current use of the driver's GPUs, such as a `GpuReader`. `None` means
-            that the driver uses no GPU.
+        read_gpus: a function, such as a `GpuReader`, that returns the current use of the driver's
+            GPUs. `None` means that the driver uses no GPU.
         clock: returns the seconds of a monotonic clock.
 
     Attributes:
-        num_env_steps_sampled: environment steps so far.
+        num_env_steps_sampled: environment steps sampled so far.
         num_env_steps_discarded: environment steps of fragments that were not finite.
             `num_env_steps_sampled` does not include these steps.
         num_env_steps_trained: environment steps that learning has used. See `StepResult`.
-        num_updates: updates so far.
+        num_updates: updates of the weights so far.
         lag: policy lag of the weights that chose the actions. See `LagMeter`.
         gradient_lag: lag of the weights that computed gradients.
         rollouts: for each rollout, the version of the weights at the end of learning from it.
@@ -80,7 +80,7 @@ class OptimizerStats:
         num_gradients_stale: gradients with a lag above the optimizer's limit. The optimizer drops
             or scales these gradients.
         num_gradients_skipped: gradients that were not applied because they were not finite.
-        num_early_stopped: fragments that ended early.
+        num_early_stopped: fragments that ended early because enough workers had finished.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class OptimizerStats:
         return self._earlier_training_s + self._clock() - self._begun_s - evaluation_s
 
     def begin_iteration(self) -> None:
-        """Ends the phase `report`, which began with the last report.
+        """Ends the phase `report`, which began with the last call of `report`.
 
         In this phase, Tune processes the result, its loggers write the result, and Tune may save a
         checkpoint.
@@ -163,7 +163,7 @@ class OptimizerStats:
         return StepResult(*(b - a for a, b in zip(before, self.counts(), strict=True)))
 
     def add_record(self, worker_index: int, record: Record, in_driver: bool) -> None:
-        """Adds the record of a call. The optimizer runs this method when it takes the reply.
+        """Adds the record of a call. The optimizer runs this method when it takes the call's reply.
 
         Args:
             worker_index: index of the worker that ran the call.

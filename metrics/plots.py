@@ -75,8 +75,8 @@ BOUNDED_POLICY_LAG = dataclasses.replace(
     POLICY_LAG,
     title="Policy lag in batches",
     help="The number of batches that the learner has finished since the weights that chose the "
-    "actions were current. The line is the limit max_rollout_lag. Many batches at this limit mean "
-    "that workers wait for the driver.",
+    "actions were current. If the config sets max_rollout_lag, a line marks this limit. Many "
+    "batches at this limit mean that workers wait for the driver.",
     unit="lag (batches)",
     limit="max_rollout_lag",
 )
@@ -103,8 +103,8 @@ EARLY_STOPPED = Plot(
 EARLY_STOPPED_PER_ROUND = Plot(
     "early-stopped",
     "Early-stopped fragments per round",
-    "The number of early-stopped fragments of all ranks in a round. High values mean that the "
-    "ranks have unequal speed.",
+    "The number of early-stopped fragments of all ranks in a round of sampling and learning. High "
+    "values mean that the ranks have unequal speed.",
     "fragments per round",
     {"fragments": _OPT + "num_early_stopped"},
     kind="runs",
@@ -150,7 +150,7 @@ ROW_AGE = Plot(
     "Age of the replayed rows",
     "The age of a row is the number of environment steps between its sampling and its draw from "
     "the buffer. The unit is a sixteenth of buffer_size. With uniform draws from a full buffer, "
-    "all bins are equal. If the lower bins are larger, prioritized replay prefers new rows.",
+    "all bins are about equal. If the lower bins are larger, prioritized replay prefers new rows.",
     "age (1/16 of the buffer)",
     {"age": _OPT + "row_age/histogram"},
     kind="heatmap",
@@ -242,7 +242,7 @@ BROKEN_ROUNDS_METRIC = Metric(
     "polopt_broken_rounds",
     "rounds",
     _OPT + "num_broken_rounds",
-    "rounds that a fault interrupted, so far",
+    "rounds of sampling and learning that a fault interrupted, so far",
 )
 FILL_METRIC = Metric(
     "gauge", "polopt_buffer_fill", "share", _OPT + "buffer_fill", "share of the buffer in use"
@@ -266,7 +266,7 @@ BLOCKED_METRIC = Metric(
     "polopt_blocked_s",
     "s",
     _OPT + "*_blocked_s",
-    "seconds in which the learner waited for rows, or the samplers for the learner, so far",
+    "seconds in which the learner waited for rows, or the samplers waited for the learner, so far",
     "who",
 )
 PRIORITY_METRIC = Metric(

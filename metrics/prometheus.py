@@ -20,15 +20,15 @@ class Metric:
     """A Prometheus metric and the key of the results from which the exporter takes its value.
 
     Attributes:
-        kind: the type of the metric. A `counter` grows by the increase of the number between two
-            results. A `gauge` shows the number. A `histogram` reads a list of counts, such as
-            `policy_lag/histogram`. The last bin of the list counts all larger values.
+        kind: the type of the metric. A `counter` grows by the increase of the value between two
+            results. A `gauge` shows the value of the last result. A `histogram` reads a list of
+            counts, such as `policy_lag/histogram`. The last bin counts all larger values.
         name: name without the prefix `ray_` and without the suffix `_total` of counters. Ray adds
             the prefix and the suffix.
         unit: unit of the value.
         key: path of the value in results. `*` stands for the values of `tag`.
         text: description of the metric.
-        tag: name of a tag besides `optimizer` and `trial`. Empty if the metric has only these two.
+        tag: name of the tag besides `optimizer` and `trial`. Empty if there is no such tag.
     """
 
     kind: str
@@ -61,14 +61,18 @@ _OPT, _FAULTS, _LEARNER = "optimizer/", "fault_tolerance/", "learners/default_po
 METRICS = (
     _counter("polopt_env_steps", _STEPS, _OPT + "num_env_steps_sampled", "steps sampled so far"),
     _counter(
-        "polopt_env_steps_trained", _STEPS, _OPT + "num_env_steps_trained", "steps learned from"
+        "polopt_env_steps_trained",
+        _STEPS,
+        _OPT + "num_env_steps_trained",
+        "steps that the learner used",
     ),
     _counter("polopt_updates", "updates", _OPT + "num_updates", "updates of the weights so far"),
     _counter(
         "polopt_bytes",
         "bytes",
         _OPT + "num_bytes_*",
-        "bytes of weights, gradients and batches that the driver sent or received",
+        "bytes of weights, gradients and batches that the driver sent or received, or that bypassed"
+        " the driver (by_reference)",
         "direction",
     ),
     _gauge(
@@ -114,21 +118,21 @@ METRICS = (
         "polopt_workers_share",
         "share",
         _OPT + "workers/share/*",
-        "share of the workers' time in a part, mean over workers",
+        "share of the workers' time in a part (a phase, other or idle): mean over workers",
         "part",
     ),
     _gauge(
         "polopt_workers_p50_ms",
         "ms",
         _OPT + "workers/p50_ms/*",
-        "median duration of a part of the workers' time",
+        "median duration of a part (a phase, other or idle) of the workers' time",
         "part",
     ),
     _gauge(
         "polopt_workers_p99_ms",
         "ms",
         _OPT + "workers/p99_ms/*",
-        "99th percentile of the duration of a part of the workers' time",
+        "99th percentile of the duration of a part (a phase, other or idle) of the workers' time",
         "part",
     ),
     _gauge(
@@ -188,14 +192,22 @@ METRICS = (
         "polopt_policy_lag",
         "updates",
         _OPT + "policy_lag/histogram",
-        "lag of the weights that chose the actions; if 5 s have more than 256 counts, the exporter "
-        "scales them down to about 256",
+        "lag of the weights that chose the actions; if the results of 5 s have more than 256 counts"
+        " in total, the exporter scales the counts down to about 256",
     ),
     _gauge(
-        "polopt_lag_mean", "updates", _OPT + "*_lag/mean", "mean policy or gradient lag", "kind"
+        "polopt_lag_mean",
+        "updates",
+        _OPT + "*_lag/mean",
+        "mean policy, gradient or priority lag",
+        "kind",
     ),
     _gauge(
-        "polopt_lag_max", "updates", _OPT + "*_lag/max", "maximum policy or gradient lag", "kind"
+        "polopt_lag_max",
+        "updates",
+        _OPT + "*_lag/max",
+        "maximum policy, gradient or priority lag",
+        "kind",
     ),
     _gauge("polopt_lag_rollouts", "rollouts", _OPT + "policy_lag_rollouts/mean", "mean policy lag"),
     _gauge(

@@ -58,9 +58,9 @@ class Record:
             are the number of updates that the worker had made, and the number of batches that it
             had learned from, since its weights had the version that chose the actions. If several
             versions of the weights chose the actions, the lag is measured from the oldest version.
-        faults: exceptions of environments, and non-finite values.
+        faults: exceptions of environments, and descriptions of non-finite values.
         num_non_finite: fragments and gradients that were discarded because they were not finite.
-        num_early_stopped: finite fragments that ended early.
+        num_early_stopped: finite fragments that ended early because enough workers had finished.
         restarts_below: number of times that a worker below this worker was replaced. The workers
             below a gradient worker sample for this gradient worker.
         num_bytes: bytes of the arrays in the value.
@@ -197,9 +197,9 @@ class Record:
 
         Args:
             batch: the fragment.
-            sizes: sizes of the actions in the fragment. See `ActionDistribution`.
+            sizes: number of categories of each categorical action. See `ActionDistribution`.
             moments: see `SampleBatch.moments`.
-            bounds: bounds of the actions in the fragment. See `ActionDistribution`.
+            bounds: bounds that clip the actions of a Box. See `ActionDistribution`.
             early_stopped: whether the fragment ended early.
         """
         actions = batch.flat("actions")[batch.flat("valid")]

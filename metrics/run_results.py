@@ -113,7 +113,8 @@ class RunResults:
         return values[np.isfinite(values)] if values is not None else np.zeros(0)
 
     def mean(self, name: str) -> float:
-        """Returns the time-weighted mean over the last two thirds of the training time, or NaN."""
+        """Returns the time-weighted mean over the last two thirds of the training time, or NaN
+        without values."""
         values = self._numbers(name)
         if values is None or len(values) != len(self._weights):
             return math.nan
@@ -128,7 +129,7 @@ class RunResults:
         return 0.0 if math.isnan(value) else value
 
     def last(self, name: str) -> float:
-        """Returns the last finite value of a column, or NaN."""
+        """Returns the last finite value of a column, or NaN without values."""
         values = self.column(name)
         return float(values[-1]) if len(values) else math.nan
 
@@ -145,7 +146,7 @@ class RunResults:
         return self.rise(name) / max(float(self._seconds.sum()), 1e-9)
 
     def text(self, name: str) -> str:
-        """Returns the last text in a column, ignoring empty texts, or an empty string."""
+        """Returns the last text in a column that is not empty, or "" without such a text."""
         values = self._columns.get(COLUMNS[name])
         if values is None or values.dtype != object:
             return ""

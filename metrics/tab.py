@@ -1,7 +1,7 @@
 """`Tab`: an optimizer's declaration of its plots and metrics, as plain data.
 
-The trainer writes the declaration to the trial's directory as `TAB_FILE`. The page and the report
-read this file, and do not import the optimizer.
+The trainer writes the declaration to the trial's directory as `TAB_FILE`. The dashboard page and
+the report read this file, and do not import the optimizer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Plot:
             result key of another counter draws the increase per unit of the other counter. If
             empty, the plot shows the values themselves.
         steps: whether a value holds until the next result, such as a number of workers.
-        limit: for `heatmap`, a config key whose value is drawn as a line. Empty for no line.
+        limit: for `heatmap`, a key at the top level of the config. If the config contains a number
+            under this key, the number is drawn as a line. Empty for no line.
     """
 
     key: str

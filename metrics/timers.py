@@ -31,7 +31,7 @@ class PhaseTimer:
 
     Attributes:
         total_s: sum of the durations since construction or `restart`.
-        peak_rows_per_s: highest throughput of a single timing.
+        peak_rows_per_s: highest throughput of a single timing. See `push_rows`.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class PhaseTimer:
             self.peak_rows_per_s = max(self.peak_rows_per_s, rows / self._interval[-1])
 
     def restart(self, at_s: float) -> None:
-        """Discards all time before `at_s`, as if the timer had been constructed at that time.
+        """Discards all time before `at_s`, but keeps `peak_rows_per_s`.
 
         If the running or the last timing extends beyond `at_s`, its later part is kept.
 

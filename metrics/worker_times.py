@@ -1,4 +1,4 @@
-"""`WorkerTimes`: how the workers spend their time, which the driver computes from their replies."""
+"""`WorkerTimes` computes from the replies of workers how each worker spends its time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polopt.metrics.machine import USE_KEYS, ProcessUse
 from polopt.metrics.timers import MAX_DURATIONS, percentiles_ms
 
 #: Parts of a worker's time that the worker measures during calls. `other` is the time of calls
-#: outside all phases. Results contain these parts for every strategy.
+#: outside all phases. Results contain these parts for every optimizer.
 BUSY_PARTS = ("sample", "gradient", "learn", "allreduce", "skew", "other")
 #: All parts of a worker's time. `idle` is the time outside calls.
 PARTS = (*BUSY_PARTS, "idle")
@@ -46,14 +46,13 @@ class WorkerTimes:
 
     The wall time of a worker is the time between two of its replies, measured when the driver takes
     the replies. Idle time is wall time minus the busy seconds that the worker reports. A worker is
-    idle while it waits for the driver, even if the driver itself waits for other workers, and while
-    its data are in transit. Of the time before a worker's first reply, only the busy seconds of
-    this reply count. The local worker runs in the driver and has no idle time.
+    idle while its data are in transit, and while it waits for the driver or for other workers. Of
+    the time before a worker's first reply, only the busy seconds of this reply count. The local
+    worker runs in the driver and has no idle time.
 
     Args:
-        further_phases: names of further phases that the strategy's workers time.
-        on_first_answer: called once with the busy seconds of the first reply of any worker, before
-            this reply is counted.
+        further_phases: names of further phases that the optimizer's workers time.
+        on_first_answer: called once, with the busy seconds of the first reply of any worker.
         clock: returns the seconds of a monotonic clock.
     """
 
@@ -83,7 +82,7 @@ class WorkerTimes:
         Args:
             index: index of the worker. 0 is the local worker.
             seconds: the worker's busy seconds by phase. The phases do not overlap. A phase that the
-                strategy has not declared counts as `other`. Each reply with the phase `gradient`
+                optimizer has not declared counts as `other`. Each reply with the phase `gradient`
                 counts as one gradient.
             env_steps: number of environment steps in the reply.
             use: use of processors, memory and GPUs by the worker's process, since the last reply
@@ -116,11 +115,11 @@ class WorkerTimes:
             self._durations_s["idle"].append(wall_s - busy_s)
 
     def report(self, indices: Iterable[int], elapsed_s: float) -> dict[str, Any]:
-        """Returns the block `workers/` since the last report, and begins a new interval.
+        """Returns the block `optimizer/workers/` of a result, and begins a new interval.
 
         If a worker has not replied since the last report, its last shares are repeated. If no reply
-        has carried the use of its process, the last use is repeated. Before its first reply, a
-        worker counts as idle.
+        in the interval has carried the use of the worker's process, the last use is repeated.
+        Before its first reply, a worker counts as idle.
 
         Args:
             indices: indices of the workers of the run.
@@ -169,7 +168,7 @@ class WorkerTimes:
             durations_s.clear()
 
     def clear(self) -> None:
-        """Removes all workers. Call it when the run continues from another state."""
+        """Removes all workers. Call this when the run continues from a restored state."""
         self._workers.clear()
         self.begin_interval()
 

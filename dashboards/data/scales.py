@@ -125,11 +125,10 @@ def robust_range(groups: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[f
 
     The reach of a run is the largest absolute value of the run. The reach of a group is the
     median reach of its runs. A run is an outlier if its reach is more than `OUTLIER_FACTOR`
-    times the 0.75 quantile of the reaches of all groups. So values that are typical of more
-    than a third of at least four groups are in the range. If there are two or three groups,
-    only the group with the largest values may leave the range with most of its runs. If a
-    quantile is between two values, the lower value is used. The medians and the quantile ignore
-    reaches of 0.
+    times the 0.75 quantile of the reaches of all groups. If a quantile is between two values,
+    the lower value is used. The medians and the quantile ignore reaches of 0.
+
+    So at most a third of the groups, or one of two groups, have a reach above this limit.
 
     Args:
         groups: for each group, minimum and maximum of each run.

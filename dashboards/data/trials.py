@@ -43,7 +43,7 @@ _STATE_SILENT_S = 300.0
 _MAX_DEPTH = 6  # maximum depth of directories below the results directory
 _MOST_PARAMS_BYTES = 16 << 20
 _TUNE_NAME = re.compile(r"^(?P<trainable>.+?)_[0-9a-f]{5,8}_\d{5}")
-_MOST_LINE_BYTES = 1 << 20  # the comparison of two files reads at most this much of line 1
+_MOST_LINE_BYTES = 1 << 20  # the comparison of two files reads at most this much of the first line
 _MOST_TAB_BYTES = 1 << 20
 _MOST_ERROR_BYTES = 1 << 30
 _ERROR_BYTES = 4000  # only the last bytes of an error file are read
@@ -68,7 +68,8 @@ class Trial:
         state: `pending`, `starting`, `running`, `paused`, `finished`, `pruned by <scheduler>`,
             `failed`, `stopped`, `not started` or `no results`. `docs/dashboards.md` explains the
             states.
-        error: the end of the traceback of a failed trial. Empty for other trials.
+        error: the end of the trial's error file, which contains a traceback. Empty without the
+            file.
         declared: the optimizer's declaration in `TAB_FILE`. None without this file.
         problems: sentences about files that could not be read.
     """
@@ -122,7 +123,8 @@ class Trial:
     def optimizer_tab(self) -> OptimizerTab:
         """The declaration of the trial's optimizer.
 
-        Without a declaration, this is an `OptimizerTab` with only the phases in the results.
+        Without a declaration of this optimizer, this is an `OptimizerTab` that contains only the
+        names of the optimizer and of the phases in the results.
         """
         if self.declared is not None and self.declared.name == self.optimizer:
             return self.declared
@@ -181,7 +183,7 @@ class Trial:
         return None if column is None or column.dtype == object else column
 
     def last(self, name: str) -> float:
-        """Returns the last finite value of a column, or NaN."""
+        """Returns the last finite value of a column, or NaN without values."""
         column = self.values(name)
         finite = column[np.isfinite(column)] if column is not None else np.empty(0)
         return float(finite[-1]) if len(finite) else float("nan")
@@ -363,7 +365,7 @@ def _read_tab(path: Path) -> OptimizerTab | None:
 
 
 def _read_error(trial: Trial, file: Path) -> str:
-    """Returns the end of a trial's error file, which contains a traceback, or an empty string."""
+    """Reads the value of `Trial.error` from the error file."""
     for path in (trial.folder / ERROR_FILE, file.with_name(ERROR_FILE)):
         try:
             with open_regular(path, _MOST_ERROR_BYTES) as stream:

@@ -1,6 +1,6 @@
 """Reads Tune's files about an experiment: its trials, their states, and the scheduler.
 
-Tune saves `experiment_state-<time>.json` every few seconds, and `tuner.pkl` at the start. This
+Tune saves `experiment_state-<time>.json` regularly, and `tuner.pkl` at the start of a run. This
 module scans pickles, including the pickles inside the JSON file. It never loads a pickle, because
 loading a pickle can run arbitrary code.
 """

@@ -1,6 +1,7 @@
 """The tab Compare, which compares groups of runs.
 
-It shows returns, final scores, steps and seconds until a return, throughput, and configs.
+It shows returns, final scores, steps and seconds until a return is reached, throughput, and
+configs.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ def _returns(selection: Selection, axis: str, scored: Sequence[Scored]) -> Panel
         f"than {LEAST_RUNS_FOR_BAND} seeds are drawn as single runs. Finished runs keep their last "
         "return."
         + (
-            " Lines with another dash and markers are evaluations of single runs."
+            " Lines with markers and another dash are evaluations of single runs."
             if evaluated
             else ""
         )
@@ -300,13 +301,13 @@ def _final_scores(selection: Selection, scored: Sequence[Scored]) -> list[Panel]
 
 
 def _left_out(runs: Sequence[Scored]) -> str:
-    """Returns a sentence with the names of runs that ended before the number of steps at which
+    """Returns a sentence with the names of runs that have fewer steps than the number at which
     groups are compared, or "" without such runs."""
     if not runs:
         return ""
     names = ", ".join(f"{one.run.label} ({one.run.trial.state})" for one in runs[:3])
     more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
-    return f" Not included, because they ended after fewer steps: {names}{more}."
+    return f" Not included, because they have fewer steps: {names}{more}."
 
 
 def _pairs(panel: tuple[str, str, str], scores: dict[str, list[Array]]) -> Panel:
@@ -376,7 +377,7 @@ def _pairs(panel: tuple[str, str, str], scores: dict[str, list[Array]]) -> Panel
 
 
 def _interval_text(found: Estimate) -> str:
-    """Returns a value as text, with its interval if it has one."""
+    """Returns the value as text, followed by the interval if the estimate has an interval."""
     interval = "" if np.isnan(found.low) else f" [{found.low:,.4g}, {found.high:,.4g}]"
     return f"{found.value:,.4g}{interval}"
 

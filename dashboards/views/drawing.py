@@ -1,8 +1,8 @@
 """`Panel`, and the functions that draw the layout, curves, bands and heat maps of all plots.
 
 These functions pass traces to Plotly as dicts, because Plotly validates the properties of a dict
-only once. It validates the arguments of `add_scatter` twice, which would take most of the time that
-it takes to draw a tab.
+only once. Plotly validates the arguments of `add_scatter` twice, which would take most of the time
+for drawing a tab.
 """
 
 from __future__ import annotations
@@ -242,8 +242,8 @@ def add_curve(
         dash: dash of the line.
         shape: Plotly's shape of the line between points.
         width: width of the line in px.
-        smoothing: weight of `smoothed`. Above 0, the measured curve is drawn as a faint line
-            instead of a band.
+        smoothing: weight for the function `smoothed`. Above 0, the measured curve is drawn as a
+            faint line instead of a band.
         log: whether the axis is logarithmic. Then values that are not above 0 are not drawn.
     """
     measured = y
@@ -290,7 +290,7 @@ def add_curve(
 
 
 def add_band(figure: go.Figure, curve: Curve, *, color: str, group: str) -> None:
-    """Fills the area between minimum and maximum of a curve. It has no entry in the legend."""
+    """Fills the area between minimum and maximum of a curve. The area has no legend entry."""
     figure.add_trace(
         {
             "type": "scatter",

@@ -152,7 +152,7 @@ def _shares(selection: Selection, run: Run) -> Panel:
         "actions",
         "Shares of actions",
         "How often each action was sampled in the interval before each result. One row at 100 "
-        "percent means that the policy has become deterministic.",
+        "percent means that the policy always chooses the action of this row.",
     )
     prefix = f"{_ACTIONS}histogram/"
     x = selection.x_of(run)

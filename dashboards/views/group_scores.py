@@ -235,6 +235,5 @@ def reached(scored: Sequence[Scored], targets: Mapping[str, float]) -> dict[str,
 
 
 def median_of(points: Sequence[Point]) -> Estimate:
-    """Returns the median of a group. Runs that have not reached the target count as
-    infinite."""
+    """Returns the median of a group. Runs that have not reached the target count as infinite."""
     return median_reach(np.array([one.value if one.reached else np.nan for one in points]))

@@ -63,9 +63,9 @@ def _values(selection: Selection) -> Panel:
         "values",
         "Predicted value and value target",
         "Means over the rows that the learner used. The line with another dash is the value "
-        "target, which is the discounted return including the bootstrap value. If the policy "
-        "normalises rewards, values and targets are in normalised rewards. Values that stay above "
-        "their targets mean that the critic is too optimistic.",
+        "target, an estimate of the discounted return that the critic learns to predict. If the "
+        "policy normalises rewards, values and targets are in normalised rewards. Values that stay "
+        "above their targets mean that the critic is too optimistic.",
     )
     drawn = []
     for run in selection.runs:

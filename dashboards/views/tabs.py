@@ -54,8 +54,8 @@ def findings_panel(selection: Selection) -> list[Panel]:
     )
     help_ = (
         "The problems that the rules in docs/dashboards.md find in the results, each with a change "
-        "that may help. The numbers of an entry come from the worst run of the first group, or "
-        "from the run in focus."
+        "that may help. The numbers of an entry come from the worst run of the first group that "
+        "the entry names. If the run in focus has the problem, the numbers come from this run."
     )
     return [Panel("findings", title, help_, findings=rows[:_MOST_FINDINGS], wide=True)]
 

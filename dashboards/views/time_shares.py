@@ -217,7 +217,7 @@ def driver_panels(selection: Selection, run: Run, phases: Sequence[str], help_: 
 
 def worker_shares(selection: Selection, run: Run) -> list[Panel]:
     """Returns the panels of the workers' time: of one run over time, and of each group."""
-    help_ = "The mean over workers. It does not include the time before a worker's first reply."
+    help_ = "The mean over workers. In results before its first reply, a worker counts as idle."
     return [
         share_areas(("worker-shares", "Workers' time", help_), selection, run, WORKERS, PARTS),
         share_bars(

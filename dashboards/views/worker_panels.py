@@ -62,7 +62,8 @@ _PROCESSORS = Plot(
     "cpus",
     "Processors in use",
     "The mean number of processors that the driver's process and a worker's process use. A worker "
-    "that samples all the time uses one processor. If cores are free, more workers can use them.",
+    "that samples all the time uses about one processor. If cores are free, more workers can use "
+    "them.",
     "processors",
     _of_processes("cpus"),
 )

@@ -145,7 +145,7 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
             "fault_tolerance/num_remote_worker_restarts": lambda i: int(i > 4),
             "fault_tolerance/last_failure": "The actor died: SIGKILL",
         },
-        ("1 worker restarted: The actor died: SIGKILL",),
+        ("1 worker restart: The actor died: SIGKILL",),
     ),
     (
         "non-finite",
@@ -161,7 +161,7 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
         "worker-failures",
         healthy,
         {"fault_tolerance/num_remote_worker_restarts": lambda i: int(i > 4)},
-        ("1 worker restarted",),
+        ("1 worker restart",),
     ),
     (
         "non-finite",
@@ -173,7 +173,7 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
         "no-reward",
         samples,
         {f"env_runners/episode_return_{which}": 0.0 for which in ("mean", "min", "max")},
-        ("No episode had a reward: 3,000 episodes",),
+        ("All returns so far are 0 (3,000 episodes)",),
     ),
     (
         "deterministic",
@@ -215,7 +215,7 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
         "clipped-actions",
         samples,
         {"optimizer/actions": lambda i: {"mean": [9.0], "clipped": 0.3 if i < 5 else 0.92}},
-        ("92% of the actions are clipped", "normalize_actions=True", "squash_actions"),
+        ("92% of the action values are clipped", "normalize_actions=True", "squash_actions"),
     ),
     (
         "update-size",
@@ -224,7 +224,7 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
             "learners/default_policy/mean_kl_loss": lambda i: 60.0 if i < 5 else 0.0,
             "learners/default_policy/clip_fraction": lambda i: 0.93 if i < 5 else 0.0,
         },
-        ("KL 60, clip fraction 0.93",),
+        ("KL divergence up to 60, clip fraction up to 0.93",),
     ),
     (
         "update-size",
@@ -233,7 +233,7 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
             "learners/default_policy/mean_kl_loss": 0.2,
             "learners/default_policy/clip_fraction": 0.7,
         },
-        ("KL 0.2, clip fraction 0.7",),
+        ("KL divergence up to 0.2, clip fraction up to 0.7",),
     ),
     (
         "update-size",  # the first update made the policy deterministic, and later updates are 0
@@ -242,7 +242,7 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
             "learners/default_policy/mean_kl_loss": lambda i: 0.0 if i else 7.0,
             "learners/default_policy/clip_fraction": lambda i: 0.0 if i else 0.45,
         },
-        ("KL 7, clip fraction 0.45",),
+        ("KL divergence up to 7, clip fraction up to 0.45",),
     ),
     (
         "return-fell",
@@ -257,7 +257,7 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
             "env_runners/episode_return_mean": lambda i: 21.0 + 0.5 * (i % 3),
             "env_runners/episode_return_max": 60.0,
         },
-        ("No learning in 240,000 steps: return 21.5 before, 21.5 now",),
+        ("No learning in 240,000 steps: return 21.5 at first, 21.5 now",),
     ),
     ("small-updates", healthy, {"optimizer/rows_per_update": 8.0}, ("8 rows per update",)),
     (
@@ -285,13 +285,13 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
             "optimizer/workers/per_worker/2/env_steps_per_sampling_s": 50.0,
             "optimizer/workers/share/skew": 0.35,
         },
-        ("All ranks wait for rank 3: 35%", "fraction_workers"),
+        ("ranks wait for rank 3: waiting takes 35%", "fraction_workers"),
     ),
     (
         "machine-busy",
         samples,
         {"optimizer/machine/cpu_share": 0.99, "optimizer/machine/load_1m": 40.0},
-        ("40 processes compete for 16 cores", "at most 5 of these processes belong to this run"),
+        ("40 processes compete for 16 cores", "the workers of this run are only 5 processes"),
     ),
     (
         "too-many-workers",
@@ -306,7 +306,7 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
             "optimizer/driver/share/dispatch": 0.45,
             "optimizer/num_bytes_sent": lambda i: 125 * 540_000 * (i + 1),
         },
-        ("45% of its time in dispatch, 540 KB",),
+        ("45% of its time in the phase dispatch, and sends 540 KB",),
     ),
     (
         "driver-busy",

@@ -143,7 +143,8 @@ def test_end_of_a_run_says_what_is_wrong(
     say_findings(diagnose(progress.history.results()))
     assert capsys.readouterr().out == (
         "diagnosis   7 environment faults: ValueError: boom\n"
-        "            -> fix the environment; each fault ends an episode, and its data are lost\n"
+        "            -> fix the environment; a fault interrupts the episode, and the statistics "
+        "omit this episode\n"
     )
 
 
@@ -236,7 +237,7 @@ def test_many_steps_that_change_nothing_are_remarked_once(
     found = [text for text in out.getvalue().splitlines() if text.startswith("remark: ")]
     assert len(found) == remarks
     assert all(
-        "No learning in " in text and "return 20 before, 20 now -> raise or lower lr" in text
+        "No learning in " in text and "return 20 at first, 20 now -> raise or lower lr" in text
         for text in found
     )
 
