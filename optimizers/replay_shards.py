@@ -264,7 +264,7 @@ class ReplayShards(ProcessGroup):
         return sum(report.num_rows for report in self.reports.values())
 
     def next_to_draw(self) -> WorkerHandle | None:
-        """Returns the shard that draws the next batch. None if no shard has rows.
+        """Returns the shard that draws the next batch. None if no shard has rows to draw.
 
         Shards take turns in proportion to their `weight`. So, on average, each row is drawn as
         often as from a single buffer with all rows.

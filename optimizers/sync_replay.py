@@ -50,7 +50,7 @@ class SyncReplayConfig(ReplayOptions):
         replay_unit: `transition` draws single transitions. `sequence` draws sequences, for policies
             with memory (`learns_from` is `Sequences`). In both cases a batch has `train_batch_size`
             rows, where rows of the burn-in do not count. A batch of sequences has fewer rows if the
-            sequences contain rows that only reset an environment.
+            sequences contain resets of next-step autoreset mode or end early.
         sequence_length: number of steps of a sequence, including burn-in steps. Sequences
             begin at the first steps of fragments, so later steps of longer fragments would never be
             drawn. Therefore, `rollout_fragment_length` must not be larger than `sequence_length`.
@@ -222,8 +222,8 @@ class SyncReplay(ReplayOptimizer):
             self.fragments.request_in_turn(workers, len(workers))
 
     def _draw(self) -> Transitions | Sequences:
-        """Draws a batch of `train_batch_size` rows. The batch has fewer rows if its sequences
-        contain rows that only reset an environment."""
+        """Draws a batch of `train_batch_size` rows. A batch of sequences can have fewer rows. See
+        `replay_unit`."""
         count, length = self.config.train_batch_size, self.config.sequence_length
         if length is None:
             return self.buffer.sample(count)
@@ -250,7 +250,7 @@ class SyncReplay(ReplayOptimizer):
         """Counts the time for which samplers were idle while the driver learned in the last step.
 
         Without `collection: overlapped`, this is the whole learning time. With this option, it is
-        the learning time minus the mean time that a sampler needed for its fragment.
+        the learning time minus the mean time that a sampler needed for its fragment, or 0.
         """
         busy_s = 0.0
         if self.overlaps and replies:
@@ -288,8 +288,8 @@ class SyncReplay(ReplayOptimizer):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues with an empty buffer. If rows were saved, `buffer_files` then fills the buffer.
-        Otherwise, `learning_starts` rows are sampled before learning continues. In both cases, the
-        training intensity stays the same."""
+        Otherwise, `learning_starts` rows are sampled before learning continues. The training
+        intensity does not count these rows."""
         super().set_state(state)
         restore_samplers(self.workers, state.get("workers", {}))
         self._begin_buffer()
