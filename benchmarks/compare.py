@@ -21,8 +21,8 @@ environment steps. On a machine that runs other programs, it varies less than th
 
 Verdict of a row:
 - "slower" if the interval of the rate's ratio is below 0.95.
-- "slower (processor time)" if that interval is wider than 10 percent, and the interval of the
-  processor time's ratio is above 1.05.
+- "slower (processor time)" if the interval of the rate's ratio is wider than 0.1, and the interval
+  of the processor time's ratio is above 1.05.
 - "as fast" otherwise.
 
 Needs the MuJoCo environments for the rows of HalfCheetah-v5: pip install -e '.[benchmark]'.

@@ -69,8 +69,8 @@ def calls_us(optimizer: Any) -> float:
 
 
 def measure(iterations: int, num_workers: int, trace: bool) -> tuple[float, float, float]:
-    """Trains. Returns the microseconds of the calls and of a gradient, and the environment steps/s,
-    for the fastest iteration. With `trace`, the run records all steps."""
+    """Trains. Returns the microseconds of `calls_us`, and the microseconds of a gradient and the
+    environment steps/s in the fastest iteration. With `trace`, the run records all steps."""
     trainer = polopt.A3C(
         {
             "env": "CartPole-v1",

@@ -87,7 +87,8 @@ class Runner:
 
 
 def measure(case: Case, turns: int, runner: Runner) -> list[Row]:
-    """Measures one case. Returns one row for each opponent and goal."""
+    """Measures one case. Returns the rows for each opponent. If polopt's own rate has a goal, the
+    first row compares this rate with the goal."""
     ours = Side("polopt", case.ours)
     against = [
         (opponent, [Side(opponent.peer, name) for name in opponent.cases])
@@ -148,7 +149,7 @@ def parse() -> argparse.Namespace:
         "--only", nargs="+", default=["*"], help="cases by name, such as 'ppo' or '*ppo'"
     )
     parser.add_argument("--repeats", type=int, default=3, help="turns of each case")
-    parser.add_argument("--seeds", type=int, default=5, help="turns of the learning case")
+    parser.add_argument("--seeds", type=int, default=5, help="turns of each learning case")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     parser.add_argument("--learning-seconds", type=float, default=120.0, help="limit for learning")
     parser.add_argument("--env", type=Path, default=CACHE, help="folder of the peers' environments")

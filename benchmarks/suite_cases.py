@@ -32,8 +32,8 @@ class Case:
         what: description.
         ours: case of `peers/polopt/run.py`.
         opponents: the peers in the comparison.
-        kind: the measurement. `rate` means environment steps per second. `learn` means seconds
-            until CartPole-v1 is solved.
+        kind: the measurement. `rate` means environment steps, or learned rows, per second. `learn`
+            means seconds until a task is solved.
         floor: goal for polopt's own rate. None for a case without such a goal.
     """
 

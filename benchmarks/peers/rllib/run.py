@@ -2,9 +2,10 @@
 
     python benchmarks/peers/rllib/run.py CASE [--seconds 5] [--seed 0]
 
-All cases have two EnvRunners in their own processes and a learner in the driver. On two cores, this
-is faster than a learner in another process. Policy and value have separate MLPs of 64x64 tanh
-units. Gymnasium's checker is off. RLlib returns one result per update, its fastest setting.
+Unless stated otherwise, a case has two EnvRunners in their own processes and a learner in the
+driver. On two cores, this is faster than a learner in another process. Policy and value have
+separate MLPs of 64x64 tanh units. Gymnasium's checker is off. RLlib returns one result per update,
+its fastest setting.
 
 - `sample`: one SingleAgentEnvRunner in this process, 8 environments, 128 steps of each per sample.
 - `ppo`, `ppo-pendulum`: 8 environments per runner, 2,048 rows per batch, 4 epochs of minibatches of
@@ -210,7 +211,7 @@ def sample(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def base_async(algorithm: str, env: str, envs: int, seed: int) -> Any:
-    """Like `base`, for IMPALA and APPO. They run without a process for aggregation."""
+    """Returns a config like `base`, but for IMPALA or APPO, and without an aggregation process."""
     config: Any = IMPALAConfig() if algorithm == "impala" else APPOConfig()
     return (
         config.environment(env, disable_env_checking=True)
