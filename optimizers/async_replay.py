@@ -1,10 +1,10 @@
 """AsyncReplay: samplers, replay shards and the learner run at the same time (Ape-X).
 
-The strategy follows Horgan et al., 2018. A sampler is a rollout worker, and computes the initial
-priorities of its rows. A replay shard is a process that holds a part of the rows. Instead of a
-fragment, the driver sends a shard a reference, and the shard fetches the fragment from the sampler.
-So fragments do not pass through the driver. Of the samples, the driver receives only the batches
-from which it learns.
+The strategy follows Horgan et al., 2018. A sampler is a rollout worker. With prioritized replay, it
+also computes the initial priorities of its rows. A replay shard is a process that holds a part of
+the rows. Instead of a fragment, the driver sends a shard a reference, and the shard fetches the
+fragment from the sampler. So fragments do not pass through the driver. Of the samples, the driver
+receives only the batches from which it learns.
 """
 
 from __future__ import annotations
@@ -142,7 +142,8 @@ class Task(NamedTuple):
 
 
 def sample(worker: RolloutWorker, weights: Any, with_priorities: bool) -> Fragment:
-    """Runs in a sampler: samples a fragment, and computes its priorities with the same weights.
+    """Runs in a sampler: samples a fragment. If `with_priorities` is True, also computes the
+    priorities of its rows with the same weights.
 
     The priority of a row depends on its window, which is the steps of the row's n-step return. The
     windows of the last `n_step - 1` steps can end in the next fragment. So the sampler keeps these

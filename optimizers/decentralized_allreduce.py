@@ -32,7 +32,7 @@ from polopt.rollouts.workers.rollout_worker import RolloutWorker
 
 logger = logging.getLogger("polopt")
 #: The seconds in which the other ranks must answer after the all-reduce of one rank has timed out.
-#: The driver adds the difference between the times at which the ranks ended sampling.
+#: The driver adds the time between the first and the last reply to `sample`.
 BREAK_GRACE_S = 1.5
 #: The driver compares the weights of all ranks after each `CHECKSUM_INTERVAL` rounds. Each rank
 #: hashes its own weights, which takes some milliseconds for a million parameters.

@@ -58,7 +58,7 @@ def checksum(worker: RolloutWorker) -> str:
 
 def numbers_of(weights: Weights) -> list[np.ndarray]:
     """Returns the arrays that must be equal in all ranks. These are the weights, and, if the policy
-    normalises observations, the number, mean and squared deviations of the observations."""
+    normalises observations, their number, mean and sum of squared deviations."""
     moments = weights.moments
     if moments is None:
         return [weights.flat]
@@ -146,6 +146,7 @@ class RankGroup:
             WorkersFailedError: workers keep failing, or cannot connect to each other. Also raised
                 if all ranks that had learned have failed and the driver does not have their
                 weights.
+            TransportError: `backend` is `socket`, but the ranks are on several nodes.
         """
         problem: str | None = None
         for _ in range(self._workers.config.rollout.max_consecutive_failures):
@@ -178,7 +179,7 @@ class RankGroup:
         """Fetches the state of the policy from a rank, and returns it.
 
         Raises:
-            WorkersFailedError: see `ensure`.
+            WorkersFailedError, TransportError: see `ensure`.
         """
         while True:
             self.ensure()

@@ -119,8 +119,8 @@ class SyncReplayConfig(ReplayOptions):
         if self.buffer_size < needed:
             raise ConfigError(
                 f"key 'buffer_size': got {self.buffer_size:,}. Allowed: {needed:,} or more, "
-                f"because {envs} environments fill the buffer, and a row can be drawn only if the "
-                f"buffer holds the {window} steps of its window and its whole fragment"
+                f"because the buffer must hold, for each of {envs} environments, one fragment and "
+                f"the {window} steps of an n-step return or a sequence"
             )
         super().check_spaces(worker_config)
 

@@ -67,7 +67,7 @@ class RLlibCallback:
         """
 
     def on_sample_end(self, **arguments: Any) -> None:
-        """Called with each fragment.
+        """Called with each fragment that is not discarded because of a fault.
 
         Args:
             arguments: `samples` (a `SampleBatch`), `metrics_logger` (a `MetricsLogger`), and
@@ -75,7 +75,7 @@ class RLlibCallback:
         """
 
     def on_episode_end(self, **arguments: Any) -> None:
-        """Called when an episode has ended.
+        """Called when an episode has ended, unless the episode is discarded because of a fault.
 
         Args:
             arguments: `episode` (a `CallbackEpisode`), `metrics_logger` (a `MetricsLogger`),
