@@ -11,10 +11,10 @@ row shows the median of the ratios with its 95 percent interval (percentile boot
 pairs).
 
 With `--turns`, one process of A and one process of B measure in turns, and one waits while the
-other measures. This helps on machines whose speed changes within seconds. However, a part of the
-speed of a process is random and constant for the lifetime of the process: two processes of the same
-commit differed by up to 12 percent. So `--processes` starts several pairs of processes. Each pair
-gives one median. The row and its interval summarise these medians.
+other measures. This helps on machines whose speed changes within seconds. However, the speed of a
+process has a random part that stays the same during its life. Two processes of the same commit
+differed by up to 12 percent. So `--processes` starts several pairs of processes. Each pair gives
+one median. The row and its interval summarise these medians.
 
 Processor time is the sum over the driver and all Ray workers with their children, per 1,000
 environment steps. On a machine that runs other programs, it varies less than the rate.

@@ -3,10 +3,10 @@
     python benchmarks/memory.py [--minutes 15] [--presets A3C SyncPPO DDPPO] [--workers 2 8]
 
 Each preset with each number of workers is one run in its own process. This process reads the
-resident sizes once per second. The slope is a least-squares fit after a warm-up. Its standard error
-is computed from means over blocks, because neighbouring seconds are correlated and an error from
-single seconds would be far too small. A series is flat if its slope is below a limit or within two
-standard errors of zero. Prints Markdown and writes JSON.
+resident sizes about once per second. The slope is a least-squares fit after a warm-up. Its standard
+error is computed from means over blocks, because neighbouring seconds are correlated and an error
+from single seconds would be far too small. A series is flat if its slope is below a limit or within
+two standard errors of zero. Prints Markdown and writes JSON.
 """
 
 from __future__ import annotations

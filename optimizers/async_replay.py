@@ -47,7 +47,7 @@ from polopt.rollouts.workers.worker_set import WorkerSet
 
 #: If the last batch was above this size, the next batches stay in their shards until the driver
 #: fetches them. If a shard sent such a batch at once, the message might not fit into the kernel's
-#: buffer, and the shard would have to wait while the driver learns.
+#: buffer. The shard would then have to wait while the driver learns.
 REFERENCE_BYTES = 100_000
 #: The limit of unanswered calls per process. It is too large to have an effect, because the rate
 #: limiter, `prefetch_batches` and `most_fragments` limit the requests.

@@ -109,9 +109,9 @@ class SyncReplayConfig(ReplayOptions):
         return super().new_buffer(policy, seed, num_shards, **unit)
 
     def check_spaces(self, worker_config: WorkerConfig) -> None:
-        """See `OptimizerConfig.check_spaces`. Checks that the buffer fits into the free memory, and
-        can hold one fragment and one window (the steps of an n-step return, or a sequence) of each
-        environment."""
+        """See `OptimizerConfig.check_spaces`. Checks that the buffer fits into the free memory.
+        Also checks that the buffer can hold, for each environment, one fragment and the steps of
+        one n-step return or sequence."""
         rollout, policy = worker_config.rollout, cast("ReplayConfig", worker_config.policy)
         window = self.sequence_length or policy.n_step
         envs = rollout.num_envs_per_worker * max(1, rollout.num_workers)
@@ -140,8 +140,8 @@ class SyncReplay(ReplayOptimizer):
     config and number of workers. This is also true with `collection: overlapped`. With this option,
     workers sample the next fragments while the driver learns, so the weights of the workers lack
     the updates of one step. If a worker fails, the other workers sample its fragments, and a
-    new worker later replaces it. The buffer does not join the fragments of the new worker to the
-    fragments of the failed worker, so no n-step return or sequence contains steps of both.
+    new worker later replaces it. No n-step return or sequence contains steps of both the failed
+    worker and the new worker.
     """
 
     name = "sync_replay"

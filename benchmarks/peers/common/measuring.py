@@ -39,8 +39,8 @@ class RateClock:
 
     Args:
         seconds: minimum time to measure. A measurement ends with a whole round.
-        turns: if True, prints each measurement, waits for a line of standard input, and measures
-            again, until standard input ends.
+        turns: if True, prints each measurement and waits for a line of standard input. Then
+            measures again after two further rounds, until standard input ends.
     """
 
     def __init__(self, seconds: float, turns: bool = False) -> None:
@@ -165,8 +165,8 @@ class GoalClock:
 
     def tick(self, steps: int, mean_return: float | None) -> bool:
         """Returns whether the run has reached the goal or the time limit. Call this method after
-        each round with the environment steps since the start of the run, and with the mean return
-        of the last `EPISODES` episodes, or None if fewer episodes have ended."""
+        each round, with the environment steps since the start of the run. `mean_return` is the
+        mean of the last `EPISODES` episodes, or None if fewer episodes have ended."""
         self._took_s = time.perf_counter() - self._made_s
         self._steps = steps
         self._reached = mean_return is not None and bool(mean_return >= self._goal)
@@ -199,9 +199,9 @@ class BudgetClock:
         self._steps = 0
 
     def tick(self, steps: int, mean_return: float | None) -> bool:
-        """Returns whether the run has reached the budget. Call this method after each round with
-        the environment steps since the start of the run, and with the mean return of the last
-        `EPISODES` episodes. None means that the curve gets no point."""
+        """Returns whether the run has reached the budget. Call this method after each round, with
+        the environment steps since the start of the run. `mean_return` is the mean of the last
+        `EPISODES` episodes. If it is None, the curve gets no point."""
         self._took_s = time.perf_counter() - self._made_s
         self._steps = steps
         if mean_return is not None:

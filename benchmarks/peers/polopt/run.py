@@ -15,8 +15,8 @@ Hyper-parameters that affect speed are the same as in each peer's script:
 - `dqn`: 8 environments per worker, 8 steps, a batch of 32 rows for 4 environment steps. Workers
   sample while the driver learns. Dueling networks and double Q-learning are off, because the peer
   has neither.
-- `apex`, `apex-learned`: four samplers whose environments take 5 ms a step, two replay shards, and
-  a learner of batches of 512 rows that learns as fast as it can. `apex` measures the rate of
+- `apex`, `apex-learned`: four samplers whose environments take 5 ms a step, and two replay shards.
+  The learner learns from batches of 512 rows as fast as it can. `apex` measures the rate of
   environment steps, and `apex-learned` the rate of learned rows.
 - `ddppo`: RLlib 0.8.5's defaults: 5 environments per worker, 100 steps, 10 epochs of minibatches of
   50 rows on each worker.

@@ -11,11 +11,11 @@ its fastest setting.
 - `ppo`, `ppo-pendulum`: 8 environments per runner, 2,048 rows per batch, 4 epochs of minibatches of
   256. The KL penalty is off, because it costs a little time. RLlib adds a masked row at the end of
   each episode and fragment, so an update has 33 to 36 minibatches instead of 32.
-- `ppo-halfcheetah`, `ppo-breakout`: the settings of `ppo` on HalfCheetah-v5, with standard
-  deviations that do not depend on the observation, and on MinAtar's Breakout with the CNN of
-  MinAtar's paper. This CNN is an RLModule of this file, in which policy and value share the hidden
-  layer. In RLlib's own networks, they do not share it, which is twice the work. Images of bool
-  become float32 in the network.
+- `ppo-halfcheetah`, `ppo-breakout`: the settings of `ppo` on other tasks. On HalfCheetah-v5, the
+  standard deviations do not depend on the observation. On MinAtar's Breakout, the network is the
+  CNN of MinAtar's paper. This CNN is an RLModule of this file, in which policy and value share the
+  hidden layer. RLlib's own networks would need twice the work, because they do not share this
+  layer. Images of bool become float32 in the network.
 - `pong-ppo`: ALE/Pong-v5, 4 environments per runner, 1,024 rows per batch. The network of Mnih et
   al. (2015) reads four grey frames of 84x84. As in polopt, the environment is ale-py's vector
   environment. Its uint8 images are converted to the format of RLlib's networks.
