@@ -85,7 +85,8 @@ class Ticks(BaseCallback):
         every: int = 1,
         fewest: int = measuring.EPISODES,
     ) -> None:
-        """Reports once per `every` steps or more. Reports a mean return after `fewest` episodes."""
+        """Reports at most once per `every` steps. Reports mean returns once `fewest` episodes have
+        ended."""
         super().__init__()
         self._clock = clock
         self._every, self._fewest = every, fewest
