@@ -203,7 +203,7 @@ def main() -> int:
     """Measures, prints a table in Markdown and writes JSON. Returns 1 if a measurement failed."""
     args = parse()
     cores = sorted(os.sched_getaffinity(0))[:2]
-    os.sched_setaffinity(0, cores)  # every process that this process starts inherits it
+    os.sched_setaffinity(0, cores)  # every process that this process starts inherits the cores
     checkouts = (args.a, args.b)
     commits = [commit_of(checkout) for checkout in checkouts]
     facts = {**about(), "pinned to cores": cores}

@@ -6,8 +6,8 @@
 
 Each measurement is a process (`peers/<peer>/run.py`). polopt and each peer are measured in turns
 (A B A B). All processes run on the same two cores with one thread per process. Each peer has its
-own virtual environment, which the first run makes. If a peer has several settings that affect only
-speed, all of them run in the first turn, and later turns run only the fastest. If a peer cannot be
+own virtual environment, which the first run makes. If a peer has several settings in a comparison,
+all of them run in the first turn, and later turns run only the fastest. If a peer cannot be
 installed, fails, or does not end, its row has the reason, and the other rows are still measured.
 """
 
@@ -168,7 +168,7 @@ def main() -> int:
         print(f"--only: got {' '.join(args.only)!r}; the cases are {names}", file=sys.stderr)
         return 2
     cores = sorted(os.sched_getaffinity(0))[:2]
-    os.sched_setaffinity(0, cores)  # every process that this process starts inherits it
+    os.sched_setaffinity(0, cores)  # every process that this process starts inherits the cores
     facts = {**about(), "pinned to cores": cores}
     command = " ".join(["python", "benchmarks/suite.py", *sys.argv[1:]])
     args.out.parent.mkdir(parents=True, exist_ok=True)

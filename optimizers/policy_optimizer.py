@@ -282,7 +282,7 @@ class PolicyOptimizer(ABC):
 
         The state consists of counters, episode statistics, the policy, and the running statistics
         of the environments' wrappers. Its values are of types that checkpoints can contain.
-        `set_state` of any other optimizer accepts this state."""
+        `set_state` of any other optimizer with the same policy accepts this state."""
         self.drain()
         return {**self.get_driver_state(), "workers": self.worker_states()}
 
@@ -319,7 +319,8 @@ class PolicyOptimizer(ABC):
     def update_algorithm_parameter(self, name: str, value: Any) -> None:
         """Changes an option of the policy in the driver, in all workers, and in the workers that
         sample for these workers (`num_workers_below`). The torch optimizers of these policies use
-        the new value, too. Returns once all workers have applied the change.
+        the new value, too. Returns once all workers that are up have applied the change. A worker
+        that is starting applies the change before any work.
 
         Raises:
             ConfigError: the name is unknown or the value is wrong. In this case, nothing changes.

@@ -112,7 +112,8 @@ def base(env: str, envs: int, seed: int, **env_config: Any) -> PPOConfig:
 
 
 def with_shared(config: PPOConfig, rows: int, model: DefaultModelConfig | None) -> PPOConfig:
-    """Sets the hyper-parameters that all cases share. If `model` is None, uses `MinAtarCNN`."""
+    """Sets the hyper-parameters of the PPO cases, except `learn`. If `model` is None, uses
+    `MinAtarCNN`."""
     config.training(
         train_batch_size_per_learner=rows,
         minibatch_size=256,
