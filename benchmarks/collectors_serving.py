@@ -24,7 +24,7 @@ FOREVER = 10**12
 
 
 def mlp(env: str, outputs_per_action: int) -> nn.Module:
-    """The network of every system."""
+    """Returns the network of TorchRL, and of polopt with a module."""
     made = gymnasium.make(env)
     inputs = made.observation_space.shape[0]  # type: ignore[index]
     space: Any = made.action_space
@@ -52,7 +52,7 @@ class Polopt:
         )
 
     def next(self) -> int:
-        """Frames of the next batch."""
+        """Collects the next batch. Returns its number of frames."""
         return next(self._collector).env_steps
 
     def stop(self) -> None:
@@ -114,7 +114,7 @@ class TorchRL:
         )
 
     def next(self) -> int:
-        """Frames of the next batch."""
+        """Collects the next batch. Returns its number of frames."""
         return int(next(self._batches).numel())
 
     def stop(self) -> None:

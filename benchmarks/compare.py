@@ -11,18 +11,18 @@ row shows the median of the ratios with its 95 percent interval (percentile boot
 pairs).
 
 With `--turns`, one process of A and one process of B measure in turns, and one waits while the
-other measures. This helps on machines whose speed changes within seconds. However, a part of the
-speed of a process is random and constant for the lifetime of the process: two processes of the same
-commit differed by up to 12 percent. So `--processes` starts several pairs of processes. Each pair
-gives one median. The row and its interval summarise these medians.
+other measures. This helps on machines whose speed changes within seconds. However, the speed of a
+process has a random part that stays the same during its life. Two processes of the same commit
+differed by up to 12 percent. So `--processes` starts several pairs of processes. Each pair gives
+one median. The row and its interval summarise these medians.
 
 Processor time is the sum over the driver and all Ray workers with their children, per 1,000
 environment steps. On a machine that runs other programs, it varies less than the rate.
 
 Verdict of a row:
 - "slower" if the interval of the rate's ratio is below 0.95.
-- "slower (processor time)" if that interval is wider than 10 percent, and the interval of the
-  processor time's ratio is above 1.05.
+- "slower (processor time)" if the interval of the rate's ratio is wider than 0.1, and the interval
+  of the processor time's ratio is above 1.05.
 - "as fast" otherwise.
 
 Needs the MuJoCo environments for the rows of HalfCheetah-v5: pip install -e '.[benchmark]'.
@@ -203,7 +203,7 @@ def main() -> int:
     """Measures, prints a table in Markdown and writes JSON. Returns 1 if a measurement failed."""
     args = parse()
     cores = sorted(os.sched_getaffinity(0))[:2]
-    os.sched_setaffinity(0, cores)  # every process that this process starts inherits it
+    os.sched_setaffinity(0, cores)  # every process that this process starts inherits the cores
     checkouts = (args.a, args.b)
     commits = [commit_of(checkout) for checkout in checkouts]
     facts = {**about(), "pinned to cores": cores}

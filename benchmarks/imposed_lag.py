@@ -1,14 +1,14 @@
 """Measures the return of policies that learn from each batch L batches after it was sampled.
 
-    python benchmarks/imposed_lag.py                          # all cells that are missing (hours)
-    python benchmarks/imposed_lag.py --only ppo --lags 0 16   # some cells
+    python benchmarks/imposed_lag.py                          # all missing runs. Takes hours
+    python benchmarks/imposed_lag.py --only ppo --lags 0 16   # some runs
     python benchmarks/imposed_lag.py --page                   # only writes page and figure
 
-A queue of L batches lies between sampling and learning, so every sample has a lag of exactly L
-batches, whatever the speed of the machine. The experiment runs in one process and is reproducible
-for a given seed. The script stores each result in `benchmarks/results/imposed_lag.json`, and does
-not repeat runs that this file contains. The page is `docs/imposed-lag.md`, and the figure is
-`docs/images/imposed-lag.png`.
+A queue of L batches lies between sampling and learning. So every sample after the first L batches
+has a lag of exactly L batches, whatever the speed of the machine. The experiment runs in one
+process and is reproducible for a given seed. The script stores each result in
+`benchmarks/results/imposed_lag.json`, and does not repeat runs that this file contains. The page is
+`docs/imposed-lag.md`, and the figure is `docs/images/imposed-lag.png`.
 
 The experiment follows Hilton et al., 2022 ("Batch size-invariance for policy optimization"), who
 train with artificially old data. The return of a run is the mean return of its last 100 episodes.
@@ -74,7 +74,7 @@ class ImposedLagConfig(polopt.OptimizerConfig):
     """Options of `ImposedLag`.
 
     Attributes:
-        imposed_lag: batches between sampling and learning.
+        imposed_lag: number of batches in the queue between sampling and learning.
     """
 
     imposed_lag: int = pydantic.Field(default=0, ge=0)
@@ -105,7 +105,8 @@ class ImposedLag(polopt.PolicyOptimizer):
 
 
 def run(task: str, policy: str, lag: int, seed: int, env_steps: int) -> dict[str, float]:
-    """Trains once. Returns the mean return of the last 100 episodes, its maximum, and the time."""
+    """Trains once. Returns the mean return of the last 100 episodes, its maximum over the run, the
+    environment steps, the largest lag in batches, and the seconds."""
     started_s = time.perf_counter()
     trainer = polopt.PolicyOptimizerTrainer(
         {
@@ -135,12 +136,12 @@ def run(task: str, policy: str, lag: int, seed: int, env_steps: int) -> dict[str
 
 
 def key(task: str, policy: str, lag: int, seed: int) -> str:
-    """Returns the key of a cell and a seed in the stored results."""
+    """Returns the key of a run in the stored results."""
     return f"{task}/{policy}/{lag}/{seed}"
 
 
 def write_page(store: dict[str, Any]) -> None:
-    """Writes page and figure from the stored results. Cells without results say "not run"."""
+    """Writes page and figure from the stored results. Table cells without results say "not run"."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
@@ -207,13 +208,13 @@ def write_page(store: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Runs the missing cells, and writes the page."""
+    """Makes the missing runs, and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", default=list(POLICIES), choices=list(POLICIES))
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--lags", nargs="*", type=int, default=list(LAGS))
     parser.add_argument("--seeds", nargs="*", type=int, default=list(SEEDS))
-    parser.add_argument("--page", action="store_true", help="run nothing")
+    parser.add_argument("--page", action="store_true", help="only write page and figure")
     given = parser.parse_args()
     polopt.register_optimizer("imposed_lag", ImposedLag)
     STORE.parent.mkdir(exist_ok=True)

@@ -241,10 +241,14 @@ def main() -> None:
     parser.add_argument(
         "--transports", nargs="+", choices=["ray", "socket"], default=["ray", "socket"]
     )
-    parser.add_argument("--seconds", type=float, default=30.0, help="before, and after")
-    parser.add_argument("--minutes", type=float, default=3.0, help="with kills")
-    parser.add_argument("--per-minute", type=float, default=20.0, help="kills")
-    parser.add_argument("--step-ms", type=float, default=1.0, help="of an environment step")
+    parser.add_argument(
+        "--seconds", type=float, default=30.0, help="seconds before and after the kills"
+    )
+    parser.add_argument("--minutes", type=float, default=3.0, help="minutes with kills")
+    parser.add_argument("--per-minute", type=float, default=20.0, help="kills per minute")
+    parser.add_argument(
+        "--step-ms", type=float, default=1.0, help="milliseconds of an environment step"
+    )
     parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.case:

@@ -2,8 +2,8 @@
 
     python benchmarks/load_time.py [--repeats 7]
 
-For comparison, another process only imports torch. Each measurement is a new process, and the two
-kinds of process run in turns. Prints Markdown.
+For comparison, other processes only import torch, or torch and Gymnasium. Each measurement is a new
+process, and the three programs run in turns. Prints Markdown.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     python benchmarks/memory.py [--minutes 15] [--presets A3C SyncPPO DDPPO] [--workers 2 8]
 
 Each preset with each number of workers is one run in its own process. This process reads the
-resident sizes once per second. The slope is a least-squares fit after a warm-up. Its standard error
-is computed from means over blocks, because neighbouring seconds are correlated and an error from
-single seconds would be far too small. A series is flat if its slope is below a limit or within two
-standard errors of zero. Prints Markdown and writes JSON.
+resident sizes about once per second. The slope is a least-squares fit after a warm-up. Its standard
+error is computed from means over blocks, because neighbouring seconds are correlated and an error
+from single seconds would be far too small. A series is flat if its slope is below a limit or within
+two standard errors of zero. Prints Markdown and writes JSON.
 """
 
 from __future__ import annotations
@@ -161,7 +161,11 @@ def sample(preset: str, workers: int, seconds: float) -> dict[str, list[float]]:
 
 
 def judge(series: dict[str, list[float]]) -> dict[str, Slope]:
-    """Returns the slopes of the driver, the worker that grows fastest, and the object store."""
+    """Returns the slope of each series after the warm-up.
+
+    Raises:
+        RuntimeError: a process ended before the run did.
+    """
     seconds = np.array(series["seconds"])
     settled = seconds >= WARM_UP * seconds[-1]
     slopes = {}
@@ -190,7 +194,7 @@ def print_rows(preset: str, workers: int, slopes: dict[str, Slope], limit: float
 
 
 def main() -> None:
-    """Measures, prints a table and writes JSON. Returns 1 if a series grows."""
+    """Measures, prints a table and writes JSON. The exit status is 1 if a series grows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=15.0, help="of each run")
     parser.add_argument("--presets", nargs="+", choices=list(CASES), default=PRESETS)

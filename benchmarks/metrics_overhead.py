@@ -2,10 +2,10 @@
 
     python benchmarks/metrics_overhead.py
 
-The script measures the driver's calls that one gradient causes, without training. It divides this
-time by the time of a gradient in a run of A3C on CartPole-v1 (8 environments x 20 steps, the
-fastest setting of docs/benchmarks.md with environments stepped one by one). The difference between
-two runs, with and without statistics, would be smaller than the noise of the machine.
+The script measures the calls for statistics that one gradient causes in the driver, without
+training. It divides their time by the time of a gradient in a run of A3C on CartPole-v1, with 8
+environments x 20 steps. The difference between two runs, with and without statistics, would be
+smaller than the noise of the machine.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def calls_us(optimizer: Any) -> float:
 
 
 def measure(iterations: int, num_workers: int, trace: bool) -> tuple[float, float, float]:
-    """Trains. Returns the microseconds of the calls and of a gradient, and the environment steps/s,
-    for the fastest iteration. With `trace`, the run records all steps."""
+    """Trains. Returns the microseconds of `calls_us`, and the microseconds of a gradient and the
+    environment steps/s in the fastest iteration. With `trace`, the run records all steps."""
     trainer = polopt.A3C(
         {
             "env": "CartPole-v1",

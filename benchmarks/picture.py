@@ -27,7 +27,7 @@ TRAINERS = {
     "halfcheetah_decoupled_ppo": ("decoupled PPO", COLORS[1]),
     "sb3:result-halfcheetah": ("Stable-Baselines3 PPO", "#777777"),
 }
-#: Rows of the table that compare peers with `sync_samples`.
+#: Texts of the table rows from which the rates come. The rates of peers come from rows of `SYNC`.
 SYNC = "SyncSamples, PPO on HalfCheetah-v5, 2,048 rows"
 ASYNC = "AsyncSamples, decoupled PPO on HalfCheetah-v5, 2,048 rows"
 PEERS = {

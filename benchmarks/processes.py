@@ -24,7 +24,7 @@ def run(command: list[str], limit_s: float, python_path: Path | None = None) -> 
     """Runs a script and returns the JSON object in its last line of output.
 
     The script runs in an empty folder with one thread per process. Afterwards, this function ends
-    its process group.
+    the process group of the script.
 
     Args:
         command: the script and its arguments.

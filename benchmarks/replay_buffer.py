@@ -9,7 +9,8 @@ Batches per second are the median of `--repeats` rounds. A second table shows th
 polopt needs to save its buffer.
 
 Stable-Baselines3, cpprb and RLlib are measured if they are installed. Stable-Baselines3 does not
-have prioritised replay. RLlib's buffer draws only 2 percent as many batches, because it is slow.
+have prioritised replay. RLlib's buffer is slow, so the script draws only 2 percent as many batches
+from it.
 """
 
 from __future__ import annotations

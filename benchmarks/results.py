@@ -4,12 +4,13 @@
     python benchmarks/results.py --only HalfCheetah-v5 --seeds 0 1 # two seeds of one task
     python benchmarks/results.py --page                            # only writes page and figures
 
-Each run is a separate process with one thread. A run of polopt trains `tuned_examples/NAME.yaml` or
-an example of `UNTUNED`. A run of a peer starts a script of `benchmarks/peers` in the virtual
-environment of the peer. After each run, the script stores the result in
-`benchmarks/results/tasks.json`. Later calls skip the stored runs. To measure a run again, delete
-its entry in this file. At the end, the script writes the tables to `docs/tasks.md` and the learning
-curves to `docs/images/task-*.png`. A trainer without stored runs gets a row with "not run".
+Each run is a new process, with one thread per process. A run of polopt trains
+`tuned_examples/NAME.yaml` or an example of `UNTUNED`. A run of a peer starts a script of
+`benchmarks/peers` in the virtual environment of the peer. After each run, the script stores the
+result in `benchmarks/results/tasks.json`. Later calls skip the stored runs. To measure a run again,
+delete its entry in this file. At the end, the script writes the tables to `docs/tasks.md` and the
+learning curves to `docs/images/task-*.png`. A trainer without stored runs gets a row with "not
+run".
 
 The return of a run is the mean undiscounted return of the last 100 training episodes at the budget,
 with sampled actions. If `Task.episodes` is above 0, it is the mean return of this number of

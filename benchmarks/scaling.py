@@ -146,7 +146,7 @@ def main() -> None:
     ray.shutdown()
 
     print_table(statistics.median(alone), rates)
-    print(f"\nGoal: {GOAL:.0%} for the first two.\n")
+    print(f"\nGoal: {GOAL:.0%} for AsyncGradients and DecentralizedAllReduce.\n")
     for name, by_workers in phases.items():
         most = max(by_workers)
         shares = ", ".join(f"{phase} {share:.0%}" for phase, share in by_workers[most].items())

@@ -6,8 +6,8 @@
 
 Each measurement is a process (`peers/<peer>/run.py`). polopt and each peer are measured in turns
 (A B A B). All processes run on the same two cores with one thread per process. Each peer has its
-own virtual environment, which the first run makes. If a peer has several settings that affect only
-speed, all of them run in the first turn, and later turns run only the fastest. If a peer cannot be
+own virtual environment, which the first run makes. If a peer has several settings in a comparison,
+all of them run in the first turn, and later turns run only the fastest. If a peer cannot be
 installed, fails, or does not end, its row has the reason, and the other rows are still measured.
 """
 
@@ -87,7 +87,8 @@ class Runner:
 
 
 def measure(case: Case, turns: int, runner: Runner) -> list[Row]:
-    """Measures one case. Returns one row for each opponent and goal."""
+    """Measures one case. Returns the rows for each opponent. If polopt's own rate has a goal, the
+    first row compares this rate with the goal."""
     ours = Side("polopt", case.ours)
     against = [
         (opponent, [Side(opponent.peer, name) for name in opponent.cases])
@@ -148,7 +149,7 @@ def parse() -> argparse.Namespace:
         "--only", nargs="+", default=["*"], help="cases by name, such as 'ppo' or '*ppo'"
     )
     parser.add_argument("--repeats", type=int, default=3, help="turns of each case")
-    parser.add_argument("--seeds", type=int, default=5, help="turns of the learning case")
+    parser.add_argument("--seeds", type=int, default=5, help="turns of each learning case")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     parser.add_argument("--learning-seconds", type=float, default=120.0, help="limit for learning")
     parser.add_argument("--env", type=Path, default=CACHE, help="folder of the peers' environments")
@@ -167,7 +168,7 @@ def main() -> int:
         print(f"--only: got {' '.join(args.only)!r}; the cases are {names}", file=sys.stderr)
         return 2
     cores = sorted(os.sched_getaffinity(0))[:2]
-    os.sched_setaffinity(0, cores)  # every process that this process starts inherits it
+    os.sched_setaffinity(0, cores)  # every process that this process starts inherits the cores
     facts = {**about(), "pinned to cores": cores}
     command = " ".join(["python", "benchmarks/suite.py", *sys.argv[1:]])
     args.out.parent.mkdir(parents=True, exist_ok=True)

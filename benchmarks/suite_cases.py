@@ -12,8 +12,8 @@ class Opponent:
 
     Attributes:
         peer: a folder of `peers`.
-        cases: cases of the peer's `run.py`. They differ only in settings that affect speed. Later
-            turns use the case that was fastest in the first turn.
+        cases: cases of the peer's `run.py`, for example with different numbers of environments.
+            Later turns use the case that was fastest in the first turn.
         goal: minimum of polopt's rate divided by the peer's rate. For `learn`, minimum of the
             peer's seconds divided by polopt's seconds. None for a comparison without a goal.
     """
@@ -32,8 +32,8 @@ class Case:
         what: description.
         ours: case of `peers/polopt/run.py`.
         opponents: the peers in the comparison.
-        kind: the measurement. `rate` means environment steps per second. `learn` means seconds
-            until CartPole-v1 is solved.
+        kind: the measurement. `rate` means environment steps, or learned rows, per second. `learn`
+            means seconds until a task is solved.
         floor: goal for polopt's own rate. None for a case without such a goal.
     """
 

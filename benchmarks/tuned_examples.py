@@ -1,4 +1,4 @@
-"""Runs tuned examples with several seeds and prints their `measured` lines.
+"""Runs tuned examples with several seeds, and prints a text for the key `measured` of each.
 
     python benchmarks/tuned_examples.py [NAME ...] [--seeds 0 1 2]
 
@@ -50,7 +50,7 @@ def return_of(example: dict[str, Any], result: dict[str, Any]) -> float:
 
 
 def main() -> None:
-    """Runs the examples and prints a `measured` line for each example."""
+    """Runs the examples, and prints one line for each example."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

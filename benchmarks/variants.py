@@ -6,9 +6,9 @@
 The transports are sockets, Ray, and gloo's all-reduce. Evaluation runs between iterations, or in an
 evaluation worker during training, or not at all. As in `compare.py`, the script measures
 environment steps/s, and the processor time of the driver and all workers per 1,000 environment
-steps. Each measurement is a new process. A turn measures each case once and gives one ratio. A row
-shows the median ratio with the smallest and the largest ratio. Needs the MuJoCo environments for
-HalfCheetah-v5: pip install -e '.[benchmark]'.
+steps. Each measurement is a new process. A turn measures a case and each of its variants once. A
+row shows the median ratio of the turns, with the smallest and the largest ratio. Needs the MuJoCo
+environments for HalfCheetah-v5: pip install -e '.[benchmark]'.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """AsyncReplay: samplers, replay shards and the learner run at the same time (Ape-X).
 
-The strategy follows Horgan et al., 2018. A sampler is a rollout worker, and computes the initial
-priorities of its rows. A replay shard is a process that holds a part of the rows. The driver sends
-a shard only references to fragments, and the shard fetches the fragments from the samplers. So
-fragments do not pass through the driver. Of the samples, the driver receives only the batches from
-which it learns.
+The strategy follows Horgan et al., 2018. A sampler is a rollout worker. With prioritized replay, it
+also computes the initial priorities of its rows. A replay shard is a process that holds a part of
+the rows. Instead of a fragment, the driver sends a shard a reference, and the shard fetches the
+fragment from the sampler. So fragments do not pass through the driver. Of the samples, the driver
+receives only the batches from which it learns.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-#: A batch above this size stays in its shard until the driver fetches it. If the shard sent such a
-#: batch at once, the message might not fit into the kernel's buffer, and the shard would have to
-#: wait while the driver learns.
+#: If the last batch was above this size, the next batches stay in their shards until the driver
+#: fetches them. If a shard sent such a batch at once, the message might not fit into the kernel's
+#: buffer. The shard would then have to wait while the driver learns.
 REFERENCE_BYTES = 100_000
-#: The limit of pending calls per process. It is too large to have an effect, because the rate
+#: The limit of unanswered calls per process. It is too large to have an effect, because the rate
 #: limiter, `prefetch_batches` and `most_fragments` limit the requests.
 _MOST_CALLS = 10_000
 
@@ -70,9 +70,9 @@ class AsyncReplayConfig(ReplayOptions):
             learns.
         error_buffer: the largest credit, in rows. The credit is `training_intensity` times the rows
             sampled since learning began, minus the rows learned. Workers wait at this bound. The
-            learner waits at a credit of 0. None means a bound that is large enough for all
-            fragments that can be under way and for all prefetched batches. The bound then makes
-            workers wait only if the learner is too slow.
+            learner waits while the credit is less than one batch. None means a bound that is large
+            enough for all fragments that can be under way and for all prefetched batches. The bound
+            then makes workers wait only if the learner is too slow.
     """
 
     num_replay_shards: int = pydantic.Field(default=1, ge=1, le=10_000)
@@ -100,9 +100,9 @@ class AsyncReplayConfig(ReplayOptions):
             math.ceil(self.training_intensity * most)
             + self.prefetch_batches * self.train_batch_size
         )
-        # `window` is the length of the n-step windows of all environments together. With one row
-        # more, at least one environment has more steps than its own n-step window, so that at least
-        # one row can be drawn.
+        # A row can be drawn once all steps of its n-step return are stored. `window` is n times the
+        # number of environments. With one row more, at least one environment has more than n steps,
+        # so that at least one row can be drawn.
         window = getattr(policy, "n_step", 1) * rollout.num_workers * rollout.num_envs_per_worker
         start = max(self.learning_starts, window + 1)
         limiter = RateLimiter(self.training_intensity, start, bound)
@@ -142,12 +142,13 @@ class Task(NamedTuple):
 
 
 def sample(worker: RolloutWorker, weights: Any, with_priorities: bool) -> Fragment:
-    """Runs in a sampler: samples a fragment, and computes its priorities with the same weights.
+    """Runs in a sampler: samples a fragment. If `with_priorities` is True, also computes the
+    priorities of its rows with the same weights.
 
     The priority of a row depends on its window, which is the steps of the row's n-step return. The
     windows of the last `n_step - 1` steps can end in the next fragment. So the sampler keeps these
-    steps, and sends their priorities with the next fragment. If the stream of fragments is
-    interrupted, the sampler never sends these priorities.
+    steps, and sends their priorities with the next fragment. If the next fragment does not continue
+    this fragment, the sampler never sends these priorities.
     """
     worker.set_weights(weights)
     batch = worker.next_batch()
@@ -210,7 +211,7 @@ class AsyncReplay(ReplayOptimizer):
         self.num_bytes_by_reference = 0
         self._num_draws = self._num_learned = 0  # numbers of requested and of fetched batches
         self._batch_bytes = 0  # size of the last batch
-        self._priorities: list[tuple[float, float]] = []  # mean and maximum error of each batch
+        self._priorities: list[tuple[float, float]] = []  # mean and maximum TD error of each batch
         self._num_requests = 0
         self._requested: Counter[int] = Counter()  # number of the last request, by sampler
         self._blocked_s = dict.fromkeys(("learner", "samplers", "learner_by_shards"), 0.0)
@@ -275,8 +276,8 @@ class AsyncReplay(ReplayOptimizer):
 
     def _request_fragments(self) -> None:
         """Requests as many fragments as the rate limiter, `max_requests_in_flight_per_worker` and
-        `most_fragments` allow. Samplers with the fewest fragments
-        under way come first. A sampler also waits if its shard is too slow."""
+        `most_fragments` allow. Samplers with the fewest fragments under way come first. If a shard
+        stores fragments too slowly, its samplers wait."""
         if not self.shards.started:
             self.shards.up()  # the first call waits for all shards
         if self.shards.drop_lost():

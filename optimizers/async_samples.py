@@ -71,9 +71,9 @@ class AsyncSamples(PolicyOptimizer):
             num_workers=4,
         )
 
-    Results depend on timing, unless `max_rollout_lag` is 0. If a worker fails, its replacement
-    samples the pending fragments of this worker, with the weights that are current when the
-    replacement has started.
+    Results usually depend on timing. `max_rollout_lag` describes the exception. If a worker fails,
+    its replacement samples the pending fragments of this worker, with the weights that are current
+    when the replacement has started.
     """
 
     name = "async_samples"

@@ -1,8 +1,8 @@
 """DecentralizedAllReduce: workers sample, and learn together by all-reduce of gradients (DD-PPO).
 
-The strategy follows Wijmans et al., 2020. Samples and gradients do not pass through the driver. The
-driver only starts rounds, ends the fragments of stragglers early, and forms a new group after
-failures (`rank_group.py`).
+The strategy follows Wijmans et al., 2020. A rank is a worker of the group that learns together.
+Samples and gradients do not pass through the driver. The driver starts rounds, ends the fragments
+of slow ranks (stragglers) early, and forms a new group after failures (`rank_group.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 
 logger = logging.getLogger("polopt")
-#: The time in which the other ranks must answer after the all-reduce of one rank has timed out.
+#: The seconds in which the other ranks must answer after the all-reduce of one rank has timed out.
+#: The driver adds the time between the first and the last reply to `sample`.
 BREAK_GRACE_S = 1.5
 #: The driver compares the weights of all ranks after each `CHECKSUM_INTERVAL` rounds. Each rank
 #: hashes its own weights, which takes some milliseconds for a million parameters.
@@ -50,11 +51,11 @@ class DecentralizedAllReduceConfig(OptimizerConfig):
             each worker has its own GPU. Otherwise it uses `gloo` for gradients above 1 MiB, for
             workers on several nodes and with `transport: ray`, and `socket` in all other cases.
         keep_local_weights_in_sync: if True, the driver receives the weights once per step. If
-            False, the driver fetches the weights only when it saves them.
+            False, the driver fetches the weights when it saves a checkpoint.
         fraction_workers: once this share of the workers has finished sampling, the fragments of
             the other workers end early. This is the paper's preemption threshold. With 1, the round
-            waits for all workers, and results do not depend on timing. With two workers, any share
-            above 0.5 has the same effect as 1.
+            waits for all workers. With smaller values, results can depend on timing. With two
+            workers, any share above 0.5 has the same effect as 1.
         fraction_samples: a fragment that ends early has at least this share of its steps.
         allreduce_timeout_s: time limit of each all-reduce. After this time the group is broken, and
             the driver forms a new group.
@@ -79,7 +80,7 @@ class DecentralizedAllReduceConfig(OptimizerConfig):
 
     @classmethod
     def of_checkpoint(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Leaves out an option that did not change what a run learns."""
+        """Leaves out `checksum_interval`, which did not change what a run learns."""
         return {key: value for key, value in options.items() if key != "checksum_interval"}
 
     def check_evaluation(self) -> None:
@@ -99,8 +100,8 @@ class Learned(NamedTuple):
             finite.
         weights: the rank's weights after the round, if the call requested them.
         checksum: SHA-256 of the weights and of the normaliser's moments, if the call requested it.
-        broken: the reason why the group broke. In this case the last gradient is lost, and this
-            rank may have made one update more than other ranks. None if the group did not break.
+        broken: the reason why this rank could not finish the round. In this case its last gradient
+            is lost, and the ranks may differ by one update. None if the rank finished the round.
     """
 
     updates: int
@@ -191,7 +192,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
         timeout_s = self.config.allreduce_timeout_s
         self.group = RankGroup(workers, self.config.backend, timeout_s)
         self.stragglers = Stragglers(self.config.fraction_workers, self.config.fraction_samples)
-        # The time between the replies of the first and the last rank to `sample`.
+        # The time between the first and the last reply to `sample` in a round.
         self._skew_s = 0.0
         self.num_rounds = 0
         self.num_broken_rounds = 0

@@ -71,8 +71,8 @@ class PolicyOptimizer(ABC):
     name: ClassVar[str] = ""
     config: Any  # an instance of `config_class`. A subclass declares the exact type
     config_class: ClassVar[type[OptimizerConfig]] = OptimizerConfig
-    #: The type of the batches from which policies learn under this strategy. A policy must have the
-    #: same `learns_from`.
+    #: The type of the batches from which policies learn under this strategy, unless an option
+    #: selects a type of `also_learns_from`. A policy must have the same `learns_from`.
     learns_from: ClassVar[type] = SampleBatch
     #: Further types of batches, each with the option `(key, value)` that selects the type.
     also_learns_from: ClassVar[Mapping[type, tuple[str, Any]]] = {}
@@ -175,7 +175,8 @@ class PolicyOptimizer(ABC):
 
     def _count(self, reply: Reply) -> None:
         """Counts a reply that was taken. Also advances the policy's schedules by the environment
-        steps of the reply, and adds the moments of the new samples to the policy's normaliser."""
+        steps of the reply. Adds the moments of the new observations (their number, mean and sum of
+        squared deviations) to the policy's normaliser."""
         own = reply.worker is self.workers.here
         self.metrics.add_record(reply.worker.index, reply.counts, in_driver=own)
         self.policy.env_steps = self.metrics.num_env_steps_sampled
@@ -190,7 +191,8 @@ class PolicyOptimizer(ABC):
         """Applies a gradient to the driver's policy, and counts its lag and the update.
 
         Args:
-            gradients: the gradient of a worker. None if the gradient was not finite.
+            gradients: the gradient of a worker, or the mean gradient of several workers. None if a
+                worker's gradient was not finite.
             lr_scale: a factor on the learning rate. With 0, the gradient is dropped. A gradient
                 with a factor below 1 counts as stale.
             parts: the gradients of the workers if `gradients` is their mean. Empty if `gradients`
@@ -272,15 +274,15 @@ class PolicyOptimizer(ABC):
     # ---- state ----------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Waits for the pending calls, and keeps their replies for the next step."""
+        """Waits for the calls that workers are running, and keeps the replies for the next step."""
         self.calls.drain()
 
     def get_state(self) -> dict[str, Any]:
         """Drains the optimizer, and returns its state.
 
         The state consists of counters, episode statistics, the policy, and the running statistics
-        of the environments' wrappers. It holds only tensors, numbers, strings, lists and dicts.
-        `set_state` of any other optimizer accepts this state."""
+        of the environments' wrappers. Its values are of types that checkpoints can contain.
+        `set_state` of any other optimizer with the same policy accepts this state."""
         self.drain()
         return {**self.get_driver_state(), "workers": self.worker_states()}
 
@@ -317,7 +319,8 @@ class PolicyOptimizer(ABC):
     def update_algorithm_parameter(self, name: str, value: Any) -> None:
         """Changes an option of the policy in the driver, in all workers, and in the workers that
         sample for these workers (`num_workers_below`). The torch optimizers of these policies use
-        the new value, too. Returns once all workers have applied the change.
+        the new value, too. Returns once all workers that are up have applied the change. A worker
+        that is starting applies the change before any work.
 
         Raises:
             ConfigError: the name is unknown or the value is wrong. In this case, nothing changes.

@@ -1,7 +1,7 @@
 """`RankGroup`: forms the group of workers that learn together, and gives them equal weights.
 
-The class runs in the driver. The functions of this file run in the ranks. A rank keeps its
-connections to the other ranks in `worker.state["group"]`.
+The class runs in the driver. The functions of this file run in the ranks, which are the workers of
+the group. A rank keeps its connections to the other ranks in `worker.state["group"]`.
 """
 
 from __future__ import annotations
@@ -51,15 +51,14 @@ def take_policy_state(worker: RolloutWorker, state: dict[str, Any]) -> None:
 
 
 def checksum(worker: RolloutWorker) -> str:
-    """Returns the SHA-256 of the bytes of the rank's weights, and of the moments of its
-    normaliser."""
+    """Returns the SHA-256 of the bytes of the arrays that `numbers_of` returns."""
     numbers = numbers_of(worker.policy.get_weights())
     return hashlib.sha256(b"".join(part.tobytes() for part in numbers)).hexdigest()
 
 
 def numbers_of(weights: Weights) -> list[np.ndarray]:
-    """Returns the arrays that must be equal in all ranks: the weights, and the moments of the
-    normaliser if the policy has one."""
+    """Returns the arrays that must be equal in all ranks. These are the weights, and, if the policy
+    normalises observations, their number, mean and sum of squared deviations."""
     moments = weights.moments
     if moments is None:
         return [weights.flat]
@@ -118,8 +117,8 @@ class RankGroup:
         backend: the backend of the last group: `socket`, `gloo` or `nccl`.
         ranks: the workers of the group. Empty before the first `ensure`.
         broken: True if a new group must be formed, for example because a rank has failed.
-        version: the version of the ranks' weights after the last round. After a restore, the
-            restored version.
+        version: the version of the ranks' weights after the last complete round. After a restore,
+            the restored version.
     """
 
     def __init__(self, workers: WorkerSet, backend: str, timeout_s: float) -> None:
@@ -147,6 +146,7 @@ class RankGroup:
             WorkersFailedError: workers keep failing, or cannot connect to each other. Also raised
                 if all ranks that had learned have failed and the driver does not have their
                 weights.
+            TransportError: `backend` is `socket`, but the ranks are on several nodes.
         """
         problem: str | None = None
         for _ in range(self._workers.config.rollout.max_consecutive_failures):
@@ -179,7 +179,7 @@ class RankGroup:
         """Fetches the state of the policy from a rank, and returns it.
 
         Raises:
-            WorkersFailedError: see `ensure`.
+            WorkersFailedError, TransportError: see `ensure`.
         """
         while True:
             self.ensure()

@@ -32,9 +32,9 @@ class Fragment(NamedTuple):
 
     Attributes:
         batch: the fragment `[T, N]`.
-        priorities: priorities `[K + T, N]` of the rows whose windows (the steps of their n-step
-            returns) end in this fragment, and NaN for all other rows. The first K steps are the
-            last steps of the previous fragment. None if all rows are drawn with the same
+        priorities: priorities `[K + T, N]` of rows. The first K steps are the last steps of the
+            previous fragment. The priority is NaN if the window of a row (the steps of its n-step
+            return) does not end in this fragment. None if all rows are drawn with the same
             probability.
     """
 
@@ -264,7 +264,7 @@ class ReplayShards(ProcessGroup):
         return sum(report.num_rows for report in self.reports.values())
 
     def next_to_draw(self) -> WorkerHandle | None:
-        """Returns the shard that draws the next batch. None if no shard has rows.
+        """Returns the shard that draws the next batch. None if no shard has rows to draw.
 
         Shards take turns in proportion to their `weight`. So, on average, each row is drawn as
         often as from a single buffer with all rows.

@@ -50,7 +50,7 @@ class SyncReplayConfig(ReplayOptions):
         replay_unit: `transition` draws single transitions. `sequence` draws sequences, for policies
             with memory (`learns_from` is `Sequences`). In both cases a batch has `train_batch_size`
             rows, where rows of the burn-in do not count. A batch of sequences has fewer rows if the
-            sequences contain rows that only reset an environment.
+            sequences contain resets of next-step autoreset mode or end early.
         sequence_length: number of steps of a sequence, including burn-in steps. Sequences
             begin at the first steps of fragments, so later steps of longer fragments would never be
             drawn. Therefore, `rollout_fragment_length` must not be larger than `sequence_length`.
@@ -109,9 +109,9 @@ class SyncReplayConfig(ReplayOptions):
         return super().new_buffer(policy, seed, num_shards, **unit)
 
     def check_spaces(self, worker_config: WorkerConfig) -> None:
-        """See `OptimizerConfig.check_spaces`. Checks that the buffer fits into the free memory, and
-        can hold one fragment and one window (the steps of an n-step return, or a sequence) of each
-        environment."""
+        """See `OptimizerConfig.check_spaces`. Checks that the buffer fits into the free memory.
+        Also checks that the buffer can hold, for each environment, one fragment and the steps of
+        one n-step return or sequence."""
         rollout, policy = worker_config.rollout, cast("ReplayConfig", worker_config.policy)
         window = self.sequence_length or policy.n_step
         envs = rollout.num_envs_per_worker * max(1, rollout.num_workers)
@@ -119,8 +119,8 @@ class SyncReplayConfig(ReplayOptions):
         if self.buffer_size < needed:
             raise ConfigError(
                 f"key 'buffer_size': got {self.buffer_size:,}. Allowed: {needed:,} or more, "
-                f"because {envs} environments fill the buffer, and a row can be drawn only if the "
-                f"buffer holds the {window} steps of its window and its whole fragment"
+                f"because the buffer must hold, for each of {envs} environments, one fragment and "
+                f"the {window} steps of an n-step return or a sequence"
             )
         super().check_spaces(worker_config)
 
@@ -140,8 +140,8 @@ class SyncReplay(ReplayOptimizer):
     config and number of workers. This is also true with `collection: overlapped`. With this option,
     workers sample the next fragments while the driver learns, so the weights of the workers lack
     the updates of one step. If a worker fails, the other workers sample its fragments, and a
-    new worker later replaces it. The buffer does not join the fragments of the new worker to the
-    fragments of the failed worker, so no n-step return or sequence contains steps of both.
+    new worker later replaces it. No n-step return or sequence contains steps of both the failed
+    worker and the new worker.
     """
 
     name = "sync_replay"
@@ -222,8 +222,8 @@ class SyncReplay(ReplayOptimizer):
             self.fragments.request_in_turn(workers, len(workers))
 
     def _draw(self) -> Transitions | Sequences:
-        """Draws a batch of `train_batch_size` rows. The batch has fewer rows if its sequences
-        contain rows that only reset an environment."""
+        """Draws a batch of `train_batch_size` rows. A batch of sequences can have fewer rows. See
+        `replay_unit`."""
         count, length = self.config.train_batch_size, self.config.sequence_length
         if length is None:
             return self.buffer.sample(count)
@@ -248,7 +248,7 @@ class SyncReplay(ReplayOptimizer):
         """Counts the time for which samplers were idle while the driver learned in the last step.
 
         Without `collection: overlapped`, this is the whole learning time. With this option, it is
-        the learning time minus the mean time that a sampler needed for its fragment.
+        the learning time minus the mean time that a sampler needed for its fragment, or 0.
         """
         busy_s = 0.0
         if self.overlaps and replies:
@@ -286,8 +286,8 @@ class SyncReplay(ReplayOptimizer):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues with an empty buffer. If rows were saved, `buffer_files` then fills the buffer.
-        Otherwise, `learning_starts` rows are sampled before learning continues. In both cases, the
-        training intensity stays the same."""
+        Otherwise, `learning_starts` rows are sampled before learning continues. The training
+        intensity does not count these rows."""
         super().set_state(state)
         restore_samplers(self.workers, state.get("workers", {}))
         self._begin_buffer()

@@ -59,10 +59,10 @@ class SyncSamples(PolicyOptimizer):
         )
 
     A worker that starts during the run takes part in all steps after its start. If a worker fails,
-    the other workers sample its fragments, so a worker that hangs delays only one step. As long as
-    no worker fails or starts late and `fraction_workers` is 1, a run is reproducible bit for bit
-    for one seed, config and number of workers. This is also true with `collection: overlapped`.
-    With `num_workers=0`, the local worker in the driver samples.
+    the other workers sample its fragments, so a worker that hangs delays only one step. With
+    `fraction_workers` of 1, and as long as no worker fails or starts late, a run is reproducible
+    bit for bit for one seed, config and number of workers. This is also true with
+    `collection: overlapped`. With `num_workers=0`, the local worker in the driver samples.
     """
 
     name = "sync_samples"

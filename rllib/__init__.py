@@ -1,5 +1,5 @@
-"""Lets scripts that were written for RLlib use the presets of polopt. In such a script, only the
-import of the config class changes.
+"""Lets scripts that were written for RLlib use the presets of polopt. In most such scripts, only
+the imports change.
 
     from polopt.rllib import PPOConfig  # was: from ray.rllib.algorithms.ppo import PPOConfig
 

@@ -22,7 +22,8 @@ _NOT_GIVEN: Any = object()
 
 
 class AlgorithmConfig:
-    """Builds the config of a preset with the methods of RLlib's `AlgorithmConfig`.
+    """Builds the config of a preset with the methods of RLlib's `AlgorithmConfig`. A preset is a
+    trainer with a policy and an optimizer, such as `polopt.DQN`.
 
         config = (
             PPOConfig()
@@ -37,8 +38,8 @@ class AlgorithmConfig:
 
     Options may have their names in polopt, or in any release of RLlib from 2.7 to 2.60. Options
     that are not given have the defaults of the preset instead of RLlib's defaults. Every method
-    except `callbacks` and `checkpointing` accepts every option, because options have moved from one
-    method to another between releases of RLlib.
+    that sets options, except `callbacks` and `checkpointing`, accepts every option, because options
+    have moved from one method to another between releases of RLlib.
 
     If polopt does not have an option of RLlib, the method accepts the values for which polopt
     behaves like RLlib. For other values, the method raises a ConfigError that says what to use
@@ -143,8 +144,8 @@ class AlgorithmConfig:
         return self._set("rollouts", options)
 
     def exploration(self, **options: Any) -> Any:
-        """Accepts `explore=True`, and sets `exploration_config` for presets with epsilon-greedy
-        exploration. Raises ConfigError for other values."""
+        """Accepts `explore=True`. Sets `exploration_config` for presets with epsilon-greedy
+        exploration. Raises ConfigError for values that polopt does not support."""
         return self._set("exploration", options)
 
     def training(self, **options: Any) -> Any:
@@ -217,7 +218,8 @@ class AlgorithmConfig:
         export_native_model_files: Any = False,
         checkpoint_trainable_policies_only: Any = False,
     ) -> Any:
-        """Has no effect, because checkpoints always consist of tensors and JSON."""
+        """Has no effect, because checkpoints always consist of tensors and JSON. Logs a warning for
+        values other than RLlib's defaults."""
         options = {
             "export_native_model_files": export_native_model_files,
             "checkpoint_trainable_policies_only": checkpoint_trainable_policies_only,
@@ -271,7 +273,7 @@ class AlgorithmConfig:
         polopt.
 
         Raises:
-            ConfigError: some options cannot be combined.
+            ConfigError: a value is not allowed, or some options cannot be combined.
         """
         where = f"{type(self).__name__}.to_dict()"
         return copy.deepcopy(resolved(self._given, self._preset, where))
@@ -298,6 +300,7 @@ class AlgorithmConfig:
 
         Raises:
             ConfigError: an option is wrong. This error is raised before any worker starts.
+            TypeError: neither RLlib nor polopt has an argument of this name.
         """
         if env is not None:
             self.environment(env)

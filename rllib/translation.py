@@ -103,8 +103,9 @@ def checked(
     """Returns a dict with the option under the key that `key_of` returns.
 
     The dict is empty if polopt always behaves as the option says. It is also empty if the option
-    does not affect learning. In the second case, a warning says what to use instead. An option with
-    a dict as its value, such as `replay_buffer_config`, may become several options of polopt.
+    does not affect learning. In the second case, this function logs a warning, unless the value
+    agrees with polopt. An option with a dict as its value, such as `replay_buffer_config`, may
+    become several options of polopt.
 
     Args:
         name: name of the option in polopt, or in any release of RLlib since 2.7.
@@ -180,8 +181,8 @@ def resolved(
       that are not set by another option.
     - If `train_batch_size` is given, `rollout_fragment_length="auto"` becomes the length for which
       one fragment of each environment fills the batch. A missing `rollout_fragment_length` becomes
-      the same length if the preset's fragments would exceed the batch. With a replay buffer or
-      without a given `train_batch_size`, the preset's default is used in both cases.
+      the same length if the preset's fragments would exceed the batch. In A3C, with a replay buffer
+      or without a given `train_batch_size`, the preset's default is used in both cases.
     - In DD-PPO, `train_batch_size` is the batch of one worker. The batch consists of one fragment
       of each environment of the worker.
 

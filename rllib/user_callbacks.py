@@ -67,7 +67,7 @@ class RLlibCallback:
         """
 
     def on_sample_end(self, **arguments: Any) -> None:
-        """Called with each fragment.
+        """Called with each fragment that is not discarded because of a fault.
 
         Args:
             arguments: `samples` (a `SampleBatch`), `metrics_logger` (a `MetricsLogger`), and
@@ -75,7 +75,7 @@ class RLlibCallback:
         """
 
     def on_episode_end(self, **arguments: Any) -> None:
-        """Called when an episode has ended.
+        """Called when an episode has ended, unless the episode is discarded because of a fault.
 
         Args:
             arguments: `episode` (a `CallbackEpisode`), `metrics_logger` (a `MetricsLogger`),
@@ -106,7 +106,8 @@ class CallbackEpisode:
     or is still running.
 
     Attributes:
-        custom_metrics: a dict of numbers that the callback fills. Results contain these numbers.
+        custom_metrics: a dict of numbers that the callback fills. Results contain the mean, minimum
+            and maximum of each number over the episodes of an iteration.
         user_data: a dict in which the callback can keep data from one step of the episode to the
             next.
         total_reward: undiscounted sum of the rewards so far.
@@ -182,7 +183,7 @@ class MetricsLogger:
         Args:
             name: a name, or a tuple of nested names.
             value: the number.
-            how: `reduce`, `mean` by default. Other options of RLlib have no effect.
+            how: `reduce`, `mean` by default. Other arguments of RLlib have no effect.
         """
         name = "/".join(name) if isinstance(name, tuple) else name
         self._values.setdefault(name, []).append(float(value))
@@ -203,14 +204,15 @@ class _Missing:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"the callback uses the argument {self._name!r}, which polopt does not have. polopt "
-            "passes 'episode', 'metrics_logger', 'env_runner', 'env', 'env_index' and 'rl_module'"
+            f"the callback uses the argument {self._name!r}, which polopt does not have. Methods "
+            "about an episode get 'episode', 'metrics_logger', 'env_runner', 'env', 'env_index' "
+            "and 'rl_module'"
         )
 
 
 def as_polopt_callbacks(given: Any) -> Any:
     """Returns a subclass of `polopt.Callbacks` that calls the methods of a class that was written
-    for RLlib. Returns subclasses of `polopt.Callbacks`, names and None unchanged.
+    for RLlib. Returns subclasses of `polopt.Callbacks`, strings and None unchanged.
 
     Raises:
         ConfigError: the value is not a class, or overrides a method that polopt does not call.

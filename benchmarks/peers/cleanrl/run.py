@@ -10,7 +10,7 @@ shuffled batch, and Adam. torch has one thread, and Gymnasium's checker is off.
   minibatches of 256. 16 is the total of polopt's two workers. The faster case counts.
 - `ppo-16-halfcheetah`: the same settings on HalfCheetah-v5, like CleanRL's
   `ppo_continuous_action.py`, with standard deviations that do not depend on the observation, and
-  actions clipped to their bounds. As in polopt's case, nothing is normalised.
+  actions clipped to their bounds. As in polopt's case, observations and rewards are not normalised.
 - `ppo-16-breakout`: the same settings on MinAtar's Breakout, like CleanRL's `ppo_atari.py`. Policy
   and value share the CNN of MinAtar's paper. Images of bool become float32.
 - `ppo-16-async-*`: an `AsyncVectorEnv`, which steps each environment in its own process. The faster
@@ -146,7 +146,7 @@ def ppo(
     seed: int, options: Options, env: str = "cartpole", processes: bool = False
 ) -> Iterator[tuple[int, float | None]]:
     """Trains without end. After each update, yields the steps so far and the mean return of the
-    last 100 episodes."""
+    last 100 episodes, or None if fewer episodes have ended."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     envs = make_envs(env, options.envs, processes)

@@ -32,14 +32,15 @@ RAY_OWN = (b"ray::IDLE", b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")
 
 
 class RateClock:
-    """Measures environment steps per second after a warm-up of two seconds and two rounds.
+    """Measures environment steps per second after a warm-up of two seconds and two rounds. A round
+    is one pass of the loop that calls `tick`.
 
     Create the clock when everything is built. The time before this counts as start-up.
 
     Args:
         seconds: minimum time to measure. A measurement ends with a whole round.
-        turns: if True, prints each measurement, waits for a line of standard input, and measures
-            again, until standard input ends.
+        turns: if True, prints each measurement and waits for a line of standard input. Then
+            measures again after two further rounds, until standard input ends.
     """
 
     def __init__(self, seconds: float, turns: bool = False) -> None:
@@ -126,8 +127,8 @@ def worker_pids() -> list[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """Returns the fields of /proc/PID/stat after the name of the program, or None if the process
-    has ended."""
+    """Returns the fields of /proc/PID/stat after the name of the program. The list is empty if the
+    process has ended."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()
@@ -145,7 +146,7 @@ def _is_worker(pid: int) -> bool:
 
 
 class GoalClock:
-    """Measures the seconds until the mean return reaches `GOALS`.
+    """Measures the seconds until the mean return reaches the goal of a task (`GOALS`).
 
     Create the clock when everything is built.
 
@@ -163,9 +164,9 @@ class GoalClock:
         self._reached = False
 
     def tick(self, steps: int, mean_return: float | None) -> bool:
-        """Call after each round with the environment steps since the start of the run and the mean
-        return of the last `EPISODES` episodes (None: there are fewer). Returns whether it is over.
-        """
+        """Returns whether the run has reached the goal or the time limit. Call this method after
+        each round, with the environment steps since the start of the run. `mean_return` is the
+        mean of the last `EPISODES` episodes, or None if fewer episodes have ended."""
         self._took_s = time.perf_counter() - self._made_s
         self._steps = steps
         self._reached = mean_return is not None and bool(mean_return >= self._goal)
@@ -198,9 +199,9 @@ class BudgetClock:
         self._steps = 0
 
     def tick(self, steps: int, mean_return: float | None) -> bool:
-        """Call after each round with the environment steps since the start of the run and the mean
-        return of the last `EPISODES` episodes (None: there are fewer). Returns whether it is over.
-        """
+        """Returns whether the run has reached the budget. Call this method after each round, with
+        the environment steps since the start of the run. `mean_return` is the mean of the last
+        `EPISODES` episodes. If it is None, the curve gets no point."""
         self._took_s = time.perf_counter() - self._made_s
         self._steps = steps
         if mean_return is not None:
@@ -211,7 +212,7 @@ class BudgetClock:
         """Returns the last mean return, `[steps, mean return]` of each round, steps, and seconds.
 
         Raises:
-            RuntimeError: the run ended before the budget, or before `EPISODES` episodes ended.
+            RuntimeError: the run ended before the budget, or `tick` got no mean return.
         """
         if self._steps < self._budget or not self._curve:
             raise RuntimeError(
@@ -245,7 +246,7 @@ def main(
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--env-steps", type=int, default=0, help="budget of a `result-` case")
-    parser.add_argument("--episodes", type=int, default=0, help="of evaluation, at the budget")
+    parser.add_argument("--episodes", type=int, default=0, help="evaluation episodes at the budget")
     parser.add_argument("--turns", action="store_true", help="see `RateClock`")
     args = parser.parse_args()
     result = cases[args.case](args)

@@ -2,19 +2,21 @@
 
     python benchmarks/peers/polopt/run.py CASE [--seconds 5] [--seed 0]
 
-All cases have two workers, and MLPs of 64x64 tanh units for policy and value. Environments are
-stepped one after another (`vectorization_mode: sync`), as in the peers. CartPole-v1 has a faster
-vector implementation. polopt uses it by default, but among these cases only `a3c-vector` uses it.
+Unless stated otherwise, a case has two workers, and MLPs of 64x64 tanh units for policy and value.
+Environments are stepped one after another (`vectorization_mode: sync`), as in the peers.
+CartPole-v1 has a faster vector implementation. polopt uses it by default, but among these cases
+only `a3c-vector` uses it.
 Hyper-parameters that affect speed are the same as in each peer's script:
 
-- `a3c`, `a2c`: 8 environments per worker, 20 steps. `a3c-untrained` does not learn, so episodes,
-  whose resets cost time, are equally short in every run.
+- `a3c`, `a2c`: 8 environments per worker, 20 steps. `a3c-untrained` has a learning rate of almost
+  0, so all runs have equally short episodes. Otherwise, runs with longer episodes would have fewer
+  resets, which cost time.
 - `ppo`: 2,048 rows per batch, 4 epochs of minibatches of 256.
 - `dqn`: 8 environments per worker, 8 steps, a batch of 32 rows for 4 environment steps. Workers
   sample while the driver learns. Dueling networks and double Q-learning are off, because the peer
   has neither.
-- `apex`, `apex-learned`: four samplers whose environments take 5 ms a step, two replay shards, and
-  a learner of batches of 512 rows that learns as fast as it can. `apex` measures the rate of
+- `apex`, `apex-learned`: four samplers whose environments take 5 ms a step, and two replay shards.
+  The learner learns from batches of 512 rows as fast as it can. `apex` measures the rate of
   environment steps, and `apex-learned` the rate of learned rows.
 - `ddppo`: RLlib 0.8.5's defaults: 5 environments per worker, 100 steps, 10 epochs of minibatches of
   50 rows on each worker.
@@ -30,7 +32,7 @@ Hyper-parameters that affect speed are the same as in each peer's script:
   values and advantages.
 - `collect-sync`, `collect-async`: two collectors of 8 environments (`collectors_serving.py`).
 - `pong-a3c`, `pong-ppo`: ALE/Pong-v5, 4 environments per worker, the network of Mnih et al. (2015),
-  ale-py's vector environment. 20 and 128 steps.
+  ale-py's vector environment. Fragments have 20 and 128 steps.
 - `impala`, `appo`: 512 rows per batch, 2 x 8 environments, 32 steps, and the presets' lag bound.
   APPO has one epoch, as in RLlib and Sample Factory.
 - `learn*`: a tuned example, up to a mean return of 475 (Acrobot-v1: -100). `*-uneven`: each step of

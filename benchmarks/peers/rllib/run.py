@@ -2,19 +2,20 @@
 
     python benchmarks/peers/rllib/run.py CASE [--seconds 5] [--seed 0]
 
-All cases have two EnvRunners in their own processes and a learner in the driver. On two cores, this
-is faster than a learner in another process. Policy and value have separate MLPs of 64x64 tanh
-units. Gymnasium's checker is off. RLlib returns one result per update, its fastest setting.
+Unless stated otherwise, a case has two EnvRunners in their own processes and a learner in the
+driver. On two cores, this is faster than a learner in another process. Policy and value have
+separate MLPs of 64x64 tanh units. Gymnasium's checker is off. RLlib returns one result per update,
+its fastest setting.
 
 - `sample`: one SingleAgentEnvRunner in this process, 8 environments, 128 steps of each per sample.
 - `ppo`, `ppo-pendulum`: 8 environments per runner, 2,048 rows per batch, 4 epochs of minibatches of
   256. The KL penalty is off, because it costs a little time. RLlib adds a masked row at the end of
   each episode and fragment, so an update has 33 to 36 minibatches instead of 32.
-- `ppo-halfcheetah`, `ppo-breakout`: the settings of `ppo` on HalfCheetah-v5, with standard
-  deviations that do not depend on the observation, and on MinAtar's Breakout with the CNN of
-  MinAtar's paper. This CNN is an RLModule of this file, in which policy and value share the hidden
-  layer. In RLlib's own networks, they do not share it, which is twice the work. Images of bool
-  become float32 in the network.
+- `ppo-halfcheetah`, `ppo-breakout`: the settings of `ppo` on other tasks. On HalfCheetah-v5, the
+  standard deviations do not depend on the observation. On MinAtar's Breakout, the network is the
+  CNN of MinAtar's paper. This CNN is an RLModule of this file, in which policy and value share the
+  hidden layer. RLlib's own networks would need twice the work, because they do not share this
+  layer. Images of bool become float32 in the network.
 - `pong-ppo`: ALE/Pong-v5, 4 environments per runner, 1,024 rows per batch. The network of Mnih et
   al. (2015) reads four grey frames of 84x84. As in polopt, the environment is ale-py's vector
   environment. Its uint8 images are converted to the format of RLlib's networks.
@@ -111,7 +112,8 @@ def base(env: str, envs: int, seed: int, **env_config: Any) -> PPOConfig:
 
 
 def with_shared(config: PPOConfig, rows: int, model: DefaultModelConfig | None) -> PPOConfig:
-    """Sets the hyper-parameters that all cases share. If `model` is None, uses `MinAtarCNN`."""
+    """Sets the hyper-parameters of the PPO cases, except `learn`. If `model` is None, uses
+    `MinAtarCNN`."""
     config.training(
         train_batch_size_per_learner=rows,
         minibatch_size=256,
@@ -210,7 +212,7 @@ def sample(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def base_async(algorithm: str, env: str, envs: int, seed: int) -> Any:
-    """Like `base`, for IMPALA and APPO. They run without a process for aggregation."""
+    """Returns a config like `base`, but for IMPALA or APPO, and without an aggregation process."""
     config: Any = IMPALAConfig() if algorithm == "impala" else APPOConfig()
     return (
         config.environment(env, disable_env_checking=True)

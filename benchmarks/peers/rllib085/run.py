@@ -2,9 +2,9 @@
 
     python3.7 benchmarks/peers/rllib085/run.py CASE [--seconds 5] [--seed 0]
 
-All cases have two rollout workers in their own processes, and separate MLPs of 64x64 tanh units for
-policy and value. RLlib uses its torch policies with one thread per process. Logging is off, and
-there is one result per second.
+Unless stated otherwise, a case has two rollout workers in their own processes, and separate MLPs of
+64x64 tanh units for policy and value. RLlib uses its torch policies with one thread per process.
+Logging is off, and there is one result per second.
 
 - `a3c-8x20`, `a3c-8x10`, `a3c-1x20`, `a3c-1x10`: the first number is the number of environments per
   worker (8 as in polopt, 1 is RLlib's default). The second number is the number of steps per
@@ -66,12 +66,13 @@ APEX: dict[str, Any] = {
 
 
 def aligned(array: Any, from_numpy: Any = torch.from_numpy) -> Any:
-    """A tensor of an array. Ape-X's batches are at addresses that end torch 1.5.1 with SIGSEGV."""
+    """Returns a tensor with the values of an array. Copies an array that does not begin at a
+    multiple of 64 bytes, because torch 1.5.1 ends with SIGSEGV for such batches of Ape-X."""
     return from_numpy(array if array.ctypes.data % 64 == 0 else copy_of(array))
 
 
 def copy_of(array: Any) -> Any:
-    """A copy at an address that is a multiple of 64 bytes."""
+    """Returns a copy at an address that is a multiple of 64 bytes."""
     memory = np.empty(array.nbytes + 64, np.uint8)
     first = -memory.ctypes.data % 64
     found = memory[first : first + array.nbytes].view(array.dtype).reshape(array.shape)

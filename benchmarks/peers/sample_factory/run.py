@@ -106,7 +106,8 @@ def make_env(name: str, cfg: Any, env_config: Any, render_mode: str | None = Non
 
 
 def make_pong(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:
-    """Makes ALE/Pong-v5, `[4, 84, 84]`. These releases do not have a registered name for it."""
+    """Makes ALE/Pong-v5 with observations `[4, 84, 84]`. The releases of Gymnasium that Sample
+    Factory supports do not have an id for this environment."""
     from ale_py.env import AtariEnv
     from gymnasium.wrappers import AtariPreprocessing, FrameStack, TimeLimit
     from sample_factory.envs.env_wrappers import NumpyObsWrapper
@@ -210,7 +211,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         for process in multiprocessing.active_children():
             process.kill()
     if not ticks.result:
-        raise RuntimeError("it ended before it was measured")
+        raise RuntimeError("Sample Factory ended before the measurement did")
     return ticks.result
 
 

@@ -2,10 +2,10 @@
 
     python benchmarks/peers/sb3/run.py CASE [--seconds 5] [--seed 0]
 
-Stable-Baselines3 always trains in one process. It has 16 environments, the total of polopt's two
-workers, or 8, a usual number. `subproc` steps each environment in its own process. The faster case
-counts. Policy and value have MLPs of 64x64 tanh units. torch has one thread, and Gymnasium's
-checker is off.
+Stable-Baselines3 always trains in one process. Most cases that measure rates have 16 environments,
+the total of polopt's two workers, or 8, a usual number. `subproc` steps each environment in its own
+process. The fastest case counts. Unless stated otherwise, policy and value have MLPs of 64x64 tanh
+units. torch has one thread, and Gymnasium's checker is off.
 
 - `a2c-16x10`, `a2c-8x20`: the numbers are environments and steps. Updates have 160 rows, like a
   gradient of A3C. `a2c-16x20`: updates have 320 rows, like a batch of A2C. The default of
@@ -13,11 +13,11 @@ checker is off.
 - `dqn-*`: a batch of 32 rows for 4 environment steps, as in the DQN paper, and 64x64 relu units.
 - `ppo-*`: 2,048 rows per batch, 4 epochs of minibatches of 256. There are also cases for
   HalfCheetah-v5, and for MinAtar's Breakout with the CNN of MinAtar's paper.
-- `result-*`: returns at a budget, see `benchmarks/results.py`. The hyper-parameters come from RL
-  Baselines3 Zoo for HalfCheetah-v4 and CartPoleNoVel-v1, with schedules over the budget. RL
-  Baselines3 Zoo does not have MinAtar's Breakout. PPO on Breakout has the Zoo's hyper-parameters
-  for Atari and the CNN of MinAtar's paper. DQN on Breakout has the settings of `breakout_dqn` in
-  `benchmarks/results.py`. SAC and TD3 have the settings for Pendulum-v1 and MuJoCo.
+- `result-*`: returns at a budget, see `benchmarks/results.py`. Most hyper-parameters come from RL
+  Baselines3 Zoo, with schedules over the budget. HalfCheetah-v5 has the Zoo's settings for
+  HalfCheetah-v4. RL Baselines3 Zoo does not have MinAtar's Breakout. PPO on Breakout has the Zoo's
+  hyper-parameters for Atari and the CNN of MinAtar's paper. DQN on Breakout has the settings of
+  `breakout_dqn` in `benchmarks/results.py`. CrossQ has the defaults of sb3-contrib.
 - `learn-ppo`, `learn-a2c`: hyper-parameters of RL Baselines3 Zoo for CartPole-v1. PPO learns for
   100,000 steps with a decreasing learning rate and clip range.
 """
@@ -85,7 +85,8 @@ class Ticks(BaseCallback):
         every: int = 1,
         fewest: int = measuring.EPISODES,
     ) -> None:
-        """Reports rounds of at least `every` steps, and returns after `fewest` episodes."""
+        """Reports at most once per `every` steps. Reports mean returns once `fewest` episodes have
+        ended."""
         super().__init__()
         self._clock = clock
         self._every, self._fewest = every, fewest
@@ -367,7 +368,7 @@ def halfcheetah_crossq(seed: int, env_steps: int) -> Any:
 
 
 def reach_budget(args: argparse.Namespace) -> dict[str, Any]:
-    """Records the learning curve up to `--env-steps`, and then the return of `--episodes`."""
+    """Records the learning curve up to `--env-steps`. Then evaluates `--episodes` episodes."""
     model = RESULTS[args.case](args.seed, args.env_steps)
     clock = measuring.BudgetClock(args.env_steps)
     ticks = Ticks(clock, every=500, fewest=1) if args.episodes else Ticks(clock)

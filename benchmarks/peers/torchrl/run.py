@@ -2,8 +2,8 @@
 
     python benchmarks/peers/torchrl/run.py CASE [--seconds 5] [--seed 0]
 
-The settings are in `benchmarks/collectors_serving.py`: a `SerialEnv`, which is TorchRL's fastest
-option, an MLP of 64x64 tanh units that only acts, and batches of 2,000 frames.
+`benchmarks/collectors_serving.py` has the settings: a `SerialEnv` (TorchRL's fastest option), an
+MLP of 64x64 tanh units without values, and batches of 2,000 frames.
 """
 
 from __future__ import annotations
