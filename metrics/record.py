@@ -171,11 +171,6 @@ class Record:
             self._inner_s[-1] += duration_s
             self.seconds[name] = self.seconds.get(name, 0.0) + own_s
 
-    def add_seconds(self, name: str, duration_s: float) -> None:
-        """Counts time that the caller has measured, as a phase within the open phase."""
-        self._inner_s[-1] += duration_s
-        self.seconds[name] = self.seconds.get(name, 0.0) + duration_s
-
     @property
     def num_fragments(self) -> int:
         return len(self._steps)

@@ -117,12 +117,6 @@ class RateLimiter:
         may learn from at most this number of rows now."""
         return self._credit
 
-    @property
-    def warming_up(self) -> bool:
-        """Whether learning still waits for rows, at the start of a run or after the buffer has lost
-        rows."""
-        return self._missing > 0
-
     def can_insert(self, rows: int) -> bool:
         """Whether a sampler may insert a fragment of `rows` rows now."""
         return (

@@ -226,11 +226,6 @@ class ReplayBuffer:
         """The number of streams that were interrupted."""
         return self._num_gaps
 
-    @property
-    def rows_added(self) -> int:
-        """The number of transitions added since the start."""
-        return self._rows_added
-
     def nbytes_of(self, obs: ColumnSpec, actions: ColumnSpec) -> int:
         """Bytes of the full buffer for observations and actions of these shapes and dtypes, without
         the memory of policies."""

@@ -194,11 +194,6 @@ class ArrivalLog:
             )
             self._close_file()
 
-    @property
-    def is_open(self) -> bool:
-        """True while the log writes to a file."""
-        return self._file is not None
-
     def close(self) -> None:
         """Writes the remaining events, and closes the file."""
         self.flush()
@@ -410,8 +405,6 @@ class Rerun:
     def take(self) -> dict[str, Any]:
         """Returns an empty record, because a rerun does not record."""
         return {"events": [], "clock": []}
-
-    is_open = False
 
     def flush(self) -> None:
         """Does nothing, because a rerun writes no file."""

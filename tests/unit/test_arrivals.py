@@ -336,7 +336,7 @@ def test_a_full_disk_ends_the_record_and_not_the_run(
         log.result(1, 1, "")
         log.result(2, 1, "")
     assert caplog.text.count("Recording ends, and the run continues") == 1
-    assert not log.is_open
+    assert log._file is None
 
 
 def test_other_threads_read_the_real_clock() -> None:

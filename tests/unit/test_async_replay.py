@@ -514,7 +514,8 @@ def test_restored_run_fills_its_shards_and_learns_at_the_same_intensity() -> Non
     updates = other.metrics.num_updates
     begin = other.metrics.num_env_steps_sampled
     while other.metrics.num_updates == updates:
-        assert credit(other) == owed if other.limiter.warming_up else True
+        if other.limiter.get_state()["missing"]:  # the shards are not filled again yet
+            assert credit(other) == owed
         other.step()
     assert other.shards.num_rows >= 200
     for _ in range(400):
