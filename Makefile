@@ -1,18 +1,19 @@
-# Each target that needs the environment depends on the stamp, which creates the environment, and
-# updates it when the files that it was made from change. Needs only Python 3.10 to 3.14.
+# Each target that needs the environment depends on the stamp file. The rule of the stamp file
+# creates the environment, and updates it after a change of one of its prerequisites.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
-# Two processes; all tests of a file run in one of them, so that its fixtures start Ray once. Files
-# in the order given. ARGS='-n 0' runs the tests in pytest's own process, as a debugger needs it.
-# A test that ends its process is run again once; without a limit, xdist does so for ever.
+# Tests run in two processes. All tests of a file run in the same process, so that its fixtures
+# start Ray once. Files run in the order given. ARGS='-n 0' runs the tests in pytest's own process,
+# as a debugger needs it. If a test ends its process, xdist starts one more process. Without the
+# limit, it would start processes forever.
 IN_PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=1
-# Shows each optimizer at work on Ray; part of `make test`, not of `make test-integration`.
+# Runs each optimizer on Ray. Part of `make test`, not of `make test-integration`.
 ON_RAY := tests/integration/test_optimizers_on_ray.py
-# TORCH=2.13.0: that version of torch instead of the oldest or the newest one.
+# TORCH=2.13.0 selects this version of torch instead of the oldest or the newest version.
 VERSIONS = $(PYTHON) tests/versions.py $(if $(TORCH),--torch $(TORCH))
 
 .DEFAULT_GOAL := help
@@ -21,10 +22,10 @@ VERSIONS = $(PYTHON) tests/versions.py $(if $(TORCH),--torch $(TORCH))
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
-	@echo "PYTHON=python3.12 selects the Python; ARGS='-k name' passes arguments to pytest or to the suite of make bench; TORCH=2.13.0 the torch of test-oldest and test-newest."
+	@echo "PYTHON=python3.12 selects the Python; ARGS='-k name' passes arguments to pytest or to the suite of make bench; TORCH=2.13.0 selects the torch of test-oldest and test-newest."
 	@echo "Tests: tests/unit starts no process; tests/integration uses Ray and the command line; tests/chaos kills workers repeatedly."
 
-run: $(STAMP) ## train CartPole with each policy optimizer and compare them
+run: $(STAMP) ## train CartPole with three policy optimizers and compare them
 	@$(BIN)/python -m polopt.tuned_examples.showcase
 
 test: $(STAMP) ## unit tests, and each optimizer once on Ray (minutes)
