@@ -17,7 +17,8 @@ import ray
 from polopt.common.config import ConfigError
 
 _logger = logging.getLogger(__name__)
-#: The minimum memory of a worker process, in bytes. A worker with CartPole-v1 and PPO uses 185 MB.
+#: The memory in bytes that `check_memory` requires for each worker process. Workers usually use
+#: more.
 _WORKER_BYTES = 100_000_000
 #: The time limit for a connection attempt, and the time limit for the first bytes of an answer,
 #: both in seconds. Ray itself tries for longer.
@@ -45,7 +46,8 @@ def attach_or_start(
     Args:
         num_cpus: the number of logical CPUs that the run needs. If this function starts Ray without
             `init_config`, Ray has at least this number of CPUs. The machine may have fewer, because
-            Ray uses the number only for scheduling. If Ray has fewer CPUs, a warning is logged.
+            Ray uses the number only for scheduling. If Ray has fewer CPUs, a warning is logged,
+            except in a Tune trial.
         num_processes: the number of worker processes of the run.
         init_config: the arguments of `ray.init`. polopt then adds no arguments of its own. With
             `None`, this function connects to a running cluster. If no cluster is running,

@@ -20,8 +20,8 @@ def sockets_for_zmq(value: Any) -> Any:
 class RolloutConfig(Config):
     """The options of sampling: environments, workers, resources and limits for failures.
 
-    "RLlib:" gives the key in RLlib with the same meaning. "0.8:" gives the key in RLlib 0.8, if it
-    differs. A config may also use the keys of RLlib that are listed in `aliases`.
+    "RLlib:" gives the key in RLlib with the same or a similar meaning. "0.8:" gives the key in
+    RLlib 0.8, if it differs. A config may also use the keys of RLlib that are listed in `aliases`.
 
     Attributes:
         env: a Gymnasium id, `module:id` or `module:callable`, a name registered with
@@ -34,7 +34,7 @@ class RolloutConfig(Config):
         num_workers: the number of remote rollout workers. 0 means that the driver's process
             samples. RLlib: `num_env_runners` (0.8: `num_workers`).
         min_workers: the minimum number of workers. A run starts when this number of workers is up,
-            and ends if fewer workers remain (see `max_consecutive_failures`). The run starts more
+            and ends if failures leave fewer (see `max_consecutive_failures`). The run starts more
             workers, up to `num_workers`, as resources become free, for example in an autoscaling
             cluster. `None` means `num_workers`.
         num_workers_below: the number of remote rollout workers below each remote worker. If this is
@@ -120,7 +120,7 @@ class RolloutConfig(Config):
             RLlib: `seed`.
         record_arrivals: whether to record all events whose order depends on timing, so that
             `polopt rerun` can repeat the run bit for bit. The file `arrivals_000000.jsonl.gz`
-            beside the results holds the record, with about 30 bytes for each gradient or fragment.
+            beside the results holds the record, with about 40 bytes for each gradient or fragment.
     """
 
     env: Any = None

@@ -489,8 +489,8 @@ def read_log(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         the header, and all events and deltas of the clock (see `Rerun`).
 
     Raises:
-        ConfigError: the file cannot be read, is not a record of format `FORMAT`, or has a line of
-            another form.
+        ConfigError: the file cannot be read, is not a record of format `FORMAT`, or has a line that
+            does not hold events and clock readings.
     """
     try:
         lines = _lines(read_regular(path, MOST_BYTES))

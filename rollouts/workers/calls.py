@@ -63,7 +63,8 @@ class Reply(NamedTuple):
             unless the worker failed too often. If `interrupt` was called, neither happens.
         value: return value of the function, or a reference to that value. None after a failure.
         tag: the tag given to `send`.
-        counts: the steps, episodes, times and faults that the worker counted during the call.
+        counts: the steps, episodes, times and faults that the worker counted during the call. Empty
+            if no answer arrived.
         order: see `Work`.
         failure: the reason why the call failed. None after success.
     """
