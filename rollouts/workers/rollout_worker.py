@@ -142,8 +142,8 @@ class RolloutWorker(CallRunner):
             seed_global_generators(seeds.process)
 
     def _make_policy(self, seeds: Seeds) -> Policy:
-        """Returns a new policy. Its initial weights depend on the run's seed, but not on the
-        worker, so all workers begin with the same weights."""
+        """Returns a new policy. Its initial weights depend on `config.seed`, but not on the index
+        of the worker."""
         config = self.config
         spaces = (config.observation_space, config.action_space)
         policy: Policy = config.policy_class(

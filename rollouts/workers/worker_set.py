@@ -236,9 +236,9 @@ class WorkerSet(ProcessGroup):
 
     def message_stats(self) -> dict[str, Any]:
         """Returns statistics for results: the transport of calls, the bytes of the weights that
-        were sent, and the number of events in the record of the run. The transport is the text that
-        `Transport.paths` returns, such as `socket`, or `socket, ray` if workers use different
-        transports."""
+        were sent, and the number of events in the record of the run (0 without a record). The
+        transport is the text that `Transport.paths` returns, such as `socket`, or `socket, ray` if
+        workers use different transports."""
         event = self.transport.event
         return {
             "transport": self.transport.paths([worker.channel for worker in self.remote]),
