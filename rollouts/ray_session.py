@@ -17,10 +17,11 @@ import ray
 from polopt.common.config import ConfigError
 
 _logger = logging.getLogger(__name__)
-#: The minimum memory of a worker process, in bytes. A worker with CartPole-v1 and PPO uses 185 MB.
+#: The memory in bytes that `check_memory` requires for each worker process. Workers usually use
+#: more.
 _WORKER_BYTES = 100_000_000
 #: The time limit for a connection attempt, and the time limit for the first bytes of an answer,
-#: both in seconds. Ray itself tries for at least 23 s.
+#: both in seconds. Ray itself tries for longer.
 _CONNECT_S = 5.0
 #: The bytes that open an HTTP/2 connection, which gRPC uses (RFC 9113, section 3.4): the client's
 #: preface and an empty SETTINGS frame (type 4, on stream 0).
@@ -45,7 +46,8 @@ def attach_or_start(
     Args:
         num_cpus: the number of logical CPUs that the run needs. If this function starts Ray without
             `init_config`, Ray has at least this number of CPUs. The machine may have fewer, because
-            Ray uses the number only for scheduling. If Ray has fewer CPUs, a warning is logged.
+            Ray uses the number only for scheduling. If Ray has fewer CPUs, a warning is logged,
+            except in a Tune trial.
         num_processes: the number of worker processes of the run.
         init_config: the arguments of `ray.init`. polopt then adds no arguments of its own. With
             `None`, this function connects to a running cluster. If no cluster is running,
@@ -60,6 +62,8 @@ def attach_or_start(
     Raises:
         ConfigError: if nothing answers at Ray's address, or if this machine has too little memory
             for the workers.
+        Exception: any exception of `ray.init`, such as ConnectionError if the address is `auto` and
+            no cluster is running.
     """
     connected = ray.is_initialized()
     if not connected:
@@ -108,7 +112,7 @@ def check_address(address: str) -> None:
         address: `HOST:PORT` or `ray://HOST:PORT`. Other values, such as `auto`, are not checked.
 
     Raises:
-        ConfigError: if no server answers at the address, or if the answer is not an answer of Ray.
+        ConfigError: if no server answers at the address, or if the answer is not HTTP/2.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdigit()):

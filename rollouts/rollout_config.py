@@ -20,8 +20,8 @@ def sockets_for_zmq(value: Any) -> Any:
 class RolloutConfig(Config):
     """The options of sampling: environments, workers, resources and limits for failures.
 
-    "RLlib:" gives the key in RLlib with the same meaning. "0.8:" gives the key in RLlib 0.8, if it
-    differs. A config may also use the keys of RLlib that are listed in `aliases`.
+    "RLlib:" gives the key in RLlib with the same or a similar meaning. "0.8:" gives the key in
+    RLlib 0.8, if it differs. A config may also use the keys of RLlib that are listed in `aliases`.
 
     Attributes:
         env: a Gymnasium id, `module:id` or `module:callable`, a name registered with
@@ -34,7 +34,7 @@ class RolloutConfig(Config):
         num_workers: the number of remote rollout workers. 0 means that the driver's process
             samples. RLlib: `num_env_runners` (0.8: `num_workers`).
         min_workers: the minimum number of workers. A run starts when this number of workers is up,
-            and ends if fewer workers remain (see `max_consecutive_failures`). The run starts more
+            and ends if failures leave fewer (see `max_consecutive_failures`). The run starts more
             workers, up to `num_workers`, as resources become free, for example in an autoscaling
             cluster. `None` means `num_workers`.
         num_workers_below: the number of remote rollout workers below each remote worker. If this is
@@ -86,10 +86,10 @@ class RolloutConfig(Config):
         transport: how the driver sends the calls of an iteration to the workers. `ray` uses actor
             calls. `socket` uses Unix sockets, which need less processor time. With `socket`, all
             workers must be on the driver's node. `auto` uses sockets for workers on the driver's
-            node, and Ray for workers on other nodes. With `socket` and `auto`, calls that are too
-            large for the kernel's buffers (about 100 KB) still use Ray. Collectors without an
-            optimizer, and collectors below gradient workers, always use Ray. The name `zmq`, which
-            `socket` had up to version 0.3, is still accepted.
+            node, and Ray for workers on other nodes. With `socket` and `auto`, some calls still use
+            Ray, such as calls that are too large for the kernel's buffers (about 100 KB).
+            Collectors without an optimizer, and collectors below gradient workers, always use Ray.
+            The name `zmq`, which `socket` had up to version 0.3, is still accepted.
         worker_timeout_s: the number of seconds without progress after which a call counts as
             hanging, and its worker is replaced. A step of an environment is progress, and so is the
             start or end of a phase of the call. A fragment may therefore take longer than this
@@ -103,9 +103,12 @@ class RolloutConfig(Config):
             is not replaced again. The run then continues without this worker if at least
             `min_workers` workers remain, and ends otherwise. RLlib: `max_num_env_runner_restarts`,
             which limits the total.
-        max_consecutive_env_faults: the run ends after this number of exceptions of one environment
-            without a successful step between them. Until then, the worker replaces the environment
-            after each exception. RLlib: `restart_failed_sub_environments`, which has no limit.
+        max_consecutive_env_faults: the worker fails after this number of exceptions of one
+            environment without a successful step between them. Until then, the worker replaces the
+            environment after each exception. The driver replaces a remote worker that fails (see
+            `max_consecutive_failures`). The run ends if no call has succeeded before, or if the
+            environment is in the driver. RLlib: `restart_failed_sub_environments`, which has no
+            limit.
         max_consecutive_non_finite: the run ends after this number of consecutive non-finite
             fragments or gradients of one worker, or of consecutive non-finite updates. Until then,
             each of them is discarded.
@@ -117,7 +120,7 @@ class RolloutConfig(Config):
             RLlib: `seed`.
         record_arrivals: whether to record all events whose order depends on timing, so that
             `polopt rerun` can repeat the run bit for bit. The file `arrivals_000000.jsonl.gz`
-            beside the results holds the record, with about 30 bytes for each gradient or fragment.
+            beside the results holds the record, with about 40 bytes for each gradient or fragment.
     """
 
     env: Any = None

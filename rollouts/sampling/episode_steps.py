@@ -11,8 +11,8 @@ from polopt.common.episodes import Episode
 
 
 class EpisodeSteps:
-    """Calls a function after each step of each environment, with the episode so far. To describe
-    the episode, this class sums the rewards and counts the steps of the current episodes.
+    """Calls a function for each step that `add` receives, with the episode so far. To describe the
+    episode, this class sums the rewards and counts the steps of the current episodes.
 
     Args:
         tell: the function that is called with the episode so far.

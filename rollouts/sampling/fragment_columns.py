@@ -31,7 +31,7 @@ class FragmentColumns:
         lost: maps the index of a step to an array `[N]` or `[1]` bool, which is True for the
             environments whose step was lost because of an exception. See `discard_lost`.
         last_infos: maps `(t, n)`, the step and environment at which an episode ended, to the info
-            of its last step. Empty if infos are not kept.
+            of its last step. The sampler fills it only if `VectorSampler.ended` is a list.
     """
 
     __slots__ = (

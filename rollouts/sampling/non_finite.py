@@ -31,12 +31,12 @@ def _all_finite(array: np.ndarray) -> bool:
 
 @_no_warnings
 def find_non_finite(batch: SampleBatch) -> tuple[str, np.ndarray]:
-    """Finds non-finite values in a batch. Advantages and value targets that are too large to be
-    squared also count as non-finite.
+    """Finds non-finite rewards, observations, advantages and value targets in a batch. Advantages
+    and value targets that are too large to be squared also count as non-finite.
 
     Returns:
         a description of one non-finite value, and an array `[N]` bool, which is True for each
-        environment with non-finite values. The description is empty if all values are finite.
+        environment with non-finite values. The description is empty if all these values are finite.
     """
     envs = np.zeros(batch.shape[1], dtype=bool)
     problem = ""

@@ -143,7 +143,7 @@ class VectorSampler:
         """Samples one fragment of `steps` steps, or fewer if `stop_after` ends it early.
 
         Args:
-            explore: how actions are chosen. True means `random`, and False means `mode`.
+            explore: see `Exploration`. True means `random`, and False means `mode`.
             steps: the number T of steps. `None` means `fragment_length`.
             uniform: whether to ignore the policy and draw uniform actions. Without an action mask,
                 `ActionDistribution.random` draws the actions, and `action_dist_inputs` are 0. With
@@ -213,8 +213,7 @@ class VectorSampler:
         the next observations before encoding."""
         rewards, terminated, truncated = rows.rewards, rows.terminated, rows.truncated
         # The user's `np.seterr` settings should affect only the environments. Replacing the
-        # settings takes as long as a step of a small environment, so the settings are replaced only
-        # if they may raise.
+        # settings takes time in each step, so they are replaced only if they may raise.
         choose_here = _quietly(self._choose) if self._strict else self._choose
         actions = choose_here(t, rows, choose)
         ended: Any = ()

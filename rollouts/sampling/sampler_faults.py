@@ -101,7 +101,7 @@ class SamplerFaults:
 
         Raises:
             EnvironmentFailedError: if the vector or one of its environments raised too many
-                exceptions, or if an environment breaks Gymnasium's API.
+                exceptions, breaks Gymnasium's API, or needs a missing package.
             Exception: `error` itself, if this object has no function that makes a new vector.
         """
         if self._remake is None or isinstance(error, EnvironmentFailedError):

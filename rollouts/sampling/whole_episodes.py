@@ -55,7 +55,7 @@ class WholeEpisodes:
             the exceptions of environments in the fragment, and a description of non-finite values.
 
         Raises:
-            EnvironmentFailedError: see `VectorSampler.sample`.
+            EnvironmentFailedError, Exception: see `VectorSampler.sample`.
         """
         sampler = self._sampler
         sampler.ended = []

@@ -45,7 +45,8 @@ def make_sampler(
     index_offset: int = 0,
     in_evaluation: bool = False,
 ) -> tuple[VectorSampler | None, EnvironmentFailedError | None]:
-    """Makes the sampler of a worker. Returns the sampler and None, or None and the error.
+    """Makes the sampler of a worker. Returns the sampler and None. If the environments cannot be
+    made, returns None and the error.
 
     The worker raises the error when samples are requested. The driver then receives the error as
     the answer to a call, and can distinguish the error from a failure of the process.

@@ -7,7 +7,7 @@ The file is a sequence of gzip members. Each flush writes one member, which is a
 `zcat` shows the file. The first line is the header. Each other line is
 `{"events": [...], "clock": [...]}`. An event is a list that begins with its kind (`EVENT_KINDS`).
 Events are numbered from 0. `clock` holds the readings of the driver's clock, each in microseconds
-since the previous reading. The first reading counts from 0.
+since the previous reading. The first number in the file is the first reading itself.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ EVENT_KINDS = {
     "up": "ticket: a process has started",
     "reply": "ticket, fingerprint, environment steps, error, number for the names of phases, "
     "microseconds of each phase, effects of timing if any (`Record.timing`): a call was answered",
-    "fail": "ticket, kind, message, true if a process failed at its start: a call got no answer",
+    "fail": "ticket, class of the error, message, true if a process failed at its start: a call "
+    "got no usable answer",
     "kill": "process: the driver kills a process, usually because the process has failed",
     "ended": "ticket, true or false: the driver checked whether a call has ended",
     "silent": "process, seconds without progress (null if unknown): the driver checked a process",
@@ -53,8 +54,8 @@ EVENT_KINDS = {
     "restore": "path: the driver restores a checkpoint",
     "result": "iteration, version of the weights, SHA-256 of the weights: an iteration has ended",
 }
-#: Once the log holds this number of events or of clock readings in memory, it writes them to its
-#: file, or drops them if it has no file.
+#: Once the log holds this number of events or of clock readings in memory, the next event makes the
+#: log write them to its file. A log without a file drops them.
 MOST_EVENTS, MOST_READINGS = 20_000, 100_000
 #: `read_log` refuses files above this size.
 MOST_BYTES = 2**33
@@ -67,8 +68,8 @@ class ArrivalLog:
     """Records a run. `open` gives the log a file, and `take` returns the events of a log without a
     file. The log keeps a limited number of events in memory (`MOST_EVENTS`).
 
-    The log records only the events and clock readings of the thread that waits for calls. Other
-    threads read the real clock.
+    Only the thread that waits for calls may add events, and only its clock readings are recorded.
+    Other threads read the real clock.
 
     Args:
         clock: a function that returns the seconds of the real clock.
@@ -149,15 +150,15 @@ class ArrivalLog:
         return made
 
     def result(self, iteration: int, version: int, digest: str) -> None:
-        """Adds the result of an iteration, and writes all events to the file."""
+        """Adds the result of an iteration, and writes all events to the file if there is one."""
         self.note("result", iteration, version, digest)
         self.flush()
 
     # ---- output ---------------------------------------------------------------------------------
 
     def take(self) -> dict[str, Any]:
-        """Returns the events and clock readings since the last `take` or `flush` as JSON values,
-        and removes them from the log."""
+        """Returns the events and clock readings that the log holds in memory as JSON values, and
+        removes them from the log."""
         events, self._events = self._events, []
         readings, self._readings = self._readings, []
         deltas = [b - a for a, b in itertools.pairwise([self._last_us, *readings])]
@@ -177,8 +178,8 @@ class ArrivalLog:
         self.flush()
 
     def flush(self) -> None:
-        """Writes the events since the last flush to the file. If writing fails, logs a warning and
-        ends the record. The run itself continues."""
+        """Writes the events since the last flush to the file. Does nothing without a file. If
+        writing fails, logs a warning and ends the record. The run itself continues."""
         if self._file is not None:
             self._write(self.take())
 
@@ -283,8 +284,8 @@ class Rerun:
 
     def below(self, process: int) -> dict[str, Any] | None:
         """Returns the record of the calls that a process itself made in the recorded run, such as
-        the calls of a gradient worker to the workers below it. None if process number `process`
-        made no calls."""
+        the calls of a gradient worker to the workers below it. None if the record has no calls that
+        process number `process` made."""
         parts = self._below.get(process)
         if parts is None:
             return None
@@ -375,7 +376,7 @@ class Rerun:
     # ---- called by trainers ---------------------------------------------------------------------
 
     def mark(self, kind: str, *values: Any) -> None:
-        """Compares the record with an event that does not depend on time. Does not compare the path
+        """Compares an event that does not depend on time with the record. Does not compare the path
         of a restored checkpoint, because the checkpoint may have been moved. Raises the errors of
         `next`."""
         self.next(kind, *([] if kind == "restore" else values))
@@ -414,7 +415,7 @@ class Rerun:
 
 
 def described(event: Event) -> str:
-    """Returns a text for an event. The text names calls and processes by their numbers."""
+    """Returns a text that describes an event. Calls and running processes appear as numbers."""
     match event:
         case ["start", name, *_]:
             return f"the start of {name}"
@@ -474,14 +475,15 @@ def lines_of(events: list[Event], first: int, last: int) -> Iterator[str]:
 
 
 def read_log(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Reads a file that an `ArrivalLog` wrote. Ignores an incomplete flush at the end, which a
-    process may leave when it dies.
+    """Reads a file that an `ArrivalLog` wrote. Stops at the first gzip member that is incomplete or
+    cannot be unpacked. A process that dies may leave an incomplete member at the end.
 
     Returns:
         the header, and all events and deltas of the clock (see `Rerun`).
 
     Raises:
-        ConfigError: the file cannot be read, is damaged, or is not a record of format `FORMAT`.
+        ConfigError: the file cannot be read, is not a record of format `FORMAT`, or has a line that
+            does not hold events and clock readings.
     """
     try:
         lines = _lines(read_regular(path, MOST_BYTES))

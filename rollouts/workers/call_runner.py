@@ -112,8 +112,9 @@ class CallRunner:
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Times a phase of the current call: `with worker.phase("learn"): ...`.
 
-        Results report the share of each phase: `sample`, `gradient`, `learn`, and the strategy's
-        `worker_phases`. Time in other phases and outside of phases is reported as `other`."""
+        Results report the share of the phases that every strategy has, such as `sample` and
+        `learn`, and of the strategy's `worker_phases`. All other time of a call is reported as
+        `other`."""
         return self.record.phase(name)
 
     # ---- early stops ----------------------------------------------------------------------------

@@ -31,14 +31,16 @@ def foreach_worker(
         only: index of the only worker to call. None means all workers that are up.
 
     Returns:
-        the return values by worker index. The dict does not contain workers whose call failed.
-        Workers that failed are replaced, unless they failed too often.
+        the return values by worker index. The dict does not contain workers whose call failed. The
+        dict is empty if the worker `only` is not up. Workers that failed are replaced, unless they
+        failed too often.
 
     Raises:
         WorkersFailedError: workers keep failing, or too few workers remain.
         FunctionError: in this call of `foreach_worker`, the function raised before it succeeded in
-            any worker. Also raised if the function or its arguments cannot be pickled.
+            any worker. Also raised if the function, its arguments or its value cannot be pickled.
         NonFiniteError, EnvironmentAPIError, CallbackError: see `CallError`.
+        TransportError: see `Channel.send`.
         Exception: with `num_workers=0`, the unchanged exception of the function.
     """
     calls = Calls(workers, "foreach_worker", after_failure="drop")
@@ -64,7 +66,8 @@ def call_each(
 
     Raises:
         WorkersFailedError: see `foreach_worker`.
-        FunctionError: the method raised in a worker, or its arguments cannot be pickled.
+        FunctionError: the method raised in a worker, or its arguments or its value cannot be
+            pickled.
     """
     calls = Calls(workers, f"call of {method}", is_work=False, after_failure="drop")
     for worker in workers.remote:
@@ -196,7 +199,7 @@ def sampler_states(workers: WorkerSet) -> dict[str, Any]:
 
 
 def restore_samplers(workers: WorkerSet, states: Mapping[str, Any]) -> None:
-    """Restores the state that `sampler_states` returned, without the running statistics of
+    """Restores the state that `sampler_states` returned, except for the running statistics of
     wrappers. `restore_statistics` restores these statistics."""
     own = {
         int(index): {key: value for key, value in saved.items() if key != "statistics"}

@@ -27,8 +27,7 @@ class Callbacks:
 
     The trainer and each worker make their own objects of this class. So `on_train_result` in the
     driver does not see data that `on_episode_end` stores on `self` in a worker. The names of the
-    methods are RLlib's. A subclass may not define other methods whose names begin with `on_`. A
-    method that the subclass does not override costs no time.
+    methods are RLlib's. A subclass may not define other methods whose names begin with `on_`.
     """
 
     def on_episode_step(self, *, episode: Episode, worker: Any) -> None:
@@ -91,12 +90,13 @@ class Callbacks:
 
 
 def resolve_callbacks(value: Any) -> type[Callbacks] | None:
-    """Returns the class that the config key `callbacks` names, or None if the key is None. Imports
-    the module of the class.
+    """Returns the class that the config key `callbacks` names, or None if the key is None. For a
+    path `module:Class`, imports the module.
 
     Raises:
         ConfigError: the class does not exist or cannot be imported, is not a subclass of
             `Callbacks`, or has a method `on_...` that polopt never calls.
+        Exception: any other exception that the import of the module raises.
     """
     found = value
     if isinstance(value, str):

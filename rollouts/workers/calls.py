@@ -27,7 +27,8 @@ from polopt.rollouts.workers.worker_handle import Seat, WorkerHandle
 #: is lost.
 AfterFailure = Literal["send again", "reassign", "drop"]
 
-#: While workers are starting, a wait checks them at least this often.
+#: While workers are starting, one wait of the transport lasts at most this number of seconds. Then
+#: `Calls` checks for workers that take too long to start.
 START_CHECK_S = 1.0
 
 
@@ -62,7 +63,8 @@ class Reply(NamedTuple):
             unless the worker failed too often. If `interrupt` was called, neither happens.
         value: return value of the function, or a reference to that value. None after a failure.
         tag: the tag given to `send`.
-        counts: the steps, episodes, times and faults that the worker counted during the call.
+        counts: the steps, episodes, times and faults that the worker counted during the call. Empty
+            if no answer arrived.
         order: see `Work`.
         failure: the reason why the call failed. None after success.
     """
@@ -78,7 +80,7 @@ class Reply(NamedTuple):
 class Calls:
     """Sends calls to processes, waits for them, and keeps the replies until they are taken.
 
-        self.calls.fill(compute_gradient, self.workers.up())    # every worker now has a call
+        self.calls.fill(compute_gradient, self.workers.up())    # one call for each worker
         reply = self.calls.first()                              # the first reply that arrives
         self.apply(reply.value)
         self.calls.fill(compute_gradient, [reply.worker])       # the same worker gets a new call
@@ -222,7 +224,8 @@ class Calls:
 
         Raises:
             FunctionError: the function or its arguments cannot be pickled, or the arguments include
-                `WEIGHTS` although the group of the worker provides no weights.
+                `WEIGHTS` although the group of the worker provides no weights. If the call is sent
+                later, the wait that sends the call raises this error instead.
             TransportError: see `Channel.send`.
         """
         order = worker.index, self._workers.next_call_number()
@@ -280,8 +283,8 @@ class Calls:
 
         Raises:
             CallsLostError: calls failed and are not sent again, and no call is pending any more.
-                Calls are not sent again if `after_failure` is `drop`, if an argument is lost, or if
-                the worker failed too often and was not replaced.
+                Calls are not sent again if an argument is lost, if `after_failure` is `drop`, or if
+                `after_failure` is `send again` and the worker failed too often.
             RuntimeError: nothing is pending, so the wait would never end.
             FunctionError, NonFiniteError, EnvironmentAPIError, CallbackError: a call failed, and
                 this error ends the run. See `CallError`.
@@ -318,8 +321,9 @@ class Calls:
         then by the order of `send`. So their order does not depend on the order of arrival.
 
         Args:
-            stragglers: the rule by which the fragments of the slowest workers end early. When they
-                end early, work that was not sent yet is dropped. None means that none ends early.
+            stragglers: the rule by which the fragments of the slowest workers end early. In this
+                case, `all` also drops work that was not sent yet. None means that no fragment ends
+                early.
             steps: returns the number of steps T of the fragment that a call samples. Used only with
                 `stragglers`.
 
@@ -386,14 +390,16 @@ class Calls:
 
     def drain(self) -> None:
         """Sends held work to workers that are up, and waits until no sent call is pending. Keeps
-        the replies for `first` and `all`. Work for workers that are not up stays pending."""
+        the replies for `first` and `all`. Work for workers that are not up stays pending. Raises
+        the errors of `all`."""
         self._follow_changes()
         while self._queues and self._receive_any():
             pass
 
     def discard(self) -> None:
-        """Asks workers to end all sent calls early, waits for these calls, and drops all replies,
-        including the kept replies. Also drops work that was not sent yet."""
+        """Asks workers to end the fragments of all sent calls early, waits for these calls, and
+        drops all replies, including the kept replies. Also drops work that was not sent yet. Raises
+        the errors of `all`."""
         self._drop_removed()
         self._backlog.clear()
         self._lost.clear()
@@ -476,9 +482,9 @@ class Calls:
                 call.worker.channel.stop_early(call.number, keep_steps)
 
     def interrupt(self) -> None:
-        """Makes the waiting thread raise `CallsInterrupted`. Asks workers to end the fragments of
-        all sent calls after the current step. The replies of these calls can be taken once
-        `interrupted` is False again."""
+        """Makes the waiting thread raise `CallsInterrupted`, usually when the next call ends. Asks
+        workers to end the fragments of all sent calls after the current step. The replies of these
+        calls can be taken once `interrupted` is False again."""
         self.interrupted = True
         for call in self.pending():  # also the calls that `stop_early` asked to end later
             call.stopped = True

@@ -1,7 +1,7 @@
 """Early stop: when enough workers have finished, the fragments of the other workers end early.
 
 The process that waits for the fragments, such as the driver, decides which of them end early
-(`Stragglers`). This process then writes a request into memory that it shares with the worker (a
+(`Stragglers`). This process then writes a request into the worker's shared memory (a
 `ControlPage`). The worker's sampler reads the request between steps. The waiting process uses the
 shortened fragment.
 """

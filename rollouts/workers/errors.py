@@ -17,7 +17,8 @@ class NonFiniteError(RuntimeError):
 
 class WorkersFailedError(RuntimeError):
     """Too many consecutive calls to workers failed, or no worker can be made, or fewer workers
-    remain than the run needs. If a failure is the cause, the message contains it."""
+    remain than the run needs, or workers cannot form a group for all-reduce. If a failure is the
+    cause, the message contains it."""
 
 
 class InARow:

@@ -63,8 +63,9 @@ class FaultLog:
 
     Args:
         max_consecutive_failures: the number of consecutive failures, without a success in between,
-            that ends the run. If one worker fails this often while other workers succeed, the group
-            removes this worker. The run then ends only if it needs this worker (`give_up`).
+            that ends the run. Between failures of environments, only a call that sampled is a
+            success. If one worker fails this often while other workers succeed, the group removes
+            this worker. The run then ends only if it needs this worker (`give_up`).
         max_consecutive_non_finite: the number of consecutive skipped updates that ends the run.
             Each worker counts its fragments and gradients itself.
         who: the noun for a process in messages.

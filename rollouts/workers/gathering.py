@@ -35,7 +35,8 @@ def sample(
         a batch `[T, N]`: T steps of N environments.
 
     Raises:
-        EnvironmentFailedError, NonFiniteError, CallbackError: see `RolloutWorker.next_batch`.
+        EnvironmentFailedError, RuntimeError, NonFiniteError, CallbackError: see
+            `RolloutWorker.next_batch`.
         TypeError: `postproc` did not return a SampleBatch.
     """
     worker.set_weights(weights)

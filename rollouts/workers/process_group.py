@@ -147,6 +147,7 @@ class ProcessGroup(ABC):
 
         Raises:
             WorkersFailedError: see `replace`. Also raised if all processes were removed.
+            TransportError: see `Channel.send`.
         """
         while True:
             if self.starting:

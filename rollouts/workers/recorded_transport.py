@@ -2,9 +2,10 @@
 
 The effects of timing on a run reach the driver through its transport:
 
-- the calls and starts that have ended when the driver waits,
+- the calls and starts that have ended when the driver waits or checks,
 - the reason why a call got no answer,
 - the time for which a process has been silent,
+- the processes that wait for resources,
 - the readings of the clock,
 - the effects of timing inside a call, which are in its answer (`Record.timing`).
 
@@ -173,9 +174,9 @@ def _set_seconds(record: Record, names: Sequence[str], microseconds: Sequence[in
 
 
 def fingerprint(answer: Answer) -> int:
-    """Returns a 32-bit checksum of an answer, computed from the arrays and bytes in its value and
-    from the returns of its episodes. The checksum ignores strings and single numbers, because they
-    may be addresses or times, which differ from run to run."""
+    """Returns a 32-bit checksum of an answer. It depends on the arrays and bytes in the value, also
+    in nested tuples, lists and mappings, and on the returns of the episodes. It ignores strings and
+    single numbers, because they may be addresses or times, which differ from run to run."""
     crc = zlib.crc32(np.asarray(answer.record.episodes.returns, np.float64).tobytes())
     for array in _arrays(answer.value, 0):
         flat = array.reshape(-1)
@@ -318,8 +319,8 @@ class RecordedTransport(Transport):
 
     def below(self) -> dict[str, Any] | None:
         """Returns the record of the calls that the next process to start made itself in the
-        recorded run, such as the calls of a gradient worker to the workers below it. None if that
-        process made no calls, or if this is not a rerun."""
+        recorded run, such as the calls of a gradient worker to the workers below it. None if the
+        record has no such calls, or if this is not a rerun."""
         return self.log.below(self._num_processes) if isinstance(self.log, Rerun) else None
 
     def start(

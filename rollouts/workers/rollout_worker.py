@@ -77,8 +77,8 @@ class RolloutWorker(CallRunner):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(control, clock)
-        # Use one thread per worker. Workers that each use all cores are 30 times slower, see
-        # RLlib #6102.
+        # Use one thread per worker. In RLlib #6102, four workers that each used all cores needed
+        # about 30 times as long for a batch as one worker.
         if index > 0:
             limit_threads(1)
         self.config = config
@@ -133,17 +133,17 @@ class RolloutWorker(CallRunner):
         return worker_seeds(config.seed, self.index, *counts)
 
     def _seed_process(self, seeds: Seeds) -> None:
-        """Seeds the global random generators, because environments may use them. In the driver's
-        process, as in RLlib, this is done only if environments run in this process and the run has
-        a seed. A recorded run counts as a run with a seed."""
+        """Seeds the global random generators, because environments may use them. The local worker
+        does this only if `num_workers=0` and the run has a seed. A recorded run counts as a run
+        with a seed."""
         rollout = self.config.rollout
         seeded = rollout.seed is not None or rollout.record_arrivals
         if self.index > 0 or (rollout.num_workers == 0 and seeded):
             seed_global_generators(seeds.process)
 
     def _make_policy(self, seeds: Seeds) -> Policy:
-        """Returns a new policy. Its initial weights depend on the run's seed, but not on the
-        worker, so all workers begin with the same weights."""
+        """Returns a new policy. Its initial weights depend on `config.seed`, but not on the index
+        of the worker."""
         config = self.config
         spaces = (config.observation_space, config.action_space)
         policy: Policy = config.policy_class(
@@ -162,9 +162,9 @@ class RolloutWorker(CallRunner):
 
     def complete(self, record: Record) -> None:
         """Adds the running statistics of environments and the use of the machine to a record, at
-        most once a second. In a run that is recorded, every record gets the statistics. The reason
-        is that a replacement of this worker begins with the last statistics that the driver
-        received, and a rerun must give the replacement the same statistics as the recorded run."""
+        most once a second. In a run that is recorded, every record gets the statistics. A
+        replacement of this worker begins with the last statistics that the driver received, and in
+        a rerun, these must be the same statistics as in the recorded run."""
         now_s = self.clock()
         is_due = now_s - self._statistics_sent_s >= STATISTICS_INTERVAL_S
         if is_due or self.config.rollout.record_arrivals:
@@ -274,8 +274,7 @@ class RolloutWorker(CallRunner):
 
         The policy's normaliser needs the moments (mean and variance) of all samples of the run.
         Learners that learn together first merge the moments of their new samples (`share_moments`).
-        For a worker that learns alone, the driver merges the moments from all replies, and sends
-        the result together with its weights.
+        A worker that learns alone does not merge moments here.
 
         Args:
             batch: a batch from `next_batch`.
@@ -398,8 +397,9 @@ class RolloutWorker(CallRunner):
             self.sampler.set_statistics(statistics)
 
     def begin_restored_run(self, restore_count: int) -> None:
-        """Begins new episodes, with random numbers that were not used before the restore. A remote
-        worker also makes a new policy. The next call carries the weights for this policy."""
+        """Drops the data that a strategy keeps in this worker, and begins new episodes with random
+        numbers that were not used before the restore. A remote worker also makes a new policy, so
+        the next call has to carry weights."""
         self.config = dataclasses.replace(self.config, restore_count=restore_count)
         seeds = self._seeds()
         self._seed_process(seeds)
@@ -408,8 +408,8 @@ class RolloutWorker(CallRunner):
         self._restart(seeds)
 
     def set_seed(self, env_seeds: list[int]) -> None:
-        """Begins new episodes, with one seed per environment. This worker derives all its other
-        random numbers from these seeds."""
+        """Drops the data that a strategy keeps in this worker, and begins new episodes with one
+        seed per environment. This worker derives its other seeds from these seeds."""
         seeds = seeds_from(env_seeds, self.index)
         if self.sampler is not None:
             seed_global_generators(seeds.process)

@@ -107,14 +107,14 @@ class Supervisor:
 
     A process has failed in each of these cases:
 
-    - The process died.
+    - The process died, or the connection to it ended.
     - The process made no progress within the time limit of its call. Progress is a step of an
       environment, or the beginning or end of a phase. A process that waits for other processes,
       such as a gradient worker, makes progress when the other processes do.
     - The process did not answer before a deadline that progress does not extend (`tighten`).
     - A call raised an exception, although the same function had succeeded before in some process.
     - An environment in the process cannot be made, or keeps failing.
-    - The driver cannot use the answer of the process.
+    - The driver cannot use the answer of the process, or could not fetch it in time.
 
     If a function raises before it has ever succeeded, the supervisor assumes that the function is
     wrong. The supervisor then raises FunctionError, which ends the run.
@@ -131,8 +131,7 @@ class Supervisor:
             process that returned such a value has failed.
 
     Attributes:
-        check_s: the time at which the supervisor next checks deadlines. No deadline of a worker's
-            oldest call is earlier.
+        check_s: the time at which the supervisor next checks deadlines.
         check: see the argument.
     """
 

@@ -115,8 +115,8 @@ def make_worker_config(
         callbacks: see `WorkerConfig`.
 
     Raises:
-        ConfigError: the environment is unknown or cannot be made, or the policy does not support
-            the spaces.
+        ConfigError: the environment is unknown, cannot be made, or does not support an option, or
+            the policy does not support the spaces.
     """
     source = resolve_env(rollout.env) if env is None else env
     observation_space, action_space = probe_spaces(source, rollout, keys)

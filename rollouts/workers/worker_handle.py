@@ -12,8 +12,8 @@ from typing import Any
 from polopt.rollouts.envs.env_sources import EnvSource
 from polopt.rollouts.transport.channel import Channel
 
-#: Identifies a process among all processes of one owner: `WorkerHandle.who`, and the index. A
-#: replacement has the same seat as the process that it replaces.
+#: Identifies a process among the groups that one `Calls` object calls: `WorkerHandle.who`, and the
+#: index. A replacement has the same seat as the process that it replaces.
 Seat = tuple[str, int]
 
 
@@ -34,8 +34,7 @@ class WorkerHandle:
         last_answer_s: time of the last answer. None until the process is up.
         removed: True once the process was removed from the group or replaced. `Calls` then no
             longer waits for answers of this process.
-        set_up: calls `(function, arguments)` that the process runs after its start, before any
-            work.
+        set_up: calls `(function, arguments)` that the process still has to run before any work.
         who: the noun for the process in error messages. The group sets this attribute.
     """
 
@@ -51,7 +50,7 @@ class WorkerHandle:
 
     @property
     def seat(self) -> Seat:
-        """Returns `who` and `index`, which identify the process and its replacements."""
+        """`who` and `index`, which identify the process and its replacements."""
         return self.who, self.index
 
     @property

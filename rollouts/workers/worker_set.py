@@ -64,8 +64,8 @@ class WorkerSet(ProcessGroup):
         owns_local: True if this set has made the local worker. `stop` then also stops the local
             worker.
         weights: makes the copies of the weights that calls carry. See `WeightSnapshots`.
-        env_statistics: the last running statistics that the environments of each remote worker
-            have reported, by worker index.
+        env_statistics: the last running statistics of the environments of each remote worker, by
+            worker index. They come from replies of the worker, or from a checkpoint.
     """
 
     #: Class of the remote workers.
@@ -155,6 +155,7 @@ class WorkerSet(ProcessGroup):
 
         Raises:
             WorkersFailedError: workers keep failing, or too few workers remain.
+            TransportError: see `Channel.send`.
         """
         if not self.remote:
             if self.options.num_workers == 0:
@@ -235,9 +236,9 @@ class WorkerSet(ProcessGroup):
 
     def message_stats(self) -> dict[str, Any]:
         """Returns statistics for results: the transport of calls, the bytes of the weights that
-        were sent, and the number of events in the record of the run. The transport is the text that
-        `Transport.paths` returns, such as `socket`, or `socket, ray` if workers use different
-        transports."""
+        were sent, and the number of events in the record of the run (0 without a record). The
+        transport is the text that `Transport.paths` returns, such as `socket`, or `socket, ray` if
+        workers use different transports."""
         event = self.transport.event
         return {
             "transport": self.transport.paths([worker.channel for worker in self.remote]),
@@ -252,7 +253,7 @@ class WorkerSet(ProcessGroup):
         local: RolloutWorker | None = None,
     ) -> bool:
         """Makes new workers from another config inside the running processes. Replaces processes
-        that are still starting.
+        that are still starting. Does not wait until the new workers are up.
 
         Args:
             config: the new config of all workers.
@@ -260,8 +261,9 @@ class WorkerSet(ProcessGroup):
             local: the new local worker. None means that this set makes the local worker.
 
         Returns:
-            True if the workers were made. False if the new config needs other processes, for
-            example another number of workers or other resources. In this case, nothing has changed.
+            True if the set has begun to make the new workers. False if the new config needs other
+            processes, for example another number of workers or other resources. In this case,
+            nothing has changed.
 
         Raises:
             WorkersFailedError: workers that were starting with the old config keep failing.
@@ -300,8 +302,9 @@ class WorkerSet(ProcessGroup):
         return f"WorkerSet({up} of {len(self.remote)} remote workers up)"
 
     def stop(self) -> None:
-        """Stops all remote workers. Also stops the local worker and closes the transport, if this
-        set has made them. Before this call, stop all other groups that share the transport."""
+        """Stops all remote workers. Also stops the local worker if this set made it, and closes the
+        transport if this set opened it. Before this call, stop all other groups that share the
+        transport."""
         super().stop()
         if self._opened_transport:
             self.transport.close()
