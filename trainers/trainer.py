@@ -126,7 +126,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         optimizer: the policy optimizer. It is None after `stop`.
         logdir: directory of the trial. Without Tune and without `log_dir`, this is a directory
             below `~/ray_results`. It is created when the first file is written.
-        evaluation: plays evaluation episodes. It is None without the option `evaluation_interval`.
+        evaluation: plays evaluation episodes. It is None without the option `evaluation_interval`,
+            and after `stop`.
         stop_when: decides after each result whether the run ends. `polopt.train` sets this
             attribute. Otherwise, it is None. Under Tune, Tune itself ends the run.
 
@@ -428,7 +429,10 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
         Raises:
             RuntimeError: the trainer has been stopped.
+            ConfigError: the replay buffer does not fit into the free memory or onto the disk, or is
+                too small for one fragment.
             CheckpointError: the checkpoint of the best evaluation cannot be written.
+            OSError: the result cannot be written to `log_dir`.
             EnvironmentFailedError: an environment in the driver's process fails repeatedly, or an
                 environment breaks Gymnasium's API.
             CallbackError, WorkersFailedError, NonFiniteError, FunctionError: see `polopt.Calls` and
@@ -438,8 +442,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
         return result
 
     def log_result(self, result: dict[str, Any]) -> None:
-        """Writes a result to `log_dir`. If the result reaches a limit of `stop_when`, this method
-        marks it as the last result of the run. `train` calls this method with each result."""
+        """Writes a result to `log_dir` if this directory was given. If `stop_when` ends the run
+        after this result, first marks the result as the last one. `train` calls this method with
+        each result."""
         super().log_result(result)
         stop = self.stop_when
         if stop is not None and not result["done"] and stop(self.trial_id, result):

@@ -43,9 +43,9 @@ class TrainingResult:
         metrics: the last result. `docs/results.md` lists its keys.
         path: directory of the results. `polopt dashboard` and `tune.Result.from_path` accept it.
         checkpoint: the last checkpoint. Its attribute `path` is the directory.
-        best_checkpoint: the checkpoint with the best evaluation. It is None if no evaluation has
-            ended.
-        policy: the trained policy. `policy.predict(observation)` returns its actions.
+        best_checkpoint: the checkpoint with the best evaluation in `path`. It is None if no
+            evaluation has ended.
+        policy: the trained policy. `policy.predict(observation)` chooses its actions.
     """
 
     metrics: dict[str, Any]
@@ -113,9 +113,10 @@ def train(
         options: further options, such as `env`, as keyword arguments.
 
     Raises:
-        ConfigError: an option, a stop key or `log_dir` is wrong, or the experiment is a sweep. This
-            error is raised before any worker starts. A stop key such as `optimizer/...` is an
-            exception, because it can be checked only with the first result.
+        ConfigError: an option, a stop key or `log_dir` is wrong, or the experiment is a sweep. Most
+            of these errors are raised before any worker starts. A stop key such as `optimizer/...`
+            can be checked only with the first result, and the size of a replay buffer only with the
+            first fragment.
         CheckpointError: the checkpoint `restore` cannot be restored, or a checkpoint cannot be
             written.
         CallbackError, WorkersFailedError, NonFiniteError, EnvironmentFailedError, FunctionError:
