@@ -429,8 +429,6 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
         Raises:
             RuntimeError: the trainer has been stopped.
-            ConfigError: the replay buffer does not fit into the free memory or onto the disk, or is
-                too small for one fragment.
             CheckpointError: the checkpoint of the best evaluation cannot be written.
             OSError: the result cannot be written to `log_dir`.
             EnvironmentFailedError: an environment in the driver's process fails repeatedly, or an
@@ -696,6 +694,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             ConfigError: an option is wrong, or `log_dir` holds the results of another run. Also
                 raised if the checkpoint names a module that `changes` do not name. Such a module is
                 not imported, because importing it would execute code.
+            CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError:
+                see `load_checkpoint`.
         """
         found, state = read_or_fall_back(find_checkpoint(checkpoint_path(checkpoint)))
         config = config_of(state, f"checkpoint {found}", changes, cls.preset)

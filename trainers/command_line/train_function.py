@@ -113,14 +113,14 @@ def train(
         options: further options, such as `env`, as keyword arguments.
 
     Raises:
-        ConfigError: an option, a stop key or `log_dir` is wrong, or the experiment is a sweep. Most
-            of these errors are raised before any worker starts. A stop key such as `optimizer/...`
-            can be checked only with the first result, and the size of a replay buffer only with the
-            first fragment.
+        ConfigError: an option, a stop key or `log_dir` is wrong, or the experiment is a sweep. This
+            error is raised before any worker starts. A stop key such as `optimizer/...` is an
+            exception, because it can be checked only with the first result.
         CheckpointError: the checkpoint `restore` cannot be restored, or a checkpoint cannot be
             written.
         CallbackError, WorkersFailedError, NonFiniteError, EnvironmentFailedError, FunctionError:
             see `PolicyOptimizerTrainer.train`.
+        OSError: a result cannot be written.
     """
     if verbose not in (0, 1, 2):
         raise ConfigError(f"verbose: got {shown(verbose)}. Allowed: 0, 1 or 2")
