@@ -39,7 +39,8 @@ class BestCheckpoint:
         folder: directory of the run's results in this file system.
 
     Attributes:
-        score: the best evaluation so far. It is None if `directory` has no best checkpoint yet.
+        score: the best evaluation since the run began in `folder`. It is None before the first
+            evaluation.
         directory: directory of the best checkpoint.
     """
 

@@ -230,8 +230,8 @@ class Experiment:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a flat config dict. For a custom network, the dict holds the registered name of
-        the network's class, or the name of the class if the class is not registered. In the second
-        case, `parse` does not accept the dict."""
+        the network's class. `parse` accepts the dict. If the class is not registered, the dict
+        holds the name of the class, and `parse` does not accept the dict."""
         env = self.rollout.env
         if isinstance(env, EnvSpec) and env == gymnasium.registry.get(env.id):
             env = env.id

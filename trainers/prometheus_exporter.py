@@ -13,8 +13,8 @@ from ray.util.metrics import Counter, Gauge, Histogram
 
 from polopt.metrics.prometheus import LAG_BOUNDARIES, METRICS, Metric
 
-#: One recording adds at most this number of values to a histogram, plus one value for each bin,
-#: because the counts of the bins are rounded up. The limit keeps recordings short.
+#: One recording adds at most about this number of values to a histogram. The counts of the bins are
+#: rounded up, so each bin may add one more value. The limit keeps recordings short.
 _MAX_OBSERVED = 256
 #: Minimum time between two recordings. A recording takes about 5 ms, and Ray exports metrics only
 #: every 10 s.

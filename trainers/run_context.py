@@ -94,9 +94,9 @@ def in_directory(folder: str | None) -> Iterator[None]:
 
 @contextmanager
 def explain_missing_file(users: str | None) -> Iterator[None]:
-    """Adds a hint to an error inside the block if the error reports a missing relative path, and
-    this path or its folder exists in the user's directory. The path was looked up in the trial's
-    directory instead.
+    """Adds a hint to an error inside the block if the error reports a missing relative path. The
+    hint is added only if this path or its folder exists in the user's directory. The path was then
+    looked up in the trial's directory by mistake.
 
     Args:
         users: the return value of `directory_before_tune`.

@@ -43,8 +43,9 @@ def config_of(
     Raises:
         CheckpointError: a value could not be saved, and `changes` does not contain it. Also raised
             if the checkpoint does not name its optimizer or policy.
-        ConfigError: an optimizer, a policy or the environment is unknown, `changes` gives an option
-            twice, or the checkpoint names a module in an option that `changes` does not give.
+        ConfigError: an optimizer, a policy or the environment is unknown, or `changes` gives an
+            option twice. Also raised if the checkpoint names a module in an option that is not in
+            `changes`.
     """
     changes, preset = with_preset(changes, preset)
     saved = dict(state["config"])

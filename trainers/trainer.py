@@ -188,7 +188,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             config: a dict of options.
             more: must be empty. A second positional argument raises a ConfigError.
             log_dir: directory to which each `train()` writes its result. The files are the same as
-                in a Tune trial: `result.json`, `progress.csv` and TensorBoard events. `save()`
+                in a Tune trial, for example `result.json` and TensorBoard events. `save()`
                 makes its checkpoints in this directory, too. `None` means that no results are
                 written. `save()` then makes its checkpoints in `logdir`.
             storage: set by Tune.
