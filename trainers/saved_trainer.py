@@ -386,8 +386,8 @@ def read_or_fall_back(directory: str | Path) -> tuple[Path, State]:
         CheckpointError: in one of three cases:
             - The directory does not exist.
             - The checkpoint is damaged, and no older checkpoint can be read.
-            - The checkpoint is complete, but it has another format or a wrong value, or was not
-              written by a trainer.
+            - The checkpoint is complete, but cannot be read, has another format or a wrong value,
+              or was not written by a trainer.
             The message names an older checkpoint that can be read, if there is one.
     """
     directory = Path(directory)
