@@ -39,7 +39,8 @@ class BestCheckpoint:
         folder: directory of the run's results in this file system.
 
     Attributes:
-        score: the best evaluation so far. It is None before the first evaluation.
+        score: the best evaluation since the run began in `folder`. It is None before the first
+            evaluation.
         directory: directory of the best checkpoint.
     """
 
@@ -78,14 +79,15 @@ class BestCheckpoint:
         self.score = score
 
     def report(self) -> dict[str, float]:
-        """Returns the metrics of the best evaluation for the block `evaluation/` of a result."""
+        """Returns the metrics of the best evaluation for the block `evaluation/` of a result. The
+        values are NaN and 0 if `score` is None."""
         return {
             "best_episode_return_mean": self.score.episode_return_mean if self.score else math.nan,
             "best_policy_version": self.score.policy_version if self.score else 0,
         }
 
     def get_state(self) -> dict[str, Any] | None:
-        """Returns the score for a checkpoint. Returns None before the first evaluation."""
+        """Returns the score as a dict for a checkpoint. Returns None if `score` is None."""
         return None if self.score is None else self.score._asdict()
 
     def set_state(self, state: Mapping[str, Any] | None) -> None:

@@ -3,7 +3,7 @@ never executes code from the checkpoint.
 
 tensors.pt     a flat dict of tensors, in the format of `torch.save`
 state.json     the whole state, with `{"__tensor__": name}` in place of each tensor
-replay/        the rows of a replay buffer, if the buffer is saved. These files may be large, and
+replay/        the steps in a replay buffer, if the buffer is saved. These files may be large, and
                `read_checkpoint` does not read them
 manifest.json  the SHA-256 of each other file and of the manifest's own content. This file is
                written last. A checkpoint without a manifest is incomplete
@@ -53,17 +53,17 @@ _MOST_BYTES = {
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint is missing, incomplete or damaged, has another format, or cannot be written. The
-    message names the file and the reason. Control characters in the message are escaped, because a
-    terminal would interpret them."""
+    """A checkpoint is missing, incomplete or damaged, has another format, does not fit, or cannot
+    be written. The message gives the reason. Control characters in the message are escaped, because
+    a terminal would interpret them."""
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
 
 
 class DamagedCheckpoint(CheckpointError):
-    """A checkpoint is incomplete, or was changed after it was written. An older checkpoint can be
-    restored instead."""
+    """A checkpoint is incomplete, or was changed after it was written. The caller
+    may restore an older checkpoint instead."""
 
 
 def write_checkpoint(
@@ -79,9 +79,9 @@ def write_checkpoint(
 
     Args:
         directory: directory of the checkpoint.
-        state: the state. `read_checkpoint` will return it, with lists in place of tuples. The
-            values are tensors, arrays, numbers, strings, None, and lists, tuples and dicts of
-            these.
+        state: the state. `read_checkpoint` will return it, with lists in place of tuples, and
+            with strings as the keys of dicts. The values are tensors, arrays, numbers, strings,
+            None, and lists, tuples and dicts of these.
         add_files: a function that writes data that is too large for `state`. Its argument is the
             path of a directory that does not exist yet. The function returns the SHA-256 of each
             file that it has written to this directory, by file name. It is called before `state` is
@@ -172,7 +172,8 @@ def check_further_files(directory: str | Path) -> None:
     does not read these files, because they may have many gigabytes.
 
     Raises:
-        CheckpointError: a file is missing or damaged.
+        CheckpointError: one of these files or the manifest is missing or damaged, or cannot be
+            read.
     """
     directory = Path(directory)
     for name, expected in _read_manifest(directory).items():

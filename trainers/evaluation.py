@@ -196,9 +196,9 @@ def evaluation_config(config: TrainerConfig, worker_config: WorkerConfig) -> Wor
             "num_gpus_per_worker": 0.0,
         }
     )
-    # The `EnvContext.worker_index` of evaluation environments is larger than the index of every
-    # training environment. The local worker needs an additional 1, because its own index is 0, and
-    # the indices of remote workers begin at 1.
+    # The `EnvContext.worker_index` of evaluation environments is larger than the `worker_index` of
+    # every training environment. The local worker needs an additional 1, because its own index is
+    # 0, and the indices of remote workers begin at 1.
     offset = training.last_worker_index + (config.evaluation_num_workers == 0)
     env = worker_config.env
     if changes:
@@ -242,8 +242,7 @@ class Evaluation:
 
     Attributes:
         due: whether an evaluation begins as soon as no other evaluation is running.
-        last: the latest evaluation that has ended. It is None before the first evaluation has
-            ended.
+        last: the latest evaluation that has ended in this process. It is None if none has ended.
         num_begun: number of evaluations that have begun, including those before a restore.
         num_evaluations: number of evaluations that have ended, including those before a restore.
         workers: the evaluation workers. The policy of the local worker is the copy that is

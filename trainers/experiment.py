@@ -229,8 +229,9 @@ class Experiment:
         return experiment
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns a flat config dict that `parse` accepts. For a custom network, the dict holds the
-        name of the network's class instead of the class."""
+        """Returns a flat config dict. For a custom network, the dict holds the registered name of
+        the network's class. `parse` accepts the dict. If the class is not registered, the dict
+        holds the name of the class, and `parse` does not accept the dict."""
         env = self.rollout.env
         if isinstance(env, EnvSpec) and env == gymnasium.registry.get(env.id):
             env = env.id
@@ -330,7 +331,8 @@ def with_keywords(config: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """Merges a config dict with keyword arguments.
 
     Raises:
-        ConfigError: a key is in `config` and in `options`, or `config` is not a dict.
+        ConfigError: a key is in `config` and in `options`, or `config` is not a dict with strings
+            as keys.
     """
     _check_mapping(config)
     for key in options:
@@ -346,8 +348,8 @@ def plugin_names(options: Mapping[str, Any], preset: Mapping[str, Any]) -> tuple
     """Returns the chosen optimizer and policy, each as a name or a class.
 
     Raises:
-        ConfigError: the optimizer or the policy is neither a name nor a class, or the preset is
-            unknown.
+        ConfigError: the optimizer or the policy is neither a name nor a class, or the key `preset`
+            is wrong. See `with_preset`.
     """
     options, preset = with_preset(options, preset)
     return _plugin("optimizer", options, preset)[0], _plugin("policy", options, preset)[0]
@@ -419,7 +421,7 @@ def aliases_for(options: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[s
     optimizer and policy.
 
     Raises:
-        ConfigError: the optimizer, the policy or the preset is unknown.
+        ConfigError: the optimizer or the policy is unknown, or the key `preset` is wrong.
     """
     optimizer_name, policy_name = plugin_names(options, preset)
     return _aliases(_owners(OPTIMIZERS.get(optimizer_name), POLICIES.get(policy_name)))

@@ -14,8 +14,8 @@ from ray.widgets.util import in_notebook
 class NotebookProgress(TrialProgressCallback):
     """Shows only the result keys in `_progress_metrics` of the trial's class.
 
-    In a terminal, Tune itself uses `_progress_metrics`. In a notebook, Tune would show every key of
-    a result, with each nested block in one cell.
+    In a terminal, Tune itself uses `_progress_metrics`. In a notebook, Tune itself would show
+    nearly every key of a result, with each nested block in one cell.
     """
 
     def display_result(self, trial: Any, result: dict[str, Any], error: bool, done: bool) -> None:

@@ -13,8 +13,8 @@ from ray.util.metrics import Counter, Gauge, Histogram
 
 from polopt.metrics.prometheus import LAG_BOUNDARIES, METRICS, Metric
 
-#: The largest number of values that one recording adds to a histogram. Because the counts of the
-#: bins are rounded up, each bin may add one more value. The limit keeps recordings short.
+#: One recording adds at most about this number of values to a histogram. The counts of the bins are
+#: rounded up, so each bin may add one more value. The limit keeps recordings short.
 _MAX_OBSERVED = 256
 #: Minimum time between two recordings. A recording takes about 5 ms, and Ray exports metrics only
 #: every 10 s.
@@ -119,8 +119,8 @@ def _make(metric: Metric) -> Any:
 
 
 def _observe(series: Histogram, tags: dict[str, str], counts: list[int]) -> None:
-    """Adds each integer to the histogram as many times as it was counted. If there are more than
-    `_MAX_OBSERVED` values, all integers are added proportionally fewer times."""
+    """Adds each integer to the histogram as many times as it was counted. If the counts add
+    up to more than `_MAX_OBSERVED`, all integers are added proportionally fewer times."""
     every = max(1.0, sum(counts) / _MAX_OBSERVED)
     for value, count in enumerate(counts):
         for _ in range(math.ceil(count / every)):

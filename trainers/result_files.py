@@ -15,19 +15,21 @@ _RESULTS = "result.json"
 
 
 class ResultFiles:
-    """Writes `result.json`, `progress.csv`, `params.json` and TensorBoard events with Tune's own
-    loggers.
+    """Writes `result.json`, `progress.csv`, `params.json`, `params.pkl` and TensorBoard events with
+    Tune's own loggers.
 
     Args:
         folder: directory of the files. It is created if it does not exist.
         continues: whether the trainer was restored from a run whose results are in `folder`. New
-            results are then appended to the files. If False, `folder` must not contain results.
+            results are then appended to the files. If False, `folder` must not contain
+            `result.json`.
 
     Attributes:
         folder: absolute path of the directory.
 
     Raises:
-        ConfigError: `folder` cannot be created, or contains the results of another run.
+        ConfigError: `folder` is not a path or cannot be created, or contains the results of another
+            run.
     """
 
     def __init__(self, folder: Any, continues: bool = False) -> None:
@@ -52,7 +54,7 @@ class ResultFiles:
             logger.on_trial_start(0, [self._trial], self._trial)
 
     def add(self, result: dict[str, Any]) -> None:
-        """Writes one result."""
+        """Writes one result. Call `begin` first."""
         assert self._trial is not None
         result = {**result, "config": self._trial.config}
         for logger in self._loggers:

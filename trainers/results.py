@@ -59,8 +59,8 @@ def make_result(
     Tune's CSV logger takes its columns from the first result. Therefore, the first result already
     has all keys. Exceptions are custom metrics, and statistics that only some policies compute,
     such as `alpha_value` of SAC. The order of the keys matters: Tune's table of trials shows the
-    first four numbers of the top level, or the first three in a notebook. On a terminal, Tune has
-    no option to choose other columns.
+    first four numbers of the top level, or the first three in a notebook. On a terminal, the
+    current output of Tune has no option to choose other columns.
 
     Args:
         optimizer: the optimizer after the iteration.
@@ -102,14 +102,15 @@ def make_result(
 
 
 def custom_block(metrics: CustomMetrics) -> dict[str, dict[str, float]]:
-    """Returns the block of custom metrics since the previous result. Returns an empty dict before
-    the first custom metric."""
+    """Returns the block `custom_metrics` of a result, with the values since the previous call for
+    these metrics. Returns an empty dict before the first custom metric."""
     report = metrics.report()
     return {"custom_metrics": report} if report else {}
 
 
 def result_keys() -> list[str]:
-    """Returns the paths of the numbers that every result contains, with any optimizer."""
+    """Returns paths of numbers that every result contains, with any optimizer. A stop condition may
+    use these paths."""
     report = EpisodeWindow().report().items()
     episodes = [f"env_runners/{key}" for key, value in report if not isinstance(value, list)]
     return [*_TUNE_KEYS, *_COUNTS, *episodes]

@@ -49,8 +49,8 @@ class RunContext:
 
     def enter(self) -> logging.Handler:
         """Sets the current directory, the import path and the logging of the trial's process. This
-        process may run on another node than the command. Returns the handler that writes the log
-        file."""
+        process may run on another node than the command. If `working_dir` does not exist on this
+        node, only the logging is set. Returns the handler that writes the log file."""
         if self.working_dir.is_dir():
             os.chdir(self.working_dir)
             if str(self.working_dir) not in sys.path:
@@ -94,8 +94,9 @@ def in_directory(folder: str | None) -> Iterator[None]:
 
 @contextmanager
 def explain_missing_file(users: str | None) -> Iterator[None]:
-    """Adds a hint to an error inside the block if the error reports a missing relative path that
-    exists in the user's directory. The path was looked up in the trial's directory instead.
+    """Adds a hint to an error inside the block if the error reports a missing relative path. The
+    hint is added only if this path or its folder exists in the user's directory. The path was then
+    looked up in the trial's directory by mistake.
 
     Args:
         users: the return value of `directory_before_tune`.
@@ -106,8 +107,8 @@ def explain_missing_file(users: str | None) -> Iterator[None]:
         path = _missing(error, users) if users is not None else None
         if path is not None:
             hint = (
-                f"{path!r} exists in {users}, but was looked up in the directory of the trial, "
-                "because Tune has changed the current directory. Give an absolute path, or set the "
+                f"{path!r} was looked up in the directory of the trial instead of {users}, because "
+                "Tune has changed the current directory. Give an absolute path, or set the "
                 f"environment variable {RAY_CHDIR_TO_TRIAL_DIR}=0"
             )
             if isinstance(error, OSError):

@@ -121,8 +121,8 @@ def encode_config(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 
 class _Unsaved(Exception):
-    """Raised for a value that cannot be encoded. A dict omits the value, and a list has None in its
-    place."""
+    """Raised for a value that cannot be encoded. A dict omits the value. A list, tuple or set has
+    None in its place."""
 
 
 def _encode(value: Any, path: str, unsaved: dict[str, str], within: tuple[int, ...]) -> Any:
@@ -217,7 +217,7 @@ def _has_class(scalar: type) -> bool:
 
 def decode_config(tree: Any, field: str) -> Any:
     """Decodes a config that `encode_config` encoded. A config of an earlier version has only JSON
-    values, and is returned unchanged.
+    values, which are not changed.
 
     Args:
         tree: the encoded config, or a part of it. It may come from an untrusted user.

@@ -14,8 +14,8 @@ from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.experiment import aliases_for, merged_options, plugin_names, with_preset
 from polopt.trainers.saved_config import argument_for, described
 
-#: Options that may name a module. A module that a checkpoint names is imported only if the user
-#: names it, too.
+#: Options that may name a module. A module that only a checkpoint names is not imported. The user
+#: has to give the option, too.
 _CODE = (
     ("callbacks",),
     ("model", "custom"),
@@ -41,10 +41,11 @@ def config_of(
         preset: preset of the trainer that continues the run.
 
     Raises:
-        CheckpointError: a value could not be saved, and `changes` do not contain it. Also raised if
-            the checkpoint does not name its optimizer or policy.
-        ConfigError: an optimizer or policy is unknown, or the checkpoint names a module that
-            `changes` does not name.
+        CheckpointError: a value could not be saved, and `changes` does not contain it. Also raised
+            if the checkpoint does not name its optimizer or policy.
+        ConfigError: an optimizer, a policy or the environment is unknown, or `changes` gives an
+            option twice. Also raised if the checkpoint names a module in an option that is not in
+            `changes`.
     """
     changes, preset = with_preset(changes, preset)
     saved = dict(state["config"])

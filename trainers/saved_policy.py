@@ -30,7 +30,7 @@ def load(
     device: str = "cpu",
     network: type[nn.Module] | None = None,
 ) -> Policy:
-    """Returns the policy of a checkpoint. `policy.predict(observation)` returns its actions.
+    """Returns the policy of a checkpoint. `policy.predict(observation)` chooses its actions.
 
     This function does not start Ray and does not make an environment. It does not import a module
     that only the checkpoint names, except policies and networks that are installed as entry points.
@@ -52,6 +52,7 @@ def load(
         ConfigError: the class of the policy or of the network is unknown, or the class of the
             policy does not accept an option in the checkpoint. The message names the class or the
             option. Also raised if `network` is given, but the policy has no custom network.
+        Exception: torch cannot use `device`.
     """
     directory = find_checkpoint(checkpoint_path(checkpoint))
     return policy_of(read_whole(directory), directory, policy_class, network, device)
@@ -87,7 +88,7 @@ def policy_of(
         device: see `load`.
 
     Raises:
-        CheckpointError, ConfigError: see `load`.
+        CheckpointError, ConfigError, Exception: see `load`.
     """
     where = f"checkpoint {directory}"
     if unsaved := unsaved_in(state, "policy"):

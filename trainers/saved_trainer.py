@@ -132,7 +132,8 @@ def _evaluation_problems(state: Mapping[str, Any]) -> Iterator[tuple[str, Any, s
 
 
 def _is_score(saved: Any) -> bool:
-    """Returns whether a value from JSON is a `Score` that a `BestCheckpoint` saved."""
+    """Returns whether a value from JSON has the keys and types of a `Score`, which `BestCheckpoint`
+    saves."""
     keys = ("episode_return_mean", "policy_version", "directory")
     if not isinstance(saved, Mapping) or set(saved) != set(keys):
         return False
@@ -193,7 +194,7 @@ def restore_state(
 ) -> str:
     """Restores a policy whose network is the same as in the checkpoint.
 
-    Warns if the actions are in a Box, and the policy has other values of `normalize_actions` or
+    Warns if the action space is a Box, and the policy has other values of `normalize_actions` or
     `clip_actions` than the checkpoint. The policy then uses the values in the checkpoint.
 
     Args:
@@ -313,7 +314,8 @@ def check_directory(checkpoint: Any) -> None:
         checkpoint: a path, a Tune checkpoint, or the return value of `Trainable.save`.
 
     Raises:
-        CheckpointError: the directory does not exist, or contains a file that Tune would unpickle.
+        CheckpointError: a path does not exist, or the directory contains a file that Tune would
+            unpickle.
     """
     checkpoint = getattr(checkpoint, "checkpoint", checkpoint)
     if isinstance(checkpoint, str | Path):
@@ -339,7 +341,7 @@ def find_checkpoint(path: Path) -> Path:
     the best evaluation is tried last.
 
     Raises:
-        CheckpointError: `path` does not exist, or no readable checkpoint was found below it.
+        CheckpointError: `path` does not exist, or no such checkpoint was found below it.
     """
     if os.path.lexists(path / "manifest.json"):
         return path
@@ -384,8 +386,8 @@ def read_or_fall_back(directory: str | Path) -> tuple[Path, State]:
         CheckpointError: in one of three cases:
             - The directory does not exist.
             - The checkpoint is damaged, and no older checkpoint can be read.
-            - The checkpoint is complete, but it has another format or a wrong value, or was not
-              written by a trainer.
+            - The checkpoint is complete, but cannot be read, has another format or a wrong value,
+              or was not written by a trainer.
             The message names an older checkpoint that can be read, if there is one.
     """
     directory = Path(directory)

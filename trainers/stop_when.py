@@ -1,4 +1,4 @@
-"""`StopWhen`: ends a run when a result reaches a limit, or on request."""
+"""`StopWhen`: decides when a run ends. A run ends when a result reaches a limit, or on request."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from polopt.trainers.results import look_up
 
 class StopWhen:
     """Ends a run when a result reaches one of the limits, or after the iteration in which `request`
-    was called. With `checkpoint_at_end=True`, Tune then saves a checkpoint. If a signal ended the
-    run instead, Tune would not save a checkpoint.
+    was called. Also ends the run if a result cannot be compared with the limits. With
+    `checkpoint_at_end=True`, Tune then saves a checkpoint. If a signal ended the run instead, Tune
+    would not save a checkpoint.
 
     Args:
-        limits: maps each result key to the value at which the run ends.
+        limits: maps each result key to the smallest value at which the run ends.
         stop_file: path of a file that `request` creates. The trainer ends its iteration early when
             this file exists. `None` means that iterations do not end early.
 
     Attributes:
         error: the reason why a result could not be compared with the limits. It is None without
             such an error.
-        reason: the limit that was reached, with the value in the result. It is empty before a limit
-            is reached.
+        reason: the limit that was reached, with the value in the result. It is empty if no limit
+            was reached.
         is_requested: whether `request` was called.
     """
 

@@ -126,7 +126,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         optimizer: the policy optimizer. It is None after `stop`.
         logdir: directory of the trial. Without Tune and without `log_dir`, this is a directory
             below `~/ray_results`. It is created when the first file is written.
-        evaluation: plays evaluation episodes. It is None without the option `evaluation_interval`.
+        evaluation: plays evaluation episodes. It is None without the option `evaluation_interval`,
+            and after `stop`.
         stop_when: decides after each result whether the run ends. `polopt.train` sets this
             attribute. Otherwise, it is None. Under Tune, Tune itself ends the run.
 
@@ -187,7 +188,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             config: a dict of options.
             more: must be empty. A second positional argument raises a ConfigError.
             log_dir: directory to which each `train()` writes its result. The files are the same as
-                in a Tune trial: `result.json`, `progress.csv` and TensorBoard events. `save()`
+                in a Tune trial, for example `result.json` and TensorBoard events. `save()`
                 makes its checkpoints in this directory, too. `None` means that no results are
                 written. `save()` then makes its checkpoints in `logdir`.
             storage: set by Tune.
@@ -429,6 +430,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         Raises:
             RuntimeError: the trainer has been stopped.
             CheckpointError: the checkpoint of the best evaluation cannot be written.
+            OSError: the result cannot be written to `log_dir`.
             EnvironmentFailedError: an environment in the driver's process fails repeatedly, or an
                 environment breaks Gymnasium's API.
             CallbackError, WorkersFailedError, NonFiniteError, FunctionError: see `polopt.Calls` and
@@ -438,8 +440,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
         return result
 
     def log_result(self, result: dict[str, Any]) -> None:
-        """Writes a result to `log_dir`. If the result reaches a limit of `stop_when`, this method
-        marks it as the last result of the run. `train` calls this method with each result."""
+        """Writes a result to `log_dir` if this directory was given. If `stop_when` ends the run
+        after this result, first marks the result as the last one. `train` calls this method with
+        each result."""
         super().log_result(result)
         stop = self.stop_when
         if stop is not None and not result["done"] and stop(self.trial_id, result):
@@ -691,6 +694,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             ConfigError: an option is wrong, or `log_dir` holds the results of another run. Also
                 raised if the checkpoint names a module that `changes` do not name. Such a module is
                 not imported, because importing it would execute code.
+            CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError:
+                see `load_checkpoint`.
         """
         found, state = read_or_fall_back(find_checkpoint(checkpoint_path(checkpoint)))
         config = config_of(state, f"checkpoint {found}", changes, cls.preset)

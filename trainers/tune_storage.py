@@ -14,7 +14,7 @@ from ray import tune
 
 
 def next_checkpoint(trainable: tune.Trainable) -> Path | None:
-    """Returns the directory in Tune's storage to which Tune will move the next checkpoint. Returns
+    """Returns the directory in Tune's storage to which Tune will copy the next checkpoint. Returns
     None without Tune."""
     storage = trainable._storage
     if storage is None:

@@ -520,7 +520,9 @@ def test_file_that_only_the_users_directory_has_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = str(trial_with_relative_path("reset", 0, tmp_path).error)
-    assert f"'level.txt' exists in {Path.cwd()}" in error
+    assert (
+        f"'level.txt' was looked up in the directory of the trial instead of {Path.cwd()}" in error
+    )
     assert "RAY_CHDIR_TO_TRIAL_DIR=0" in error
     monkeypatch.setenv("RAY_CHDIR_TO_TRIAL_DIR", "0")  # Tune passes the variable to trials
     assert trial_with_relative_path("reset", 0, tmp_path).error is None

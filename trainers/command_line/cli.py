@@ -38,7 +38,8 @@ _NETWORK_OPTION = typer.Option(
     help="Class of the custom network, as module:Class or FILE.py:Class. Required if the network "
     "is not installed.",
 )
-#: Environment variables that Ray reads when it is imported.
+#: Environment variables for Ray. They are set before Ray is imported, because Ray reads some of
+#: them at that time.
 _RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # also turns off the notice about usage statistics
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # avoids a FutureWarning for each actor

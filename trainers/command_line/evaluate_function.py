@@ -47,9 +47,9 @@ def evaluate(
         policy: a policy, a checkpoint, a directory that contains checkpoints, or the return value
             of `trainer.save` or `polopt.train`.
         env: a value that the option `env` accepts, or an environment that is already made. It must
-            not be a vector environment. `None` means the environment in the checkpoint. If the
-            checkpoint names a module, give `env="module:id"`, because a module that only a
-            checkpoint names is not imported.
+            not be a vector environment. `None` means the environment in the checkpoint, and is not
+            allowed if `policy` is a policy. If the checkpoint names a module, give
+            `env="module:id"`, because a module that only a checkpoint names is not imported.
         episodes: number of episodes.
         stochastic: True samples actions. False takes the mode of the policy's distribution.
         seed: seed of the environment and of the actions. `None` draws a seed.

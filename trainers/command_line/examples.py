@@ -8,10 +8,11 @@ changes.
     goal: ...                         # any text, for example the return to reach
     measured: ...                     # any text, for example the measured return and the machine
 
-Only `run` is required. Most experiments also need `config`. The run ends at the first limit in
-`stop` that a result reaches. A Python file may also define `callbacks`, a list of
-`ray.tune.Callback`. `run` and the options in `config` may be grids and distributions, which
-`sweep.py` describes. Files of RLlib's `rllib train` are accepted if they have one experiment.
+Only `run` is required, and may also be called `preset`. Most experiments also need `config`. The
+run ends at the first limit in `stop` that a result reaches. A Python file may also define
+`callbacks`, a list of `ray.tune.Callback`. `run` and the options in `config` may be grids and
+distributions, which `sweep.py` describes. Files of RLlib's `rllib train` are accepted if they have
+one experiment.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ def load_example(name_or_path: str) -> Example:
     callables.
 
     Raises:
-        ConfigError: the example or file does not exist, or does not describe an experiment.
+        ConfigError: the example or file does not exist or cannot be read, a Python file raised an
+            error, or the file does not describe an experiment.
     """
     path: Any = Path(name_or_path)
     if path.suffix not in (".yaml", ".yml", ".py") and not path.exists():
@@ -170,7 +172,7 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 
 def _run_python(path: Path) -> Any:
     try:
-        module = import_file(path)  # `start_ray` adds its directory to the PYTHONPATH of workers
+        module = import_file(path)  # `start_ray` adds the file's directory to PYTHONPATH
         if hasattr(module, "experiment"):
             return module.experiment()
     except Exception as error:

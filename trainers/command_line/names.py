@@ -95,8 +95,8 @@ def name_on_command_line(value: Any) -> str | None:
     """Returns the value of `--env` or `--network` with which `polopt evaluate` finds an environment
     or a network class.
 
-    Returns an empty string if `polopt evaluate` does not need the option. Returns None for a lambda
-    or a local function or class, because they cannot be imported.
+    Returns an empty string if `polopt evaluate` does not need the option. Returns None for an
+    object that cannot be imported by its name, such as a lambda, a local function or a local class.
     """
     if isinstance(value, str):
         return value if ":" in value else ""

@@ -131,8 +131,8 @@ def duration(seconds: float) -> str:
 
 
 def trial_label(trial: Any) -> str:
-    """Returns a label such as `preset=A3C seed=0`. It distinguishes a Tune trial from the other
-    trials of its sweep."""
+    """Returns a label of a Tune trial with the values of the options that the sweep varies, such as
+    `preset=A3C seed=0`. If the sweep varies no option, returns the identifier of the trial."""
     searched = trial.evaluated_params or {}
     values = {key.rpartition("/")[2]: value for key, value in searched.items()}
     return " ".join(f"{key}={_short(value)}" for key, value in values.items()) or trial.trial_id
@@ -157,7 +157,8 @@ class SweepTrial:
         is_running: whether the trial has started and has not ended.
         row: the trial's row of the table, from its last result. The row is empty before the first
             result.
-        mean_return: mean return in the last result. It is NaN before the first result.
+        mean_return: mean return in the last result. It is NaN before the first result, and while no
+            episode has ended.
         steps: number of environment steps so far.
     """
 

@@ -41,6 +41,7 @@ def ray_running(start: Callable[[], None], signals: StopSignals) -> Iterator[Non
     Raises:
         Stopped: a signal arrived. All processes that Ray started have been killed.
         TimeoutError: Ray has not started within five minutes, or has not ended within one minute.
+        Exception: `start` raised this exception.
     """
     others = _descendants()
     # Ray's processes at the time of `ray.shutdown`. `_descendants` may miss them afterwards,

@@ -95,10 +95,11 @@ class StopSignals:
 
     @contextmanager
     def during(self, request: Callable[[], None]) -> Iterator[None]:
-        """Inside the block, the first signal calls `request`, and a second signal raises `Stopped`.
+        """Inside the block, the first signal calls `request`. A second signal raises `Stopped`, and
+        so does the end of `GRACE_S`.
 
         Raises:
-            Stopped: a signal arrived before the block.
+            Stopped: see above. Also raised if a signal arrived before the block.
         """
         self._request = request
         try:

@@ -145,7 +145,8 @@ def configs_to_check(config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str,
     First, this function yields the configs of at most `_MOST_CHECKED` points of the grids. In these
     configs, each distribution has its first choice or its smallest value. Then this function yields
     configs with each further choice of a `tune.choice`, and with the largest value of each other
-    distribution. The value of an unbounded distribution or of `tune.sample_from` is drawn once.
+    distribution. Unbounded distributions, `tune.sample_from` and distributions inside grids have
+    random values instead.
 
     Yields:
         a string with the values that distinguish the trial, and the config. The string is empty if

@@ -43,9 +43,9 @@ class TrainingResult:
         metrics: the last result. `docs/results.md` lists its keys.
         path: directory of the results. `polopt dashboard` and `tune.Result.from_path` accept it.
         checkpoint: the last checkpoint. Its attribute `path` is the directory.
-        best_checkpoint: the checkpoint with the best evaluation. It is None if no evaluation has
-            ended.
-        policy: the trained policy. `policy.predict(observation)` returns its actions.
+        best_checkpoint: the checkpoint with the best evaluation in `path`. It is None if no
+            evaluation has ended.
+        policy: the trained policy. `policy.predict(observation)` chooses its actions.
     """
 
     metrics: dict[str, Any]
@@ -120,6 +120,7 @@ def train(
             written.
         CallbackError, WorkersFailedError, NonFiniteError, EnvironmentFailedError, FunctionError:
             see `PolicyOptimizerTrainer.train`.
+        OSError: a result cannot be written.
     """
     if verbose not in (0, 1, 2):
         raise ConfigError(f"verbose: got {shown(verbose)}. Allowed: 0, 1 or 2")
