@@ -77,8 +77,8 @@ class GpuReader:
     """Reads the use of the GPUs on which this process holds memory through PyTorch.
 
     If the process holds memory on a GPU, `GpuUse.share` needs the package `nvidia-ml-py`, which the
-    extra `gpu` installs. Without this package, the share is NaN. The share is also NaN if a GPU
-    does not report its utilization, as for a MIG slice.
+    extra `gpu` installs. Without this package, the share is NaN. After a GPU has failed to
+    report its utilization, as a MIG slice does, the share stays NaN.
 
     Args:
         cuda: the module `torch.cuda`.

@@ -25,7 +25,7 @@ _ROW_HEIGHT, _AROUND_ROWS, _AROUND_WITH_LEGEND = 20, 100, 180
 _LINE_HEIGHT, _NAME_LINE = 15, 26  # px and characters of a line in the name of a row
 # Legends: characters of a row and of a symbol, px of a row, and rows that fit into `HEIGHT`.
 _LEGEND_ROW, _LEGEND_SYMBOL, _LEGEND_ROW_HEIGHT, _FREE_LEGEND_ROWS = 55, 7, 20, 2
-_POINTS = 20_000  # maximum number of points of all curves of a figure
+_POINTS = 20_000  # maximum number of points of all curves of a figure with at most 400 curves
 _MOST_COLUMNS = 500  # columns of pixels of a plot, which is half a page wide
 #: Plots with more runs have no bands of minima and maxima, because these bands would hide each
 #: other.

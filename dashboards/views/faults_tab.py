@@ -67,7 +67,7 @@ def _end_of(text: str) -> str:
 
 
 def _failed(selection: Selection) -> list[Panel]:
-    """Returns the table with the exceptions of failed trials, if there are failed trials."""
+    """Returns a table of the trials that have an error file, if there are such trials."""
     rows = [
         [
             run.label,

@@ -15,8 +15,8 @@ _PREDICTED, _TARGET = _BLOCK + "vf_predicted_mean", _BLOCK + "vf_target_mean"
 _PLOTS = {
     "policy_loss": (
         "Policy loss",
-        "The policy loss of an actor-critic policy is close to 0. A growing magnitude is a warning "
-        "sign.",
+        "With advantages, as in A2C and PPO, the policy loss is close to 0. A growing magnitude is "
+        "then a warning sign. In SAC and TD3, it falls when the predicted returns rise.",
     ),
     "vf_loss": (
         "Value loss",
