@@ -40,9 +40,9 @@ class OptimizerStats:
 
     Start-up is the time in which processes start, environments are made and libraries are imported.
     Start-up begins when this object is constructed. Start-up ends when a worker begins the call
-    whose reply is the first reply in the driver. The other phases, the rates and the training time
-    do not include start-up. The rates and the training time do not include the phase `evaluation`
-    either, because training pauses during this phase.
+    whose reply arrives first. The other phases, the rates and the training time do not include
+    start-up. The rates and the training time do not include the phase `evaluation` either, because
+    training pauses during this phase.
 
     Args:
         phases: names of the timed phases of a step in the driver. Phases do not overlap. This class

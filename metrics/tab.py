@@ -27,7 +27,7 @@ class Plot:
     """One plot of a tab.
 
     Attributes:
-        key: name of the plot in file names and addresses, unique in the tab.
+        key: name of the plot in file names, unique in the tab.
         title: title in plain text.
         help: a few sentences that explain how to read the plot.
         unit: unit of the values, which labels the axis.

@@ -72,7 +72,7 @@ class Trial:
             file cannot be read. Empty without the file.
         declared: the optimizer's declaration in `TAB_FILE`. None if this file does not exist or
             cannot be read.
-        problems: sentences about files that could not be read.
+        problems: sentences about files and lines that could not be read.
     """
 
     folder: Path
