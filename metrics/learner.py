@@ -54,6 +54,8 @@ class LearnerStats:
 def mean_stats(parts: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]:
     """Returns the mean of each statistic over all rows.
 
+    Without a finite value, a statistic in `LEARNER_KEYS` is 0, and any other statistic is omitted.
+
     Args:
         parts: pairs of statistics and the number of rows that these statistics are means over.
     """

@@ -21,8 +21,8 @@ class ProcessUse(NamedTuple):
         wall_s: length of the interval in seconds.
         cpu_s: processor time of all threads of the process together, in seconds.
         memory_bytes: resident memory at the end of the interval.
-        gpu_s: seconds in which the GPU of the process was busy with work of any process. NaN if
-            unknown.
+        gpu_s: seconds in which the GPU of the process was busy with work of any process, estimated
+            from `GpuUse.share` at the end of the interval. NaN if unknown.
         gpu_memory_bytes: GPU memory that PyTorch held at the end of the interval.
     """
 

@@ -246,7 +246,7 @@ METRICS = (
         "polopt_skipped_updates",
         "updates",
         _OPT + "num_skipped_updates",
-        "updates skipped because the gradient was not finite, so far",
+        "updates skipped because the gradient was not finite or too large, so far",
     ),
     _gauge(
         "polopt_learner", "", _LEARNER + "*", "losses and statistics of the learner", "statistic"

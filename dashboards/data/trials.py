@@ -94,8 +94,8 @@ class Trial:
     def trainable(self) -> str:
         """The name of the preset, such as `A3C`.
 
-        If the config contains no preset, this is the name of the trainable in the trial's name, the
-        name of the optimizer, or the trial's name. The first known name is used.
+        If the config contains no preset, this is the first of these names that is known: the name
+        of the trainable in the trial's name, the name of the optimizer, the trial's name.
         """
         chosen = self.config.get("preset")
         name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
