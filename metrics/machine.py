@@ -89,7 +89,7 @@ class GpuReader:
         self._known = True
 
     def __call__(self) -> GpuUse:
-        # Before the process uses a GPU, a query would create a CUDA context of 500 MB.
+        # Before the process uses a GPU, a query would create a CUDA context, which takes memory.
         cuda = self._cuda
         if not cuda.is_initialized():
             return GpuUse()

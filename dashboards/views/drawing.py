@@ -110,7 +110,7 @@ def not_in_results(key: str, title: str, help_: str, *names: str) -> Panel:
 def new_figure(x_title: str, y_title: str, **layout: Any) -> go.Figure:
     """Returns an empty figure with the layout of all plots."""
     grid = {"gridcolor": "rgba(128,128,128,0.2)", "zeroline": False, "automargin": True}
-    # The layout is set at once, because three updates of a layout take eight times as long.
+    # The layout is set at once, because several updates of a layout take much longer.
     return go.Figure(
         layout={
             "height": HEIGHT,
