@@ -28,8 +28,8 @@ class Metric:
         unit: unit of the value.
         key: path of the value in results. `*` stands for the values of `tag`.
         text: description of the metric.
-        tag: name of the tag (a label in Prometheus) besides `optimizer` and `trial`. Empty if there
-            is no such tag.
+        tag: name of the tag (a label in Prometheus) besides `optimizer` and `trial`. Empty if the
+            metric does not have a further tag.
     """
 
     kind: str

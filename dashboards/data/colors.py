@@ -1,4 +1,4 @@
-"""Colors of groups and of phases. Grafana's stacked panels use the same colors of phases.
+"""Colors of groups and of phases in plots. Grafana's stacked panels use the colors of the phases.
 
 Readers with deuteranopia, protanopia or tritanopia can distinguish the colors of a plot. A test
 simulates these color vision deficiencies (Machado et al., 2009). The first six colors come from

@@ -12,16 +12,17 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve that may have been downsampled.
+    """A curve with a band.
 
-    In a downsampled curve, each point stands for the values in one column of pixels.
+    In a curve that was downsampled, each point stands for the values in one column of pixels, and
+    the band is their minimum and maximum. Other bands are percentiles or bootstrap intervals.
 
     Attributes:
-        x: mean position of the values of each point, shape `[points]`.
-        mean: mean of the values of each point, shape `[points]`.
-        low: minimum of the values of each point, shape `[points]`.
-        high: maximum of the values of each point, shape `[points]`.
-        exact: True if every point stands for one value, so that low and high equal the mean.
+        x: position of each point, shape `[points]`. For several values, their mean position.
+        mean: the curve, shape `[points]`. For several values, their mean.
+        low: lower edge of the band, shape `[points]`.
+        high: upper edge of the band, shape `[points]`.
+        exact: True if `downsample` kept every value, so that low and high equal the mean.
     """
 
     x: Array
