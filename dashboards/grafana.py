@@ -237,7 +237,7 @@ ALERTS = (
         "polopt-non-finite",
         "polopt: data or gradients are not finite",
         "Trial {trial} dropped data or skipped updates within the last ten minutes.",
-        # This is not a sum, because some optimizers have only one of the two metrics.
+        # Unlike a sum, `or` also has a value if a trial has only one of the two metrics.
         _of_trial(f"{_rise('polopt_non_finite')} > 0 or {_rise('polopt_skipped_updates')} > 0"),
     ),
     Alert(
