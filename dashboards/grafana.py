@@ -17,7 +17,8 @@ from polopt.dashboards.data.tune_state import is_own, ray_root
 from polopt.metrics.prometheus import METRICS, Metric
 from polopt.metrics.tab import OptimizerTab
 
-#: For each tag, a value that occurs in every trial. Stacked panels use it to count the trials.
+#: For each tag (see `Metric.tag`) of a stacked panel, a value that occurs in every trial. The panel
+#: counts the trials with this value.
 _IN_EVERY_TRIAL = {"phase": "other", "part": "idle"}
 _UNITS = {"share": "percentunit", "ms": "ms", "bytes": "bytes"}
 #: Units of counters, which panels show as rates.
@@ -34,7 +35,7 @@ class View:
         title: title of the panel.
         text: description of the panel.
         metrics: names of the metrics to show on one axis. Without `stacked`, each metric has a line
-            for each trial and value of the tag.
+            for each trial and value of its tag (see `Metric.tag`).
         stacked: whether to stack the values of the tag, each of which is the mean over the trials.
         where: a Prometheus matcher that selects values of the tag. Empty for all values.
     """
@@ -236,7 +237,7 @@ ALERTS = (
         "polopt-non-finite",
         "polopt: data or gradients are not finite",
         "Trial {trial} dropped data or skipped updates within the last ten minutes.",
-        # This is not a sum, because some optimizers have only one of the two metrics.
+        # Unlike a sum, `or` also has a value if a trial has only one of the two metrics.
         _of_trial(f"{_rise('polopt_non_finite')} > 0 or {_rise('polopt_skipped_updates')} > 0"),
     ),
     Alert(

@@ -1,7 +1,8 @@
 """The live page: a Streamlit script that `polopt dashboard` runs.
 
-Streamlit runs this script from the top for each interaction. Results stay in memory between these
-runs of the script.
+Streamlit runs this script from the top when the user changes a control of the side bar. For a
+refresh, and when the user opens another tab, it runs only the function `_content`. Results stay in
+memory in between.
 
 The address of the page contains the user's choices, under the keys of the widgets. So a link shows
 the same page again. A link may come from an untrusted person. Therefore, Streamlit ignores values
@@ -37,9 +38,8 @@ _SLOW_OPEN_BYTES = 8_000_000  # if all files together are larger, reading shows 
 _MOST_VALUES = 40  # a config key with more values is not offered as a filter
 _MOST_SMOOTHING = 0.99
 _TABS_IN_MEMORY = 10
-# Two plots are side by side if each of them gets at least 430 px. Otherwise, they are one below the
-# other. The scroll bar of a wide table is always visible. By default, Streamlit shows it only under
-# the pointer.
+# A row of the page contains as many plots as fit with at least 430 px each. The scroll bar of a
+# wide table is always visible. By default, Streamlit shows it only under the pointer.
 _STYLE = """<style>
 .st-key-panels > div, .st-key-panels { display: grid !important; gap: 0.75rem;
   grid-template-columns: repeat(auto-fit, minmax(min(430px, 100%), 1fr)); }
@@ -258,7 +258,8 @@ def _options(runs: Sequence[Run], shown: Sequence[Run]) -> Selection:
     )
     log = st.toggle(
         "Logarithmic y axis",
-        help="Applies to plots of curves without values below 0. Counts keep a linear axis.",
+        help="Applies to plots of curves without values below 0. Counts and distributions of "
+        "episodes keep a linear axis.",
         key="log",
         bind="query-params",
     )

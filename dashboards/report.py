@@ -101,11 +101,12 @@ def write_report(
             of each plot. `None` writes no such files.
 
     Returns:
-        Notes for the user, such as the reason why PNG files could not be written.
+        Notes for the user: the reason why PNG files could not be written. Otherwise, the list is
+        empty.
 
     Raises:
-        ConfigError: if the directory does not exist or contains no trial, or if a file cannot be
-            written.
+        ConfigError: if the directory does not exist, is a file, or contains no trial, or if a file
+            of the report cannot be written.
     """
     folder = existing_directory(results_dir)
     directory = ResultsDirectory(folder)
@@ -121,8 +122,8 @@ def write_report(
         raise ConfigError(f"cannot write {error.filename or output}: {error.strerror}") from error
 
 
-#: A report contains shares and histograms of at most this many groups of an optimizer. This bounds
-#: the length of the report.
+#: A report contains shares and histograms of at most this many groups of each optimizer. This
+#: bounds the length of the report.
 _MOST_GROUPS = 6
 
 

@@ -22,8 +22,7 @@ class EpisodeWindow:
     """Distribution of returns and lengths over the last `window` episodes, and episode counts.
 
     The mean is taken over the window, so it does not jump when only few episodes end between two
-    reports. The mean is NaN until the first episode ends. RLlib's `episode_return_mean` has both
-    properties, too.
+    reports. The mean is NaN until the first episode ends.
 
     Args:
         window: number of episodes in the window.
@@ -50,9 +49,9 @@ class EpisodeWindow:
     def report(self) -> dict[str, Any]:
         """Returns the statistics, and resets the statistics since the last report.
 
-        The keys are RLlib's keys in `env_runners/`, and further keys for percentiles, for
-        histograms, and for the mean since the last report. A histogram is a list of
-        `HISTOGRAM_BINS` counts.
+        The keys for mean, minimum, maximum and counts are RLlib's keys in `env_runners/`. Further
+        keys are for percentiles, for histograms, and for the mean since the last report. A
+        histogram is a list of `HISTOGRAM_BINS` counts.
         """
         total, count = self._sum_since_report, self._count_since_report
         self._sum_since_report, self._count_since_report = 0.0, 0

@@ -161,7 +161,10 @@ class LearnedVersions:
         self._ends: deque[int] = deque(maxlen=memory)
 
     def end_rollout(self, version: int) -> None:
-        """Records that the learner has finished a rollout and its weights now have `version`."""
+        """Records that the learner has finished a rollout and its weights now have `version`.
+
+        If `version` is lower than at the end of the previous rollout, removes all earlier records.
+        """
         if self._ends and version < self._ends[-1]:
             self.clear()
         self._ends.append(version)

@@ -6,8 +6,8 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-#: Keys that results contain for every policy: the keys of RLlib 2.60, `clip_fraction`, and the
-#: means of a critic's values and value targets. A statistic is 0 if the policy does not compute it.
+#: Keys that results contain for every policy. Most of them are keys of RLlib. A statistic is 0 if
+#: the policy does not compute it.
 LEARNER_KEYS = (
     "policy_loss",
     "vf_loss",
@@ -34,7 +34,7 @@ class LearnerStats:
     def add(self, stats: Mapping[str, float], rows: int) -> None:
         """Adds statistics that are means over `rows` rows.
 
-        Ignores values that are not finite, because they come from an update that was skipped.
+        Ignores values that are not finite, such as the values of a skipped update.
         """
         for key, value in stats.items():
             if math.isfinite(value):
@@ -53,6 +53,8 @@ class LearnerStats:
 
 def mean_stats(parts: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]:
     """Returns the mean of each statistic over all rows.
+
+    Without a finite value, a statistic in `LEARNER_KEYS` is 0, and any other statistic is omitted.
 
     Args:
         parts: pairs of statistics and the number of rows that these statistics are means over.

@@ -21,8 +21,8 @@ class ProcessUse(NamedTuple):
         wall_s: length of the interval in seconds.
         cpu_s: processor time of all threads of the process together, in seconds.
         memory_bytes: resident memory at the end of the interval.
-        gpu_s: seconds in which the GPU of the process was busy with work of any process. NaN if
-            unknown.
+        gpu_s: seconds in which the GPU of the process was busy with work of any process, estimated
+            from `GpuUse.share` at the end of the interval. NaN if unknown.
         gpu_memory_bytes: GPU memory that PyTorch held at the end of the interval.
     """
 
@@ -77,8 +77,8 @@ class GpuReader:
     """Reads the use of the GPUs on which this process holds memory through PyTorch.
 
     If the process holds memory on a GPU, `GpuUse.share` needs the package `nvidia-ml-py`, which the
-    extra `gpu` installs. Without this package, the share is NaN. The share is also NaN if a GPU
-    does not report its utilization, as for a MIG slice.
+    extra `gpu` installs. Without this package, the share is NaN. After a GPU has failed to
+    report its utilization, as a MIG slice does, the share stays NaN.
 
     Args:
         cuda: the module `torch.cuda`.
@@ -89,7 +89,7 @@ class GpuReader:
         self._known = True
 
     def __call__(self) -> GpuUse:
-        # Before the process uses a GPU, a query would create a CUDA context of 500 MB.
+        # Before the process uses a GPU, a query would create a CUDA context, which takes memory.
         cuda = self._cuda
         if not cuda.is_initialized():
             return GpuUse()

@@ -40,9 +40,9 @@ class OptimizerStats:
 
     Start-up is the time in which processes start, environments are made and libraries are imported.
     Start-up begins when this object is constructed. Start-up ends when a worker begins the call
-    whose reply is the first reply in the driver. The other phases, the rates and the training time
-    do not include start-up. The rates and the training time do not include the phase `evaluation`
-    either, because training pauses during this phase.
+    whose reply arrives first. The other phases, the rates and the training time do not include
+    start-up. The rates and the training time do not include the phase `evaluation` either, because
+    training pauses during this phase.
 
     Args:
         phases: names of the timed phases of a step in the driver. Phases do not overlap. This class
@@ -79,7 +79,8 @@ class OptimizerStats:
         num_gradients_accepted: number of gradients that were applied, alone or in a mean.
         num_gradients_stale: gradients with a lag above the optimizer's limit. The optimizer drops
             or scales these gradients.
-        num_gradients_skipped: gradients that were not applied because they were not finite.
+        num_gradients_skipped: gradients that were not applied because they were not finite or too
+            large.
         num_early_stopped: fragments that ended early because enough workers had finished.
     """
 
@@ -243,7 +244,7 @@ class OptimizerStats:
             gradients: the gradient of one worker, or the mean over several workers.
             num_parts: number of these workers.
             updates: number of updates made with the gradient. 0 means that the gradient was skipped
-                because it was not finite.
+                because it was not finite or too large.
             stats: statistics of the learner.
         """
         if updates:

@@ -24,7 +24,7 @@ GRADIENT_COUNTS = Plot(
     "gradient-counts",
     "Accepted, stale and skipped gradients",
     "Numbers since the start of the process. Stale gradients have a lag above max_policy_lag. "
-    "Skipped gradients were not finite.",
+    "Skipped gradients were not finite or too large.",
     "gradients",
     {
         "accepted": _OPT + "num_gradients_accepted",

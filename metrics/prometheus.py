@@ -28,7 +28,8 @@ class Metric:
         unit: unit of the value.
         key: path of the value in results. `*` stands for the values of `tag`.
         text: description of the metric.
-        tag: name of the tag besides `optimizer` and `trial`. Empty if there is no such tag.
+        tag: name of the tag (a label in Prometheus) besides `optimizer` and `trial`. Empty if the
+            metric does not have a further tag.
     """
 
     kind: str
@@ -245,7 +246,7 @@ METRICS = (
         "polopt_skipped_updates",
         "updates",
         _OPT + "num_skipped_updates",
-        "updates skipped because the gradient was not finite, so far",
+        "updates skipped because the gradient was not finite or too large, so far",
     ),
     _gauge(
         "polopt_learner", "", _LEARNER + "*", "losses and statistics of the learner", "statistic"

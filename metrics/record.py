@@ -54,10 +54,10 @@ class Record:
             variance of its policy's normaliser. None if the policy does not normalise, or if
             nothing was sampled.
         actions: sums of the actions in the rows of `env_steps`, before the actions are clipped.
-        lags: the lag of each batch that this worker learned from, as `(updates, batches)`. These
-            are the number of updates that the worker had made, and the number of batches that it
-            had learned from, since its weights had the version that chose the actions. If several
-            versions of the weights chose the actions, the lag is measured from the oldest version.
+        lags: the lag of each batch that this worker learned from, as `(updates, batches)`: how many
+            updates the worker has made, and from how many batches it has learned, since its weights
+            had the version that chose the actions. If several versions chose the actions, the lag
+            is measured from the oldest version.
         faults: exceptions of environments, and descriptions of non-finite values.
         num_non_finite: fragments and gradients that were discarded because they were not finite.
         num_early_stopped: finite fragments that ended early because enough workers had finished.

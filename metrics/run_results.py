@@ -146,7 +146,7 @@ class RunResults:
         return self.rise(name) / max(float(self._seconds.sum()), 1e-9)
 
     def text(self, name: str) -> str:
-        """Returns the last text in a column that is not empty, or "" without such a text."""
+        """Returns the last non-empty text of a column, or "" without such a text."""
         values = self._columns.get(COLUMNS[name])
         if values is None or values.dtype != object:
             return ""

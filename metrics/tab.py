@@ -27,7 +27,7 @@ class Plot:
     """One plot of a tab.
 
     Attributes:
-        key: name of the plot in file names and addresses, unique in the tab.
+        key: name of the plot in file names, unique in the tab.
         title: title in plain text.
         help: a few sentences that explain how to read the plot.
         unit: unit of the values, which labels the axis.
@@ -81,7 +81,7 @@ class OptimizerTab:
     Attributes:
         name: name of the optimizer in results.
         title: title of the tab.
-        phases: phases of the driver, in the order of a step.
+        phases: the driver's phases of a step, in their order.
         extra_stats: names of the numbers that the optimizer adds to the block `optimizer/`.
         tab: the optimizer's declaration.
     """
@@ -98,7 +98,8 @@ class OptimizerTab:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> OptimizerTab:
-        """Reads the content of a file. The file is not trusted, so every value is checked.
+        """Reads the content of a file. The file is not trusted, so the type and the size of every
+        value are checked.
 
         Raises:
             ValueError: if the content does not have the form that `to_json` writes.

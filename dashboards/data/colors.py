@@ -1,4 +1,4 @@
-"""Colors of groups and of phases. All plots and the Grafana dashboards use the same colors.
+"""Colors of groups and of phases in plots. Grafana's stacked panels use the colors of the phases.
 
 Readers with deuteranopia, protanopia or tritanopia can distinguish the colors of a plot. A test
 simulates these color vision deficiencies (Machado et al., 2009). The first six colors come from
@@ -19,7 +19,7 @@ PALETTE = (
 _NUM_SOLID = 6  # the first line of each of these colors is solid
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _SYMBOLS = ("circle", "square", "diamond", "cross")
-#: Waiting is grey in every plot. Work has other colors.
+#: The color of each phase is the same in all plots. `wait` and `idle` are grey.
 PHASE_COLORS = {
     "wait": "#a9b1bb",
     "idle": "#a9b1bb",

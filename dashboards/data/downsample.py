@@ -1,4 +1,4 @@
-"""Downsamples curves to at most one point per column of pixels."""
+"""Downsamples curves to at most as many points as a plot has columns of pixels."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve with at most one point per column of pixels.
+    """A curve with a band.
+
+    In a curve that was downsampled, each point stands for the values in one column of pixels, and
+    the band is their minimum and maximum. Other bands are percentiles or bootstrap intervals.
 
     Attributes:
-        x: mean position of the values in each column, shape `[columns]`.
-        mean: mean of the values in each column, shape `[columns]`.
-        low: minimum of the values in each column, shape `[columns]`.
-        high: maximum of the values in each column, shape `[columns]`.
-        exact: True if every column contains one value, so that low and high equal the mean.
+        x: position of each point, shape `[points]`. For several values, their mean position.
+        mean: the curve, shape `[points]`. For several values, their mean.
+        low: lower edge of the band, shape `[points]`.
+        high: upper edge of the band, shape `[points]`.
+        exact: True if `downsample` kept every value, so that low and high equal the mean.
     """
 
     x: Array
@@ -44,6 +47,8 @@ def column_starts(x: Array, columns: int, whole: tuple[float, float] | None = No
 
 def downsample(x: Array, y: Array, columns: int = 800) -> Curve:
     """Returns minimum, maximum and mean of `y` in each column of pixels.
+
+    If there are at most `columns` finite points, these are the points of the curve.
 
     Args:
         x: increasing positions, shape `[R]`.

@@ -14,12 +14,12 @@ import orjson
 
 #: The column with the iteration of each row. It reveals the rows that a resumed run wrote again.
 ITERATION = "training_iteration"
-#: The column with the number of changes of the config since the first row.
+#: The column with the number of changes of the config since the first row (up to `_MAX_CHANGES`).
 CONFIG_CHANGES = "config/num_changes"
 #: The text for a key that a config does not contain.
 NOT_SET = "not set"
-# The blocks of a row that become columns. Other blocks repeat these blocks (`info`, `timers`) or
-# rarely change (`config`).
+# The keys of a row whose dicts become columns. Other dicts of a row repeat these dicts (`info`,
+# `timers`) or rarely change (`config`).
 _BLOCKS = frozenset({"optimizer", "env_runners", "learners", "fault_tolerance", "evaluation"})
 _MAX_LIST = 64  # only the first entries of a list become columns
 _MAX_PROBLEMS = 5
@@ -47,7 +47,7 @@ class RowColumns:
         self._strings: dict[str, list[str]] = {}
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Appends the values of one decoded row."""
+        """Appends one decoded row: its numbers, and the values of its dicts in `_BLOCKS`."""
         top = {key: value for key, value in row.items() if not isinstance(value, dict | str | list)}
         self._add(top, self._root, "", 0)
         for block in _BLOCKS & row.keys():

@@ -100,8 +100,8 @@ def scale_of_intervals(intervals: Mapping[str, Sequence[float]], robust: bool) -
     """Returns the axis of a plot of one value per group, each with an interval.
 
     The value and each bound of an interval may be outliers independently of each other. For
-    example, if one run of a group makes the interval wide, a bound may be outside the range of the
-    axis, and the value may still be in the range.
+    example, one run of a group may make the interval so wide that a bound is outside the range of
+    the axis. The value may still be in the range.
 
     Args:
         intervals: value, lower bound and upper bound of each group. Numbers that are not finite are

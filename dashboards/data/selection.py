@@ -121,16 +121,17 @@ class Selection:
         return replace(self, runs=runs)
 
     def focused(self) -> Run | None:
-        """Returns the run in focus, or the first run if no run is in focus."""
+        """Returns the run in focus, the first run if no run is in focus, or None without runs."""
         chosen = (run for run in self.runs if str(run.trial.folder) == self.focus)
         return next(chosen, self.runs[0] if self.runs else None)
 
     def x_of(self, run: Run) -> np.ndarray[Any, Any] | None:
-        """Returns the positions of a run's rows on the x axis, shape `[R]`."""
+        """Returns the positions of a run's rows on the x axis, `[R]`, or None without rows."""
         return self.seconds_of(run) if self.x == "seconds" else run.trial.values(STEPS)
 
     def seconds_of(self, run: Run) -> np.ndarray[Any, Any] | None:
-        """Returns the wall time at each row of a run, shape `[R]`."""
+        """Returns the seconds of training at each row of a run, `[R]`, or None without rows. If
+        `startup` is set, they include the start-up."""
         training_s, startup_s = run.trial.values(TRAINING_S), run.trial.values(STARTUP_S)
         if training_s is None or startup_s is None or not self.startup:
             return training_s

@@ -5,9 +5,8 @@ of improvement. Scores are arrays of shape `[runs]`, with one array per task. So
 al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (2021).
 
 `scipy.stats` has similar functions, and tests compare the numbers with these functions. This module
-does not use `scipy.stats`, because its bootstrap takes 8 ms instead of 0.1 ms for the interval of
-one number. Each refresh of the page needs such an interval for each group. The import of
-`scipy.stats` takes 0.5 s, which is longer than opening a page of 20 trials from the cache.
+does not use `scipy.stats`, because it would slow down the page: its import is slow, and so is its
+bootstrap of a single number. `docs/dashboards.md` gives the times.
 """
 
 from __future__ import annotations
@@ -152,7 +151,8 @@ def median_reach(found: Array) -> Estimate:
             return.
 
     Returns:
-        The estimate. It has no interval for fewer than `LEAST_RUNS_FOR_BAND` runs.
+        The estimate. It has no interval for fewer than `LEAST_RUNS_FOR_BAND` runs. Its value is NaN
+        without runs.
     """
     ordered = np.where(np.isfinite(found), found, np.inf)
     if not len(ordered):

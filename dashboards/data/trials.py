@@ -31,7 +31,7 @@ EVALUATED_RETURN = "evaluation/env_runners/episode_return_mean"
 #: The number of environment steps that training had sampled when the evaluated weights were taken.
 EVALUATED_STEPS = "evaluation/policy_env_steps"
 STEPS = "num_env_steps_sampled_lifetime"
-#: Seconds of wall time since the end of start-up, and seconds of start-up.
+#: Seconds since the end of start-up without the seconds of evaluations, and seconds of start-up.
 TRAINING_S, STARTUP_S = "optimizer/training_s", "optimizer/startup_s"
 EVENTS = "optimizer/num_events_recorded"
 #: A trial counts as ended if its result file has not changed for this time, and Tune has ended. If
@@ -68,10 +68,11 @@ class Trial:
         state: `pending`, `starting`, `running`, `paused`, `finished`, `pruned by <scheduler>`,
             `failed`, `stopped`, `not started` or `no results`. `docs/dashboards.md` explains the
             states.
-        error: the end of the trial's error file, which contains a traceback. Empty without the
-            file.
-        declared: the optimizer's declaration in `TAB_FILE`. None without this file.
-        problems: sentences about files that could not be read.
+        error: the end of the trial's error file, which contains a traceback, or the reason why the
+            file cannot be read. Empty without the file.
+        declared: the optimizer's declaration in `TAB_FILE`. None if this file does not exist or
+            cannot be read.
+        problems: sentences about files and lines that could not be read.
     """
 
     folder: Path
@@ -93,8 +94,8 @@ class Trial:
     def trainable(self) -> str:
         """The name of the preset, such as `A3C`.
 
-        If the config contains no preset, this is the name of the trainable in the trial's name, the
-        name of the optimizer, or the trial's name. The first known name is used.
+        If the config contains no preset, this is the first of these names that is known: the name
+        of the trainable in the trial's name, the name of the optimizer, the trial's name.
         """
         chosen = self.config.get("preset")
         name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
@@ -178,12 +179,13 @@ class Trial:
         return value
 
     def values(self, name: str) -> np.ndarray[Any, Any] | None:
-        """Returns a column of numbers of shape `[R]`, or None if no row has this column."""
+        """Returns a column of numbers of shape `[R]`. Returns None if no row has this column, or if
+        its values are strings."""
         column = self.rows.column(name)
         return None if column is None or column.dtype == object else column
 
     def last(self, name: str) -> float:
-        """Returns the last finite value of a column, or NaN without values."""
+        """Returns the last finite value of a column, or NaN without finite values."""
         column = self.values(name)
         finite = column[np.isfinite(column)] if column is not None else np.empty(0)
         return float(finite[-1]) if len(finite) else float("nan")
@@ -213,7 +215,7 @@ class ResultsDirectory:
 
         Args:
             progress: called with the bytes read so far, the bytes of all files, and the name of the
-                trial.
+                trial. Bytes that were read in earlier calls or are in the cache count as read.
         """
         known = self._find()
         for folder in known.keys() - self._by_folder.keys():
@@ -285,7 +287,7 @@ class ResultsDirectory:
         return str(above.relative_to(self.folder)) if is_below else above.name
 
     def _walk(self) -> Iterator[tuple[Path, bool, bool]]:
-        """Yields all directories that are not below a trial.
+        """Yields the directories down to `_MAX_DEPTH` that are not below a trial.
 
         For each directory, it yields the path, whether the directory is a trial, and whether it is
         an experiment with a saved state of Tune.
@@ -317,7 +319,7 @@ class _Place:
 
 
 def _update(trial: Trial, place: _Place) -> None:
-    """Updates the config, the state and the problems of a trial."""
+    """Updates the config, the declaration, the error, the state and the problems of a trial."""
     problems = []
     file = place.file
     if not trial.config or trial.config_is_of_tune:

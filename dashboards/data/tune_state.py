@@ -177,7 +177,7 @@ def _parsed(path: Path, saved_s: float) -> TuneState | None:
 def _read_tuner(*folders: Path | None) -> bytes:
     """Returns the beginning of `tuner.pkl` in the first folder that contains this file.
 
-    Only the results directory contains `tuner.pkl`, and the temporary directory does not.
+    The results directory contains `tuner.pkl`, but Ray's temporary directory does not.
     """
     for folder in folders:
         try:

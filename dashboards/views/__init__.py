@@ -1,1 +1,1 @@
-"""Pure functions that turn a selection of runs into Plotly figures and tables."""
+"""Functions that turn a selection of runs into Plotly figures, tables and lists of findings."""

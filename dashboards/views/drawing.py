@@ -25,7 +25,7 @@ _ROW_HEIGHT, _AROUND_ROWS, _AROUND_WITH_LEGEND = 20, 100, 180
 _LINE_HEIGHT, _NAME_LINE = 15, 26  # px and characters of a line in the name of a row
 # Legends: characters of a row and of a symbol, px of a row, and rows that fit into `HEIGHT`.
 _LEGEND_ROW, _LEGEND_SYMBOL, _LEGEND_ROW_HEIGHT, _FREE_LEGEND_ROWS = 55, 7, 20, 2
-_POINTS = 20_000  # maximum number of points of all curves of a figure
+_POINTS = 20_000  # maximum number of points of all curves of a figure with at most 400 curves
 _MOST_COLUMNS = 500  # columns of pixels of a plot, which is half a page wide
 #: Plots with more runs have no bands of minima and maxima, because these bands would hide each
 #: other.
@@ -110,7 +110,7 @@ def not_in_results(key: str, title: str, help_: str, *names: str) -> Panel:
 def new_figure(x_title: str, y_title: str, **layout: Any) -> go.Figure:
     """Returns an empty figure with the layout of all plots."""
     grid = {"gridcolor": "rgba(128,128,128,0.2)", "zeroline": False, "automargin": True}
-    # The layout is set at once, because three updates of a layout take eight times as long.
+    # The layout is set at once, because several updates of a layout take much longer.
     return go.Figure(
         layout={
             "height": HEIGHT,

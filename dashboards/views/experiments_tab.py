@@ -30,6 +30,7 @@ _COLUMNS = (
 
 
 #: The table of the best trials shows at most this many trials per task, and this many config keys.
+#: It also shows all trials of pinned groups.
 _BEST, _MOST_KEYS = 10, 12
 
 
@@ -73,8 +74,8 @@ def panels(selection: Selection) -> list[Panel]:
             (
                 "steps",
                 "Progress of each trial",
-                "The environment steps so far. A line that ends early or becomes flat belongs to a "
-                "run that has stopped.",
+                "The environment steps so far. A line that no longer grows belongs to a run that "
+                "has ended or hangs.",
             ),
             replace(selection, x="seconds"),
             STEPS,
@@ -85,8 +86,8 @@ def panels(selection: Selection) -> list[Panel]:
 
 
 def _best(selection: Selection) -> list[Panel]:
-    """Returns the table of the trials with the highest returns, if the configs differ in other keys
-    than the seed and the task."""
+    """Returns the table of the trials with the highest returns. Returns no table if the configs
+    differ only in the seed and the task, or if no trial has a return."""
     trials = [run.trial for run in selection.runs]
     keys = [key for key in differing_keys(trials) if key not in (SEED_KEY, TASK_KEY)]
     if not keys:

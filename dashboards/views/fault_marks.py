@@ -13,7 +13,8 @@ from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.views.drawing import add_points, escaped
 
 #: Maps each kind of fault to its counter, the symbol and color of its marks, and the result key of
-#: the last message. This key is empty if the results have no message.
+#: the last message. This key is empty if the results have no message. A broken round is a round of
+#: sampling and learning that a fault interrupted.
 KINDS: dict[str, tuple[str, str, str, str]] = {
     "worker restarts": (
         "fault_tolerance/num_remote_worker_restarts",
@@ -75,7 +76,7 @@ def add_fault_marks(figure: go.Figure, selection: Selection, runs: Sequence[Run]
         if found:
             _add_marks(figure, look, found)
     if any(marks.values()):
-        layout = figure.layout  # assigns properties, because `update_layout` is 7 times slower
+        layout = figure.layout  # assigns properties, because `update_layout` is much slower
         layout.yaxis2 = {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
         layout.showlegend = True  # even if the legend contains only marks
 

@@ -43,7 +43,7 @@ def _has_workers(run: Run) -> bool:
 
 
 def total_faults(run: Run) -> int:
-    """Returns the number of faults of all kinds in a run, including skipped updates."""
+    """Returns the sum of the largest values of all counters in `KINDS`."""
     return int(sum(_count(run, kind) or 0.0 for kind in KINDS))
 
 
@@ -67,7 +67,7 @@ def _end_of(text: str) -> str:
 
 
 def _failed(selection: Selection) -> list[Panel]:
-    """Returns the table with the exceptions of failed trials, if there are failed trials."""
+    """Returns a table of the trials that have an error file, if there are such trials."""
     rows = [
         [
             run.label,
@@ -87,7 +87,11 @@ def _failed(selection: Selection) -> list[Panel]:
 
 
 def _kind(selection: Selection, kind: str) -> Panel:
-    panel = (kind.replace(" ", "-"), kind.capitalize(), "The number since the start of each run.")
+    panel = (
+        kind.replace(" ", "-"),
+        kind.capitalize(),
+        "The number since the start of each run. After a restore, it may start again at 0.",
+    )
     counts = [_count(run, kind) for run in selection.runs]
     known = [count for count in counts if count is not None]
     if known and not any(known):

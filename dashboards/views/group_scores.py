@@ -47,7 +47,7 @@ class Scored:
 
     @property
     def end(self) -> float:
-        """The last entry of `x`."""
+        """The largest entry of `x`."""
         return float(np.nanmax(self.x))
 
     @property
@@ -190,7 +190,8 @@ def ended_before(scored: Sequence[Scored], budget: float) -> list[Scored]:
 def scores_at(scored: Sequence[Scored], budget: float) -> dict[str, list[Array]]:
     """Returns the scores of each group at a budget, of shape `[runs]` for each task.
 
-    Only tasks that occur in all groups are compared.
+    Only tasks that occur in all groups are compared. The result omits a group that has no score at
+    the budget in one of these tasks.
     """
     groups = grouped(scored)
     shared = set.intersection(*({one.run.task for one in members} for members in groups.values()))

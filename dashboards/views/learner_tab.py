@@ -15,8 +15,8 @@ _PREDICTED, _TARGET = _BLOCK + "vf_predicted_mean", _BLOCK + "vf_target_mean"
 _PLOTS = {
     "policy_loss": (
         "Policy loss",
-        "The policy loss of an actor-critic policy is close to 0. A growing magnitude is a warning "
-        "sign.",
+        "If advantages are standardised, as in PPO, the policy loss is close to 0, and a growing "
+        "magnitude is a warning sign. In SAC and TD3, it falls when the predicted returns rise.",
     ),
     "vf_loss": (
         "Value loss",

@@ -115,7 +115,8 @@ def _efficiency(selection: Selection) -> list[Panel]:
     """Draws the efficiency of runs with `n` workers. Draws nothing without a run with one worker.
 
     The efficiency is the steps per second with `n` workers, divided by `n` times the steps per
-    second with one worker, for the same preset and task.
+    second with one worker, for the same preset and task. If several runs have one worker, the
+    median of their rates is used. A run with `num_workers=0` counts as a run with one worker.
     """
     rates = [
         (run, count, rate)

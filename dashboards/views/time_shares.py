@@ -85,8 +85,8 @@ def shares_of(
 ) -> tuple[Array, Array] | None:
     """Returns the shares of time in each result, and the length of the interval of each result.
 
-    If the selection excludes start-up, the intervals do not include start-up, and the shares are
-    relative to these shorter intervals.
+    If the selection excludes start-up, the intervals do not include start-up, and the driver's
+    shares are relative to these shorter intervals. The workers' shares do not contain start-up.
 
     Returns:
         Shares of shape `[R, parts]` and seconds of shape `[R]`. None if the results do not contain
@@ -190,7 +190,7 @@ def driver_panels(selection: Selection, run: Run, phases: Sequence[str], help_: 
     Args:
         selection: gives the x axis and the groups.
         run: the run.
-        phases: the phases in the order of a step, without `report`, `evaluation` and `other`.
+        phases: the phases of a step in their order, without `report`, `evaluation` and `other`.
         help_: help of the panel of one run.
     """
     return [
