@@ -26,7 +26,7 @@ class ActingPolicy(ABC):
         actions, extras = policy.compute_actions(policy.encoder.encode(observations))
         policy.set_weights(weights)
 
-    A sampler and a `Collector` use only the methods of this class. The subclass `Policy` also
+    A sampler needs only the methods and attributes of this class. The subclass `Policy` also
     learns. The subclass `NonLearningPolicy` wraps a function or a module of the user, or chooses
     random actions. A subclass must define `make_distribution`, `action_params`, and the methods for
     weights and state. A policy with memory must also define `act`.
