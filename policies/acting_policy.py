@@ -87,8 +87,9 @@ class ActingPolicy(ABC):
 
     @property
     def samples_uniformly(self) -> bool:
-        """Whether the sampler currently draws all actions uniformly from the allowed actions. For a
-        `ReplayPolicy`, this is True for the first `random_timesteps` environment steps."""
+        """Whether a sampler that explores currently draws all actions uniformly from the allowed
+        actions. For a `ReplayPolicy`, this is True for the first `random_timesteps` environment
+        steps."""
         return False
 
     @abstractmethod

@@ -50,7 +50,9 @@ class CollectingConfig(Config):
         split_trajs: whether and how to cut batches into trajectories. `padded` (or True) returns a
             batch `[longest, number of trajectories]`, in which the column `valid` is False in the
             padding. `list` returns a list of batches `[length, 1]`.
-        exploration_type: how actions are chosen from the policy's distribution.
+        exploration_type: how actions are chosen from the policy's distribution. `random` samples an
+            action. `mode` and `deterministic` choose the most likely action. `mean` chooses the
+            mean, which categorical actions do not have.
         storing_device: the device of the tensors that `SampleBatch.to_tensordict` makes.
         update_after_each_batch: whether to send the current weights with the request for each
             fragment. Fragments are then requested only when the user asks for the next batch. In
