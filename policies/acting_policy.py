@@ -187,8 +187,8 @@ class ActingPolicy(ABC):
 
         Raises:
             ValueError: the errors of `ObservationEncoder.encode_some`. An action mask allows no
-                action. The state has a wrong shape or is not finite, or it is not None although the
-                policy has no memory.
+                action, or has values other than 0 and 1. The state has a wrong shape or is not
+                finite, or it is not None although the policy has no memory.
         """
         if state is not None and not self.state_size:
             raise ValueError(f"{type(self).__name__} has no memory: state must be None")
