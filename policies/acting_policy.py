@@ -26,7 +26,7 @@ class ActingPolicy(ABC):
         actions, extras = policy.compute_actions(policy.encoder.encode(observations))
         policy.set_weights(weights)
 
-    A sampler and a `Collector` use only the methods of this class. The subclass `Policy` also
+    A sampler needs only the methods and attributes of this class. The subclass `Policy` also
     learns. The subclass `NonLearningPolicy` wraps a function or a module of the user, or chooses
     random actions. A subclass must define `make_distribution`, `action_params`, and the methods for
     weights and state. A policy with memory must also define `act`.
@@ -87,8 +87,9 @@ class ActingPolicy(ABC):
 
     @property
     def samples_uniformly(self) -> bool:
-        """Whether the sampler currently draws all actions uniformly from the allowed actions. For a
-        `ReplayPolicy`, this is True for the first `random_timesteps` environment steps."""
+        """Whether a sampler that explores currently draws all actions uniformly from the allowed
+        actions. For a `ReplayPolicy`, this is True for the first `random_timesteps` environment
+        steps."""
         return False
 
     @abstractmethod
@@ -186,8 +187,8 @@ class ActingPolicy(ABC):
 
         Raises:
             ValueError: the errors of `ObservationEncoder.encode_some`. An action mask allows no
-                action. The state has a wrong shape or is not finite, or it is not None although the
-                policy has no memory.
+                action, or has values other than 0 and 1. The state has a wrong shape or is not
+                finite, or it is not None although the policy has no memory.
         """
         if state is not None and not self.state_size:
             raise ValueError(f"{type(self).__name__} has no memory: state must be None")

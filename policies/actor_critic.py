@@ -20,8 +20,8 @@ class ActorCriticConfig(FragmentConfig):
     the lambda of GAE.
 
     Attributes:
-        vf_loss_coeff: the weight of the value loss. The value loss is half the mean squared error,
-            as in RLlib's A3C, IMPALA and APPO.
+        vf_loss_coeff: the weight of the value loss, which is half the mean squared error. (In
+            RLlib, the value losses of A3C, IMPALA and APPO also have the factor 1/2.)
         entropy_coeff: the weight of the entropy bonus: a number, or a schedule like `lr`.
         standardize_advantages: whether to shift and scale advantages to mean 0 and standard
             deviation 1 over the whole batch. IMPALA and APPO do this for each minibatch instead.

@@ -25,19 +25,18 @@ _MAX_BEHAVIOUR_RATIO = 2.0
 
 
 class AppoConfig(VTraceConfig, PPOConfig):
-    """Options of `AppoPolicy`, in addition to the options of `PPOConfig` and `VTraceConfig`. The
-    defaults that this class sets are the defaults of RLlib.
+    """Options of `AppoPolicy`, in addition to the options of `PPOConfig` and `VTraceConfig`. Most
+    defaults that this class sets are the defaults of RLlib's APPO.
 
     The value loss is half the mean squared error, as in RLlib's APPO. (In `PPOPolicy`, the value
     loss is the whole mean squared error.)
 
     Attributes:
         target_network_update_freq: the network is copied to the target network once in this number
-            of updates of the weights. (In RLlib, the unit of this option is a number of train
-            batches.) If the policy learns several epochs from each batch, set this option to the
-            number of updates per batch. The target policy then stays the same while the policy
-            learns from one batch, as in PPO. With a smaller number, the trust region moves during a
-            batch.
+            of updates of the weights. (RLlib counts in another unit.) If the policy learns several
+            epochs from each batch, set this option to the number of updates per batch. The target
+            policy then stays the same while the policy learns from one batch, as in PPO. With a
+            smaller number, the trust region moves during a batch.
     """
 
     lr: LearningRate = 5e-4

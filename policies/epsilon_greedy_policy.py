@@ -50,7 +50,8 @@ class EpsilonGreedyPolicy(Policy):
             raise ConfigError(
                 f"action space {space} is not supported by policy {type(self).__name__}. Allowed: "
                 "Discrete, because the policy computes a value for each action. Policies for other "
-                "spaces: 'sac' and 'td3' (Box), 'ppo' (any)"
+                "spaces: 'sac' and 'td3' (bounded Box of floats), 'ppo' (Box of floats, "
+                "MultiDiscrete)"
             )
         return EpsilonGreedy(space, self.epsilons)
 

@@ -107,7 +107,7 @@ class ModulePolicy(NonLearningPolicy):
     The weights are the parameters and buffers in the `state_dict` of the module, as one float32
     vector in the order of `state_dict`. The vector includes buffers because running statistics must
     also reach the workers. The caller may train the module. This class moves the module to
-    `device`, and changes its parameters and buffers only in `set_weights`.
+    `device`, and sets its parameters and buffers in `set_weights` and `set_state`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

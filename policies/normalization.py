@@ -1,9 +1,9 @@
 """`Normalizer`: normalises observations and rewards by running means and variances.
 
 These means and variances, with the number of rows from which they were computed, are called the
-moments. All workers share them. Stable-Baselines3's VecNormalize and Gymnasium's wrappers use the
-same method. The moments belong to the policy. The weights of the policy carry the moments, and the
-moments are saved, loaded and exported with the policy.
+moments. All workers share them. Stable-Baselines3's VecNormalize and Gymnasium's wrappers use a
+similar method. The moments belong to the policy. The weights of the policy carry the moments, and
+the moments are saved, loaded and exported with the policy.
 """
 
 from __future__ import annotations

@@ -163,9 +163,9 @@ class Policy(ActingPolicy):
         The input is `observations` `[N, ...]`, in the dtype of the observation space. For a Dict or
         Tuple space, the model has one input for each part, such as `observations.position`.
         Discrete and MultiDiscrete inputs are int64. The outputs are `actions` `[N, ...]` for the
-        environment, and `action_dist_inputs` `[N, P]`, the parameters of the distribution. The
-        model accepts any N. The model of a policy with memory also has the input `state` and the
-        output `next_state`, both `[N, S]` float32.
+        environment, and `action_dist_inputs` `[N, P]`, the parameters of the distribution. N must
+        be at least 1. The model of a policy with memory also has the input `state` and the output
+        `next_state`, both `[N, S]` float32.
 
         Raises:
             ConfigError: the extra `onnx` is not installed, the policy cannot be exported, or the
@@ -185,6 +185,8 @@ class Policy(ActingPolicy):
 
         Raises:
             NotImplementedError: the class does not define this method.
+            ConfigError: a `FragmentPolicy` has a network with buffers that learning changes, such
+                as the running statistics of batch normalisation.
         """
         raise NotImplementedError(
             f"{type(self).__name__} cannot compute gradients: it does not define compute_gradients"

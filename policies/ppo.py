@@ -138,7 +138,8 @@ class PPOPolicy(ActorCriticPolicy):
         return limit is not None and stats["mean_kl_loss"] > limit
 
     def on_learned(self, stats: Mapping[str, float]) -> None:
-        """Adapts the KL coefficient to `kl_target` (section 4 of the paper)."""
+        """Adapts the KL coefficient to `kl_target` (section 4 of the paper). The thresholds and
+        factors are RLlib's."""
         kl, target = stats["mean_kl_loss"], self.config.kl_target
         if kl > 2.0 * target:
             self.coefficients["kl_coeff"] = min(1.5 * self.coefficients["kl_coeff"], MAX_KL_COEFF)

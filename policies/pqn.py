@@ -1,4 +1,4 @@
-"""PQN: parallelised Q-networks (Gallici et al., 2024), without replay buffer and target network."""
+"""PQN: parallelised Q-networks (Gallici et al., 2024). Uses no replay buffer or target network."""
 
 from __future__ import annotations
 

@@ -150,9 +150,10 @@ class ReplayPolicy(Policy):
 
     @np.errstate(all="ignore")
     def td_errors(self, rows: Transitions) -> np.ndarray:
-        """The absolute TD errors `[B]` float32 of rows, with the current weights. Samplers of
-        `async_replay` use these errors as the initial priorities of new rows, if the replay is
-        prioritised (Horgan et al., 2018)."""
+        """The absolute TD errors `[B]` float32 of rows before normalisation, with the current
+        weights. An error that is not finite becomes 0. With prioritised replay, the workers of
+        `async_replay` compute the initial priorities of new rows in this way (Horgan et al.,
+        2018)."""
         return _finite(self.errors_of(self.normalized(rows)))
 
     @np.errstate(all="ignore")

@@ -31,8 +31,8 @@ class ActionDistribution(ABC):
         num_params: P, number of parameters for one observation.
         action_shape: shape of one action in a batch.
         action_dtype: dtype of the actions in a batch.
-        sizes: number of categories of each categorical action. Batches count categories from 0.
-            Empty for other actions.
+        sizes: number of categories of each categorical action, if batches count categories from 0.
+            Empty for other distributions.
         bounds: the lower and the upper bound, `[A]` each for A action dimensions. The bounds apply
             to actions as a batch stores them. `to_env` clips actions outside of the bounds, and
             statistics count these actions. `None` means that statistics count no actions as

@@ -16,8 +16,9 @@ from polopt.policies.networks.mlp import MLPNetwork
 
 
 class Activations(NamedTuple):
-    """The input and the outputs of all layers of a forward pass, for the backward pass. Each array
-    is `[B, width]`."""
+    """The results of a forward pass, for the backward pass. There is one list each for the shared
+    layers, the policy layers and the value layers. A list holds the input of the first layer, and
+    the outputs of all layers, each `[B, width]`."""
 
     shared: list[np.ndarray]
     policy: list[np.ndarray]

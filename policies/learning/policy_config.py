@@ -23,7 +23,7 @@ class PolicyConfig(Config):
         adam_epsilon: the epsilon of Adam.
         rmsprop_alpha: the decay of RMSprop's mean of squared gradients.
         rmsprop_epsilon: the epsilon of RMSprop. torch adds epsilon after taking the root of the
-            mean square. Mnih et al. (2016) add an epsilon of 0.1 before taking the root.
+            mean square. Mnih et al. (2016) add epsilon before taking the root.
         grad_clip: the largest global norm of a gradient. A larger gradient is scaled down to this
             norm. `None` disables clipping.
         fast_cpu: whether to use faster code that gives the same results up to rounding. With True,
@@ -40,7 +40,7 @@ class PolicyConfig(Config):
         clip_actions: whether to clip actions to the bounds of a Box. With False, only the
             dimensions that `normalize_actions` maps are clipped. This option, too, has no effect on
             other spaces, together with `squash_actions`, and in SAC and TD3. RLlib has the same
-            option, and its default is False.
+            option, and its default is False in newer versions.
         model: the options of the network.
     """
 

@@ -76,8 +76,8 @@ class Backend:
     def rows(self, columns: Rows) -> Rows:
         """Converts the columns of a batch to tensors on the device of the network, for `backward`.
 
-        The policy calls this method once for each batch from `FragmentPolicy.prepare_batch`, and
-        cuts minibatches out of the returned columns.
+        Columns that are not arrays stay unchanged. If a policy converts the columns of a batch
+        once, it can cut all minibatches out of the result.
         """
         return {
             name: as_tensor(column, self._device) if isinstance(column, np.ndarray) else column
@@ -87,7 +87,7 @@ class Backend:
     def backward(self, rows: Rows) -> dict[str, float]:
         """Adds the gradient of the mean loss of `rows` to the `.grad` of all parameters.
 
-        The network is in training mode during this call, and in evaluation mode at all other times.
+        The network is in training mode during this call, and in evaluation mode afterwards.
 
         Args:
             rows: columns `[B, ...]`, as arrays or from `Backend.rows`. See `NetworkPolicy.loss`.

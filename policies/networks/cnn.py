@@ -94,7 +94,7 @@ class ImageEncoder(NamedTuple):
 
 
 class CNNNetwork(ActorCriticNetwork):
-    """Convolutions over images, with ReLU.
+    """Convolutions and linear layers over one image, with ReLU.
 
     The network itself scales uint8 images to [0, 1]. So batches and messages hold uint8 images,
     which are smaller than images of floats.

@@ -57,7 +57,7 @@ class Collector:
         create_env_fn: a callable that makes an environment, or a Gymnasium id (see `resolve_env`).
             A list has one item for each worker.
         policy: the policy that chooses actions, in one of these forms. From all forms except the
-            first, polopt makes a Policy, which is then `collector.policy`.
+            first, polopt makes a policy object, which is then `collector.policy`.
 
             - a polopt Policy, which is used directly
             - the name or class of a polopt Policy, or `(name or class, options)`
@@ -154,13 +154,13 @@ class Collector:
 
         Raises:
             StopIteration: after `total_frames` frames, or with `rerun_of` at the end of the record.
-            WorkersFailedError: if workers keep failing.
+            WorkersFailedError: if workers keep failing, or if no worker can be made.
             EnvironmentFailedError: if this process collects, and an environment cannot be made or
                 fails repeatedly.
             EnvironmentAPIError: if an environment breaks Gymnasium's API.
             NonFiniteError: if too many consecutive fragments contain non-finite values.
-            FunctionError: if the policy or `postproc` raises in a worker, and no worker has sampled
-                a fragment before.
+            FunctionError: if sampling would probably fail in every worker. For example, the policy
+                or `postproc` raises in a worker before any worker has sampled a fragment.
             Exception: if this process collects, any exception of the policy or `postproc`.
             RuntimeError: if another thread is collecting, if no workers remain, or after
                 `shutdown`.
@@ -300,14 +300,15 @@ class Collector:
     @property
     def policy(self) -> Policy:
         """The policy whose weights the workers receive. If the user passed a module or a callable,
-        this is the polopt Policy that wraps it."""
+        this is a polopt policy that wraps it."""
         return self.workers.local.policy
 
     def update_policy_weights_(
         self, weights: Weights | np.ndarray | Mapping[str, Any] | None = None
     ) -> int:
-        """Sends weights to every worker with the request for the worker's next fragment. After a
-        fragment with newer weights, the Collector does not return fragments with older weights.
+        """Sends weights to every worker with the request for the worker's next fragment. Once the
+        Collector has returned a fragment that was requested after this call, it returns no fragment
+        that was requested before this call.
 
         Args:
             weights: the new weights of the policy: Weights, a flat vector `[P]`, or a `state_dict`
@@ -389,8 +390,8 @@ class Collector:
     # ---- state and end --------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the Collector, as tensors, arrays, numbers, strings, and lists and
-        dicts of these values.
+        """Returns the state of the Collector, as tensors, arrays, numbers, bools, strings, None,
+        and lists and dicts of these values.
 
         The state contains the numbers of frames and batches, and the state of the policy. For each
         worker that has started, it contains the state of the random generators and the running
@@ -416,7 +417,11 @@ class Collector:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores a state that `state_dict` returned. Pending fragments are dropped."""
+        """Restores a state that `state_dict` returned. Pending fragments are dropped.
+
+        Raises:
+            ValueError: if the state belongs to a different network.
+        """
         self.calls.discard()
         self._budget.num_frames = int(state["num_frames"])
         self.weight_sync.num_batches = int(state["num_batches"])

@@ -92,7 +92,8 @@ class CollectorArguments:
             _check_mean(self.policy_class(*self._spaces, self.policy_config))
 
     def connect(self) -> bool:
-        """Connects to Ray if there are remote workers. Returns whether this call connected."""
+        """Connects to Ray if there are remote workers. Returns whether this call connected. Raises
+        the errors of `attach_or_start`."""
         if self.num_collectors == 0:
             return False
         cpus = sum(options.get("num_cpus", 1.0) for options in self.options)

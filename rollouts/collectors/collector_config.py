@@ -36,7 +36,7 @@ class CollectingConfig(Config):
         frames_per_batch: the number of environment steps in one batch. A batch consists of one or
             more fragments. A fragment is what a worker samples for one request. A batch may have
             more steps, because all environments of a worker make the same number of steps. If
-            fragments are stopped early, a batch may have fewer steps. `None` means that each
+            fragments are stopped early, a batch may have fewer steps. `None` and 0 mean that each
             fragment has `rollout_fragment_length` steps.
         total_frames: the Collector stops after the batch with which the number of returned
             environment steps reaches this number. -1 means that the Collector never stops.
@@ -50,7 +50,9 @@ class CollectingConfig(Config):
         split_trajs: whether and how to cut batches into trajectories. `padded` (or True) returns a
             batch `[longest, number of trajectories]`, in which the column `valid` is False in the
             padding. `list` returns a list of batches `[length, 1]`.
-        exploration_type: how actions are chosen from the policy's distribution.
+        exploration_type: how actions are chosen from the policy's distribution. `random` samples an
+            action. `mode` and `deterministic` choose the most likely action. `mean` chooses the
+            mean, which categorical actions do not have.
         storing_device: the device of the tensors that `SampleBatch.to_tensordict` makes.
         update_after_each_batch: whether to send the current weights with the request for each
             fragment. Fragments are then requested only when the user asks for the next batch. In
@@ -121,7 +123,9 @@ class CollectorConfig(CollectingConfig):
             arguments or as one dict, depending on its signature.
         max_frames_per_traj: episodes are truncated after this many steps. -1 or 0 means that this
             option truncates no episodes.
-        policy_device: the device of the workers' copies of the policy.
+        policy_device: the device of the workers' copies of the policy. If `num_collectors` is 0,
+            this is the device of the policy in this process, unless the user passed a Policy
+            object.
         postproc: a callable `SampleBatch -> SampleBatch` that the worker applies to each fragment.
         remote_configs: the options of the workers' actors, with the names that `ray.remote` uses
             (`num_cpus`, `num_gpus`, `memory`, `resources`, `runtime_env`, ...). A list has one dict

@@ -16,7 +16,7 @@ STOP_GRACE_S = 1.0
 
 
 class CollectorEnded(RuntimeError):
-    """Raised when no more batches will follow, because the Collector has reached `total_frames` or
+    """Raised when no more batches will follow, because the Collector has returned its last batch or
     the thread was stopped."""
 
 

@@ -103,7 +103,8 @@ class WeightSync(WeightSnapshots):
 
     def too_old(self, workers: Iterable[WorkerHandle]) -> list[WorkerHandle]:
         """Returns the workers whose weights will exceed the lag `max_weight_update_interval` when
-        the current batch is returned.
+        the current batch is returned. If there may be such workers, and `by_consumer` is False,
+        this method first takes a snapshot.
 
         Args:
             workers: the workers that are sampling now.

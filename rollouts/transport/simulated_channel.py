@@ -66,7 +66,8 @@ Script = Callable[[list[SimulatedTicket]], SimulatedTicket | None]
 
 
 def oldest_first(pending: list[SimulatedTicket]) -> SimulatedTicket | None:
-    """A script in which the oldest call ends first, as with equally fast processes."""
+    """A script that chooses the first pending call. `Calls` passes the processes in such an order
+    that they answer in turn, like equally fast processes."""
     return pending[0]
 
 
@@ -76,7 +77,7 @@ def none_ready(pending: list[SimulatedTicket]) -> SimulatedTicket | None:
 
 
 def of_process(*names: str) -> Script:
-    """Returns a script in which only calls to these processes end, oldest first."""
+    """Returns a script in which only calls to these processes end."""
     return lambda pending: next((one for one in pending if one.channel.name in names), None)
 
 

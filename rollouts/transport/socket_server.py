@@ -92,7 +92,7 @@ class SocketServer:
         """
         connection = self._connection
         if connection is None or self._endpoint != endpoint:
-            return "the process has another connection now"
+            return "the process has closed this connection"
         try:
             while True:
                 connection.poll(None)  # waits without a limit until the driver sends a call
