@@ -92,7 +92,7 @@ class AsyncReplayConfig(ReplayOptions):
 
         Raises:
             ConfigError: `error_buffer` is so small that samplers and learner would wait for each
-                other forever.
+                other forever, or `training_intensity` is so small that it is rounded to 0.
         """
         rows = self.rows_of_fragment(rollout)
         most = self.most_fragments * rollout.num_workers * rows
@@ -100,9 +100,9 @@ class AsyncReplayConfig(ReplayOptions):
             math.ceil(self.training_intensity * most)
             + self.prefetch_batches * self.train_batch_size
         )
-        # A row can be drawn once all steps of its n-step return are stored. `window` is n times the
-        # number of environments. With one row more, at least one environment has more than n steps,
-        # so that at least one row can be drawn.
+        # A row can be drawn at the latest when n further steps of its environment are stored.
+        # `window` is n times the number of environments. With one row more, at least one
+        # environment has more than n steps, so that at least one row can be drawn.
         window = getattr(policy, "n_step", 1) * rollout.num_workers * rollout.num_envs_per_worker
         start = max(self.learning_starts, window + 1)
         limiter = RateLimiter(self.training_intensity, start, bound)
@@ -133,7 +133,7 @@ class Task(NamedTuple):
             `updated`: a shard sets new priorities, or drops its rows after a restore.
         sampler: index of the worker that samples the fragment.
         rows: number of rows of the fragment. Before the fragment is sampled, this is the largest
-            number of rows that it can have.
+            number of rows that it can have. 0 for calls of other kinds, as is `sampler`.
     """
 
     kind: str
@@ -374,7 +374,7 @@ class AsyncReplay(ReplayOptimizer):
         self._batch_bytes = reply.counts.num_bytes
         try:
             batch: Batch = self.workers.transport.get(reply.value)
-        except ChannelError:  # the shard has died, which the next call to this shard reports
+        except ChannelError:  # the shard has died. Its next call fails, and is handled then
             return None
         self._num_learned += 1
         self.shards.note(reply.worker, batch.report)

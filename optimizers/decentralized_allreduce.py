@@ -300,8 +300,9 @@ class DecentralizedAllReduce(PolicyOptimizer):
                     self.calls.tighten_deadline(worker, BREAK_GRACE_S + self._skew_s)
 
     def _finish_round(self, sampled: list[Reply], learned: list[Reply]) -> None:
-        """Counts the replies of a round, in order of worker index, and copies the weights to the
-        driver's policy."""
+        """Counts the samples of a round, in order of worker index. If all ranks have finished the
+        round, also counts the learning, and sets the weights of the driver's policy if a rank sent
+        its weights."""
         self.calls.count(sorted(sampled, key=lambda reply: reply.order))
         lost = any(worker.removed for worker in self.group.ranks)
         if lost or self.group.broken or any(reply.value.broken for reply in learned):
@@ -363,8 +364,8 @@ class DecentralizedAllReduce(PolicyOptimizer):
             self._finish_round(self._await_samples(), self._await_learning())
 
     def get_state(self) -> dict[str, Any]:
-        """See `PolicyOptimizer.get_state`. First fetches the state of the policy, including its
-        torch optimizer, from a rank."""
+        """See `PolicyOptimizer.get_state`. If there is a group, first fetches the state of the
+        policy, including its torch optimizer, from a rank."""
         self.drain()
         if self.group.ranks:
             self.policy.set_state(self.group.fetch_policy_state())

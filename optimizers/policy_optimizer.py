@@ -1,4 +1,5 @@
-"""`PolicyOptimizer`: base class of all distribution strategies."""
+"""`PolicyOptimizer`: base class of strategies, which distribute sampling and learning over
+processes."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ class PolicyOptimizer(ABC):
     functions to workers through `calls`, and uses the values that the functions return.
     `docs/write-an-optimizer.md` has complete examples.
 
-    A strategy does not have to count anything itself. `calls` counts samples, seconds, faults and
+    A strategy seldom has to count anything itself. `calls` counts samples, seconds, faults and
     bytes when the strategy takes a reply. `apply`, `learn` and `set_weights` count updates in the
     driver. `RolloutWorker.learn` counts updates in workers.
 
@@ -91,7 +92,7 @@ class PolicyOptimizer(ABC):
     after_failure: ClassVar[AfterFailure] = "send again"
     #: The plots of dashboards for this strategy, in addition to the plots for all strategies.
     tab: ClassVar[Tab] = Tab()
-    #: Saves the strategy's replay buffer to files. None if the strategy has no replay buffer.
+    #: Saves and restores the rows of a replay buffer in the driver. None without such a buffer.
     buffer_files: BufferFiles | None = None
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
@@ -126,7 +127,8 @@ class PolicyOptimizer(ABC):
 
     @classmethod
     def check_options(cls, rollout: RolloutConfig, config: Any) -> None:
-        """Checks, before any actor starts, that the strategy supports these options.
+        """Checks that the strategy supports these options. Needs no workers, so that callers can
+        check options before any actor starts.
 
         Args:
             rollout: options of sampling.
@@ -237,10 +239,10 @@ class PolicyOptimizer(ABC):
         metrics.add_update_rows(updates, policy.progress.rows_applied - rows)
 
     def set_weights(self, weights: Weights) -> None:
-        """Copies weights that workers have learned to the driver's policy.
+        """Sets the weights of the driver's policy to weights from workers.
 
-        The increase of the version counts as the number of updates. The driver keeps its own
-        moments, because these already include the samples of all replies.
+        The increase of the version counts as the number of updates. The driver keeps the moments of
+        its own normaliser, because these already include the samples of all replies.
         """
         updates = weights.version - self.policy.version
         self.policy.set_weights(weights._replace(moments=None))
@@ -307,7 +309,11 @@ class PolicyOptimizer(ABC):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues from a state that `get_state` of any optimizer returned. Drops the results of
-        pending calls. The next call to each worker carries the restored weights."""
+        pending calls. Workers receive the restored weights with the next call that takes weights.
+
+        Raises:
+            ValueError: the state does not fit the policy, or the wrappers of the environments.
+        """
         self.drain()
         self.calls.clear()
         # The policy comes first, because it raises if the state belongs to another network.

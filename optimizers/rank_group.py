@@ -1,7 +1,8 @@
 """`RankGroup`: forms the group of workers that learn together, and gives them equal weights.
 
-The class runs in the driver. The functions of this file run in the ranks, which are the workers of
-the group. A rank keeps its connections to the other ranks in `worker.state["group"]`.
+The class runs in the driver. The functions with the argument `worker` run in the ranks, which are
+the workers of the group. A rank keeps its connections to the other ranks in
+`worker.state["group"]`.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ def checksum(worker: RolloutWorker) -> str:
 
 
 def numbers_of(weights: Weights) -> list[np.ndarray]:
-    """Returns the arrays that must be equal in all ranks. These are the weights, and, if the policy
-    normalises observations, their number, mean and sum of squared deviations."""
+    """Returns the arrays that must be equal in all ranks. These are the weights and, if the policy
+    has a normaliser, the number, mean and sum of squared deviations of the normaliser's data."""
     moments = weights.moments
     if moments is None:
         return [weights.flat]
@@ -195,7 +196,7 @@ class RankGroup:
         ranks of a broken group may differ by one update. `_leader` describes the exception.
 
         Returns:
-            None, or the message of a failure.
+            None after success, or the message of the last failure.
         """
         leader: WorkerHandle | None = None
         if not self._local_leads:

@@ -1,4 +1,4 @@
-"""`resolve_env`: turns the `env` of a config into a source, which makes environments in workers."""
+"""`resolve_env`: turns the `env` of a config into a source from which workers make environments."""
 
 from __future__ import annotations
 
