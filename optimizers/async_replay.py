@@ -131,9 +131,9 @@ class Task(NamedTuple):
             `stored`: a shard stores a fragment.
             `batch`: a shard draws a batch.
             `updated`: a shard sets new priorities, or drops its rows after a restore.
-        sampler: index of the worker that samples the fragment.
+        sampler: index of the worker that samples the fragment. 0 for `batch` and `updated`.
         rows: number of rows of the fragment. Before the fragment is sampled, this is the largest
-            number of rows that it can have. 0 for calls of other kinds, as is `sampler`.
+            number of rows that it can have. 0 for `batch` and `updated`.
     """
 
     kind: str

@@ -97,7 +97,7 @@ class Learned(NamedTuple):
     Attributes:
         updates: number of updates that the rank made.
         skipped_updates: number of updates that all ranks skipped because the gradient was not
-            finite.
+            finite, or was too large.
         weights: the rank's weights after the round, if the call requested them.
         checksum: SHA-256 of the weights and of the normaliser's moments, if the call requested it.
         broken: the reason why this rank could not finish the round. In this case its last gradient
@@ -378,8 +378,9 @@ class DecentralizedAllReduce(PolicyOptimizer):
 
     @property
     def num_skipped_updates(self) -> int:
-        """The number of updates that all ranks skipped because the gradient was not finite. This
-        number comes from replies, because the driver's policy applies no gradients."""
+        """The number of updates that all ranks skipped because the gradient was not finite, or was
+        too large. This number comes from replies, because the driver's policy applies no
+        gradients."""
         return self._num_skipped_updates
 
     def extra_stats(self) -> dict[str, Any]:

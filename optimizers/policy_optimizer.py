@@ -265,7 +265,8 @@ class PolicyOptimizer(ABC):
 
     @property
     def num_skipped_updates(self) -> int:
-        """The number of updates that were skipped because the gradient was not finite."""
+        """The number of updates that were skipped because the gradient was not finite, or was too
+        large."""
         return self.policy.progress.skipped_updates
 
     def extra_stats(self) -> dict[str, Any]:

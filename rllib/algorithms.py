@@ -10,7 +10,7 @@ from polopt.rllib.rl_modules import to_rl_module
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
-#: Result keys up to RLlib 2.30, and the current keys of the same values.
+#: Result keys of RLlib 2.7, and the current keys of the same values.
 OLD_RESULTS = {
     "episode_reward_mean": "env_runners/episode_return_mean",
     "episode_reward_min": "env_runners/episode_return_min",

@@ -179,6 +179,8 @@ def resolved(
     - `observation_filter="MeanStdFilter"` becomes `normalize_observations=True`.
     - `lr=None` of SAC becomes the preset's default of `lr`. SAC uses `lr` only for learning rates
       that are not set by another option.
+    - `vf_clip_param` of infinity and `evaluation_interval` of 0 become None. `sample_timeout_s` of
+      None or infinity becomes 1e7 seconds.
     - If `train_batch_size` is given, `rollout_fragment_length="auto"` becomes the length for which
       one fragment of each environment fills the batch. A missing `rollout_fragment_length` becomes
       the same length if the preset's fragments would exceed the batch. In A3C, with a replay buffer

@@ -183,7 +183,8 @@ class MetricsLogger:
         Args:
             name: a name, or a tuple of nested names.
             value: the number.
-            how: `reduce`, `mean` by default. Other arguments of RLlib have no effect.
+            how: `reduce`, `mean` by default. Unknown values of `reduce` mean `mean`. Other
+                arguments of RLlib have no effect.
         """
         name = "/".join(name) if isinstance(name, tuple) else name
         self._values.setdefault(name, []).append(float(value))
