@@ -540,8 +540,8 @@ RLLIB_FIXED = (
     ),
     Fixed(
         {"torch_distributed_backend": ("gloo", "nccl")},
-        "the workers of `decentralized_allreduce` sum their gradients over sockets or gloo. The "
-        "result `optimizer/allreduce_backend` says which one a run uses",
+        "the workers of `decentralized_allreduce` sum their gradients over sockets, gloo or NCCL. "
+        "The result `optimizer/allreduce_backend` says which one a run uses",
     ),
     Fixed(
         {"timeout_s_aggregator_manager": (), "timeout_s_sampler_manager": ()}

@@ -81,7 +81,7 @@ class PolicyOptimizer(ABC):
     needs_gradients: ClassVar[bool] = False
     #: The phases of `step`. See the docstring of the class.
     phases: ClassVar[tuple[str, ...]] = ()
-    #: The phases of calls in workers, in addition to `sample`, `gradient` and `learn`.
+    #: The phases of calls in workers, in addition to the phases of all strategies such as `sample`.
     worker_phases: ClassVar[tuple[str, ...]] = ()
     #: True if the strategy also runs in one process, with `num_workers=0`.
     runs_in_process: ClassVar[bool] = False
@@ -177,8 +177,8 @@ class PolicyOptimizer(ABC):
 
     def _count(self, reply: Reply) -> None:
         """Counts a reply that was taken. Also advances the policy's schedules by the environment
-        steps of the reply. Adds the moments of the new observations (their number, mean and sum of
-        squared deviations) to the policy's normaliser."""
+        steps of the reply. Adds the moments of the new observations and returns (their number, mean
+        and sum of squared deviations) to the policy's normaliser."""
         own = reply.worker is self.workers.here
         self.metrics.add_record(reply.worker.index, reply.counts, in_driver=own)
         self.policy.env_steps = self.metrics.num_env_steps_sampled

@@ -213,7 +213,8 @@ class _Missing:
 
 def as_polopt_callbacks(given: Any) -> Any:
     """Returns a subclass of `polopt.Callbacks` that calls the methods of a class that was written
-    for RLlib. Returns subclasses of `polopt.Callbacks`, strings and None unchanged.
+    for RLlib. Returns subclasses of `polopt.Callbacks`, strings and None unchanged. A list of one
+    class has the same meaning as the class.
 
     Raises:
         ConfigError: the value is not a class, or overrides a method that polopt does not call.
