@@ -691,7 +691,7 @@ STABLE_BASELINES3 = (
     Option(
         "`n_envs` of `make_vec_env`",
         "`num_envs_per_worker`, times `num_workers` if `num_workers` is not 0",
-        "1, 8",
+        "1, 8 times 2",
     ),
     Option("`n_steps`", "`rollout_fragment_length`", "2048, 128"),
     Option(
@@ -915,7 +915,7 @@ CLEANRL = (
     Option(
         "`--num-envs`",
         "`num_envs_per_worker`, times `num_workers` if `num_workers` is not 0",
-        "4, 8",
+        "4, 8 times 2",
     ),
     Option("`--num-steps`", "`rollout_fragment_length`", "128, 128"),
     Option(
