@@ -374,7 +374,7 @@ class AsyncReplay(ReplayOptimizer):
         self._batch_bytes = reply.counts.num_bytes
         try:
             batch: Batch = self.workers.transport.get(reply.value)
-        except ChannelError:  # the shard has died. Its next call fails, and is handled then
+        except ChannelError:  # the shard has died, and the next call to it will fail
             return None
         self._num_learned += 1
         self.shards.note(reply.worker, batch.report)

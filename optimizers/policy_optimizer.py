@@ -1,5 +1,5 @@
-"""`PolicyOptimizer`: base class of strategies, which distribute sampling and learning over
-processes."""
+"""`PolicyOptimizer`: base class of optimizers, the strategies that distribute sampling and learning
+over processes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class PolicyOptimizer(ABC):
     needs_gradients: ClassVar[bool] = False
     #: The phases of `step`. See the docstring of the class.
     phases: ClassVar[tuple[str, ...]] = ()
-    #: The phases of calls in workers, in addition to the phases of all strategies such as `sample`.
+    #: The phases of calls in workers, in addition to phases of all strategies, such as `sample`.
     worker_phases: ClassVar[tuple[str, ...]] = ()
     #: True if the strategy also runs in one process, with `num_workers=0`.
     runs_in_process: ClassVar[bool] = False

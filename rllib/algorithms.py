@@ -89,7 +89,7 @@ class Algorithm(PolicyOptimizerTrainer):
 
         Raises:
             KeyError: `policy_id` names another policy.
-            ValueError: the policy has memory, and `state` is None.
+            ValueError: the policy has memory, and `state` is None. See also `get_policy().predict`.
         """
         policy = self.get_policy(others.get("policy_id", "default_policy"))
         if state is None:

@@ -67,7 +67,8 @@ class RLlibCallback:
         """
 
     def on_sample_end(self, **arguments: Any) -> None:
-        """Called with each fragment that is not discarded because of a fault.
+        """Called with each fragment that is not discarded because of a fault. Not called in
+        evaluation.
 
         Args:
             arguments: `samples` (a `SampleBatch`), `metrics_logger` (a `MetricsLogger`), and
@@ -75,7 +76,8 @@ class RLlibCallback:
         """
 
     def on_episode_end(self, **arguments: Any) -> None:
-        """Called when an episode has ended, unless the episode is discarded because of a fault.
+        """Called when an episode has ended, unless the episode is discarded, for example because of
+        a fault.
 
         Args:
             arguments: `episode` (a `CallbackEpisode`), `metrics_logger` (a `MetricsLogger`),
