@@ -165,7 +165,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
 
     A step requests the next round before it returns, so workers do not wait for the driver. If a
     worker fails, the rest of the round is lost. The other workers keep the updates that they have
-    made, and form a new group with the replacement.
+    made, and form a new group. A replacement joins in a later group, once it has started.
     """
 
     name = "decentralized_allreduce"
