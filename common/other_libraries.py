@@ -115,7 +115,7 @@ RLLIB = (
     Option(
         '`evaluation_config={"explore": False, "env_config": {...}}`',
         "`evaluation_config`, with `env`, `env_config`, options of sampling, and `explore`, which "
-        "is False by default. See [evaluation](results.md#evaluation-while-training)",
+        "is False by default. See [docs/results.md](results.md#evaluation-while-training)",
         "explores, does not explore",
     ),
     Option(
@@ -155,7 +155,7 @@ RLLIB = (
     ),
     Option(
         "`use_lstm`, `lstm_cell_size`",
-        "the same keys of `model`. See [memory](memory.md)",
+        "the same keys of `model`. See [docs/memory.md](memory.md)",
         "False and 256, the same",
     ),
     Option(
@@ -172,7 +172,7 @@ RLLIB = (
     Option(
         "`Dict` with `action_mask` and `observations`, and an `RLModule` that applies the mask",
         "the same observation space. polopt applies the mask itself. See "
-        "[action masks](networks.md#action-masks)",
+        "[docs/networks.md](networks.md#action-masks)",
     ),
 )
 
@@ -258,7 +258,9 @@ _CALLBACKS = (
     "`on_train_result`"
 )
 _WRAP = "wrap the environment"
-_CONNECTORS = f"polopt has no connectors: {_WRAP} ([wrappers](wrappers.md)), or write a policy"
+_CONNECTORS = (
+    f"polopt has no connectors: {_WRAP} (see [docs/wrappers.md](wrappers.md)), or write a policy"
+)
 _RESTARTS = (
     "polopt always replaces workers that fail. The limits are `max_consecutive_failures`, "
     "`worker_timeout_s` and `worker_startup_timeout_s`"
@@ -531,7 +533,7 @@ RLLIB_FIXED = (
         | {"keep_per_episode_custom_metrics": False, "stats_cls_lookup": ()}
         | {"log_sys_usage": (True, False), "sampler_perf_stats_ema_coef": None, "log_level": "WARN"}
         | {"logger_config": None, "logger_creator": None},
-        "mean returns are over the last 100 episodes. [Results](results.md) lists all keys",
+        "mean returns are over the last 100 episodes. [docs/results.md](results.md) lists all keys",
     ),
     Fixed(
         {"vtrace_drop_last_ts": (True, False), "after_train_step": ()}
@@ -540,8 +542,8 @@ RLLIB_FIXED = (
     ),
     Fixed(
         {"torch_distributed_backend": ("gloo", "nccl")},
-        "the workers of `decentralized_allreduce` sum their gradients over sockets or gloo. The "
-        "result `optimizer/allreduce_backend` says which one a run uses",
+        "the workers of `decentralized_allreduce` sum their gradients over sockets, gloo or NCCL. "
+        "The result `optimizer/allreduce_backend` says which one a run uses",
     ),
     Fixed(
         {"timeout_s_aggregator_manager": (), "timeout_s_sampler_manager": ()}
@@ -689,7 +691,7 @@ STABLE_BASELINES3 = (
     Option(
         "`n_envs` of `make_vec_env`",
         "`num_envs_per_worker`, times `num_workers` if `num_workers` is not 0",
-        "1, 8",
+        "1, 8 times 2",
     ),
     Option("`n_steps`", "`rollout_fragment_length`", "2048, 128"),
     Option(
@@ -776,14 +778,14 @@ STABLE_BASELINES3 = (
     Option(
         "`VecNormalize`: `norm_reward`, `clip_reward`",
         "`normalize_rewards`, `clip_rewards`. `gamma` is the `gamma` of the policy. See "
-        "[normalisation](normalization.md)",
+        "[docs/normalization.md](normalization.md)",
         "True and 10.0, False and 10.0",
     ),
     Option(
         "`MaskablePPO`: `action_masks()` of the environment",
         "the key `action_mask` of its `Dict` observation, which is True or 1 for allowed actions. "
         "`predict` reads the mask from the observation. See "
-        "[action masks](networks.md#action-masks)",
+        "[docs/networks.md](networks.md#action-masks)",
     ),
     Option("`seed`", "`seed`"),
     Option("`device`", "`num_gpus`: 1 for `cuda`, 0 for `cpu`", "`auto`, 0"),
@@ -913,7 +915,7 @@ CLEANRL = (
     Option(
         "`--num-envs`",
         "`num_envs_per_worker`, times `num_workers` if `num_workers` is not 0",
-        "4, 8",
+        "4, 8 times 2",
     ),
     Option("`--num-steps`", "`rollout_fragment_length`", "128, 128"),
     Option(
@@ -962,7 +964,7 @@ CLEANRL = (
     Option("`--exp-name`", "`tune.RunConfig(name=...)`, or the file name of `polopt train`"),
     Option(
         "`--track`, `--wandb-project-name`, `--wandb-entity`",
-        "Tune's `WandbLoggerCallback`: [monitoring](monitoring.md)",
+        "Tune's `WandbLoggerCallback`. See [docs/monitoring.md](monitoring.md)",
     ),
     Option("`--capture-video`", "`polopt evaluate CHECKPOINT --video DIR`", "False"),
     Option(

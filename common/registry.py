@@ -98,6 +98,7 @@ class Registry:
 
         Raises:
             ConfigError: if the class cannot be found, or is not a subclass of the base class.
+            Exception: see `load_path`.
         """
         if not isinstance(value, str) or ":" not in value:
             return value
@@ -151,6 +152,7 @@ def load_path(path: str) -> Any:
         ImportError: if the module cannot be imported.
         ValueError: if the name of the module is empty.
         AttributeError: if the module has no such attribute.
+        Exception: any other exception that the module raises when it is imported.
     """
     module, _, attribute = path.partition(":")
     return getattr(importlib.import_module(module), attribute)

@@ -316,7 +316,7 @@ _PackedBatch = tuple[dict[str, Packed], dict[str, Packed], dict[str, Any]]
 
 def _packed(batch: SampleBatch) -> _PackedBatch:
     """Packs observations and columns with the codec `batch.compress`. Returns the packed
-    observations, the packed columns, and the other fields."""
+    observations, the packed columns, and the other fields except `moments` and `compress`."""
     codec = batch.compress
     exact = "none" if codec in LOSSY else codec
     observations = {n: pack(getattr(batch, n), codec) for n in ("all_obs", "successor_obs")}

@@ -1,4 +1,4 @@
-"""Shares named values between the driver, trials and workers through Tune's registry."""
+"""Shares named values between a driver and Tune's trials through Tune's registry."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 def share(name: str, value: Callable[..., Any]) -> None:
-    """Makes a value available to all processes of the Ray job. If Ray has not started yet, the
-    value becomes available when Ray starts.
+    """Makes a value available to all processes of the Ray job that have imported Tune. If Ray has
+    not started yet, other processes can get the value once Ray has started.
 
     Args:
         name: a name that no environment of the user has.
@@ -22,7 +22,8 @@ def share(name: str, value: Callable[..., Any]) -> None:
 
 def shared(name: str) -> Callable[..., Any] | None:
     """Returns the value that `share` or the user's `register_env` registered under a name. Returns
-    None if the name is not registered. Tune's registry has no public function for this."""
+    None if the name is not registered, or if this process has not imported Tune. Tune's registry
+    has no public function for this."""
     return _registered("env_creator", name)
 
 

@@ -34,8 +34,7 @@ class Weights(NamedTuple):
     """All parameters of a policy, and the other values that are needed for acting and for losses.
 
     The progress of schedules and the adapted coefficients are sent with the weights. Workers
-    therefore use the learner's values. In RLlib 0.8, `lr_schedule` and DD-PPO's KL coefficient did
-    not reach the workers.
+    therefore use the learner's values.
 
     Attributes:
         flat: the parameters `[P]` float32.

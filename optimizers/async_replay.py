@@ -92,7 +92,7 @@ class AsyncReplayConfig(ReplayOptions):
 
         Raises:
             ConfigError: `error_buffer` is so small that samplers and learner would wait for each
-                other forever.
+                other forever, or `training_intensity` is so small that it is rounded to 0.
         """
         rows = self.rows_of_fragment(rollout)
         most = self.most_fragments * rollout.num_workers * rows
@@ -100,9 +100,9 @@ class AsyncReplayConfig(ReplayOptions):
             math.ceil(self.training_intensity * most)
             + self.prefetch_batches * self.train_batch_size
         )
-        # A row can be drawn once all steps of its n-step return are stored. `window` is n times the
-        # number of environments. With one row more, at least one environment has more than n steps,
-        # so that at least one row can be drawn.
+        # A row can be drawn at the latest when n further steps of its environment are stored.
+        # `window` is n times the number of environments. With one row more, at least one
+        # environment has more than n steps, so that at least one row can be drawn.
         window = getattr(policy, "n_step", 1) * rollout.num_workers * rollout.num_envs_per_worker
         start = max(self.learning_starts, window + 1)
         limiter = RateLimiter(self.training_intensity, start, bound)
@@ -131,9 +131,9 @@ class Task(NamedTuple):
             `stored`: a shard stores a fragment.
             `batch`: a shard draws a batch.
             `updated`: a shard sets new priorities, or drops its rows after a restore.
-        sampler: index of the worker that samples the fragment.
+        sampler: index of the worker that samples the fragment. 0 for `batch` and `updated`.
         rows: number of rows of the fragment. Before the fragment is sampled, this is the largest
-            number of rows that it can have.
+            number of rows that it can have. 0 for `batch` and `updated`.
     """
 
     kind: str
@@ -374,7 +374,7 @@ class AsyncReplay(ReplayOptimizer):
         self._batch_bytes = reply.counts.num_bytes
         try:
             batch: Batch = self.workers.transport.get(reply.value)
-        except ChannelError:  # the shard has died, which the next call to this shard reports
+        except ChannelError:  # the shard has died, and the next call to it will fail
             return None
         self._num_learned += 1
         self.shards.note(reply.worker, batch.report)

@@ -29,7 +29,7 @@ from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 #: A margin for the estimated end of a fragment. The driver requests the next fragment this much
-#: earlier, so that a worker that ends its fragment early does not wait for the request.
+#: earlier. So a worker does not wait if its fragment ends a little before the estimated time.
 SOON_S = 0.05
 
 
@@ -154,10 +154,9 @@ class AsyncSamples(PolicyOptimizer):
         This is the lag of the fragment.
 
         If a worker still samples a fragment, the driver requests another fragment only if the
-        current fragment may end while the driver learns. A request before this time would only
-        increase the lag of its fragment, and leave fewer requests for faster workers. With a
-        bound of 0, the driver does not wait for this time, because results must not depend on
-        timing.
+        current fragment may end while the driver learns. An earlier request would only increase the
+        lag of its fragment, and leave fewer requests for faster workers. With a bound of 0, this
+        rule does not apply, because results must not depend on timing.
 
         Args:
             taken: number of fragments of the current batch that were already taken.

@@ -1,4 +1,4 @@
-"""Checks of options that several optimizers share. Each check raises a `ConfigError`."""
+"""Checks of options that several optimizers share. A check that fails raises a `ConfigError`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from polopt.rollouts.rollout_config import RolloutConfig
 
 def check_collection(owner: str, key: str, rollout: RolloutConfig) -> None:
     """Checks that `collection`, `compress_data` and `fraction_workers_below` fit the number of
-    collectors of a process that computes gradients.
+    collectors of a process that computes gradients. A collector is a worker that samples for this
+    process.
 
     Args:
         owner: name of the process that computes gradients, for error messages.

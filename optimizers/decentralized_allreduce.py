@@ -97,7 +97,7 @@ class Learned(NamedTuple):
     Attributes:
         updates: number of updates that the rank made.
         skipped_updates: number of updates that all ranks skipped because the gradient was not
-            finite.
+            finite, or was too large.
         weights: the rank's weights after the round, if the call requested them.
         checksum: SHA-256 of the weights and of the normaliser's moments, if the call requested it.
         broken: the reason why this rank could not finish the round. In this case its last gradient
@@ -165,7 +165,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
 
     A step requests the next round before it returns, so workers do not wait for the driver. If a
     worker fails, the rest of the round is lost. The other workers keep the updates that they have
-    made, and form a new group with the replacement.
+    made, and form a new group. A replacement joins in a later group, once it has started.
     """
 
     name = "decentralized_allreduce"
@@ -300,8 +300,9 @@ class DecentralizedAllReduce(PolicyOptimizer):
                     self.calls.tighten_deadline(worker, BREAK_GRACE_S + self._skew_s)
 
     def _finish_round(self, sampled: list[Reply], learned: list[Reply]) -> None:
-        """Counts the replies of a round, in order of worker index, and copies the weights to the
-        driver's policy."""
+        """Counts the samples of a round, in order of worker index. If all ranks have finished the
+        round, also counts the learning, and sets the weights of the driver's policy if a rank sent
+        its weights."""
         self.calls.count(sorted(sampled, key=lambda reply: reply.order))
         lost = any(worker.removed for worker in self.group.ranks)
         if lost or self.group.broken or any(reply.value.broken for reply in learned):
@@ -363,8 +364,8 @@ class DecentralizedAllReduce(PolicyOptimizer):
             self._finish_round(self._await_samples(), self._await_learning())
 
     def get_state(self) -> dict[str, Any]:
-        """See `PolicyOptimizer.get_state`. First fetches the state of the policy, including its
-        torch optimizer, from a rank."""
+        """See `PolicyOptimizer.get_state`. If there is a group, first fetches the state of the
+        policy, including its torch optimizer, from a rank."""
         self.drain()
         if self.group.ranks:
             self.policy.set_state(self.group.fetch_policy_state())
@@ -377,8 +378,9 @@ class DecentralizedAllReduce(PolicyOptimizer):
 
     @property
     def num_skipped_updates(self) -> int:
-        """The number of updates that all ranks skipped because the gradient was not finite. This
-        number comes from replies, because the driver's policy applies no gradients."""
+        """The number of updates that all ranks skipped because the gradient was not finite, or was
+        too large. This number comes from replies, because the driver's policy applies no
+        gradients."""
         return self._num_skipped_updates
 
     def extra_stats(self) -> dict[str, Any]:

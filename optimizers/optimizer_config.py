@@ -21,7 +21,7 @@ class OptimizerConfig(Config):
         return dict(options)
 
     def check_spaces(self, worker_config: WorkerConfig) -> None:
-        """Checks, before any actor starts, that the options fit the spaces of the environment.
+        """Checks that the options fit the spaces of the environment.
 
         Args:
             worker_config: the config of each worker.

@@ -1,4 +1,5 @@
-"""`PolicyOptimizer`: base class of all distribution strategies."""
+"""`PolicyOptimizer`: base class of optimizers, the strategies that distribute sampling and learning
+over processes."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ class PolicyOptimizer(ABC):
     functions to workers through `calls`, and uses the values that the functions return.
     `docs/write-an-optimizer.md` has complete examples.
 
-    A strategy does not have to count anything itself. `calls` counts samples, seconds, faults and
+    A strategy seldom has to count anything itself. `calls` counts samples, seconds, faults and
     bytes when the strategy takes a reply. `apply`, `learn` and `set_weights` count updates in the
     driver. `RolloutWorker.learn` counts updates in workers.
 
@@ -80,7 +81,7 @@ class PolicyOptimizer(ABC):
     needs_gradients: ClassVar[bool] = False
     #: The phases of `step`. See the docstring of the class.
     phases: ClassVar[tuple[str, ...]] = ()
-    #: The phases of calls in workers, in addition to `sample`, `gradient` and `learn`.
+    #: The phases of calls in workers, in addition to phases of all strategies, such as `sample`.
     worker_phases: ClassVar[tuple[str, ...]] = ()
     #: True if the strategy also runs in one process, with `num_workers=0`.
     runs_in_process: ClassVar[bool] = False
@@ -91,7 +92,7 @@ class PolicyOptimizer(ABC):
     after_failure: ClassVar[AfterFailure] = "send again"
     #: The plots of dashboards for this strategy, in addition to the plots for all strategies.
     tab: ClassVar[Tab] = Tab()
-    #: Saves the strategy's replay buffer to files. None if the strategy has no replay buffer.
+    #: Saves and restores the rows of a replay buffer in the driver. None without such a buffer.
     buffer_files: BufferFiles | None = None
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
@@ -126,7 +127,8 @@ class PolicyOptimizer(ABC):
 
     @classmethod
     def check_options(cls, rollout: RolloutConfig, config: Any) -> None:
-        """Checks, before any actor starts, that the strategy supports these options.
+        """Checks that the strategy supports these options. Needs no workers, so that callers can
+        check options before any actor starts.
 
         Args:
             rollout: options of sampling.
@@ -175,8 +177,8 @@ class PolicyOptimizer(ABC):
 
     def _count(self, reply: Reply) -> None:
         """Counts a reply that was taken. Also advances the policy's schedules by the environment
-        steps of the reply. Adds the moments of the new observations (their number, mean and sum of
-        squared deviations) to the policy's normaliser."""
+        steps of the reply. Adds the moments of the new observations and returns (their number, mean
+        and sum of squared deviations) to the policy's normaliser."""
         own = reply.worker is self.workers.here
         self.metrics.add_record(reply.worker.index, reply.counts, in_driver=own)
         self.policy.env_steps = self.metrics.num_env_steps_sampled
@@ -237,10 +239,10 @@ class PolicyOptimizer(ABC):
         metrics.add_update_rows(updates, policy.progress.rows_applied - rows)
 
     def set_weights(self, weights: Weights) -> None:
-        """Copies weights that workers have learned to the driver's policy.
+        """Sets the weights of the driver's policy to weights from workers.
 
-        The increase of the version counts as the number of updates. The driver keeps its own
-        moments, because these already include the samples of all replies.
+        The increase of the version counts as the number of updates. The driver keeps the moments of
+        its own normaliser, because these already include the samples of all replies.
         """
         updates = weights.version - self.policy.version
         self.policy.set_weights(weights._replace(moments=None))
@@ -263,7 +265,8 @@ class PolicyOptimizer(ABC):
 
     @property
     def num_skipped_updates(self) -> int:
-        """The number of updates that were skipped because the gradient was not finite."""
+        """The number of updates that were skipped because the gradient was not finite, or was too
+        large."""
         return self.policy.progress.skipped_updates
 
     def extra_stats(self) -> dict[str, Any]:
@@ -281,8 +284,9 @@ class PolicyOptimizer(ABC):
         """Drains the optimizer, and returns its state.
 
         The state consists of counters, episode statistics, the policy, and the running statistics
-        of the environments' wrappers. Its values are of types that checkpoints can contain.
-        `set_state` of any other optimizer with the same policy accepts this state."""
+        of the environments' wrappers. Subclasses may add further parts. The values are of types
+        that checkpoints can contain. `set_state` of any other optimizer with the same policy
+        accepts this state."""
         self.drain()
         return {**self.get_driver_state(), "workers": self.worker_states()}
 
@@ -307,7 +311,11 @@ class PolicyOptimizer(ABC):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues from a state that `get_state` of any optimizer returned. Drops the results of
-        pending calls. The next call to each worker carries the restored weights."""
+        pending calls. Workers receive the restored weights with the next call that takes weights.
+
+        Raises:
+            ValueError: the state does not fit the policy, or the wrappers of the environments.
+        """
         self.drain()
         self.calls.clear()
         # The policy comes first, because it raises if the state belongs to another network.

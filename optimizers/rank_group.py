@@ -1,7 +1,8 @@
 """`RankGroup`: forms the group of workers that learn together, and gives them equal weights.
 
-The class runs in the driver. The functions of this file run in the ranks, which are the workers of
-the group. A rank keeps its connections to the other ranks in `worker.state["group"]`.
+The class runs in the driver. The functions with the argument `worker` run in the ranks, which are
+the workers of the group. A rank keeps its connections to the other ranks in
+`worker.state["group"]`.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ def checksum(worker: RolloutWorker) -> str:
 
 
 def numbers_of(weights: Weights) -> list[np.ndarray]:
-    """Returns the arrays that must be equal in all ranks. These are the weights, and, if the policy
-    normalises observations, their number, mean and sum of squared deviations."""
+    """Returns the arrays that must be equal in all ranks. These are the weights and, if the policy
+    has a normaliser, the number, mean and sum of squared deviations of the normaliser's data."""
     moments = weights.moments
     if moments is None:
         return [weights.flat]
@@ -70,6 +71,9 @@ def listen(worker: RolloutWorker, spec: GroupSpec, rank: int) -> str | None:
 
     Returns:
         the address at which this rank listens. None for torch's process groups.
+
+    Raises:
+        OSError: the rank cannot bind a socket.
     """
     leave(worker)
     group = worker.state["group"] = AllReducer(spec, rank, worker.config.device)
@@ -84,9 +88,9 @@ def join(worker: RolloutWorker, addresses: Sequence[Any]) -> str | None:
         addresses: addresses of all ranks, by rank.
 
     Returns:
-        None if the group was formed, or the reason why it was not formed. The function does not
-        raise, because the cause is usually another rank. After an exception, this rank's process
-        would be replaced, and the weights that it has learned would be lost.
+        None if the group was formed, or the reason why it was not formed. In the latter case, the
+        function does not raise, because an exception would end the run. The driver can form a new
+        group instead.
     """
     if "group" not in worker.state:
         return "this rank was restarted while the group formed"
@@ -147,6 +151,7 @@ class RankGroup:
                 if all ranks that had learned have failed and the driver does not have their
                 weights.
             TransportError: `backend` is `socket`, but the ranks are on several nodes.
+            FunctionError: a function raised in a rank, for example because it cannot bind a socket.
         """
         problem: str | None = None
         for _ in range(self._workers.config.rollout.max_consecutive_failures):
@@ -179,7 +184,7 @@ class RankGroup:
         """Fetches the state of the policy from a rank, and returns it.
 
         Raises:
-            WorkersFailedError, TransportError: see `ensure`.
+            WorkersFailedError, TransportError, FunctionError: see `ensure`.
         """
         while True:
             self.ensure()
@@ -195,7 +200,7 @@ class RankGroup:
         ranks of a broken group may differ by one update. `_leader` describes the exception.
 
         Returns:
-            None, or the message of a failure.
+            None after success, or the message of the last failure.
         """
         leader: WorkerHandle | None = None
         if not self._local_leads:

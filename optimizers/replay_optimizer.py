@@ -111,7 +111,8 @@ class ReplayOptions(OptimizerConfig):
             seed: seed of the draws.
 
         Raises:
-            ConfigError: the full buffer would be larger than the free memory.
+            ConfigError: the full buffer would be larger than the free memory, or an option of the
+                buffer is out of range.
         """
         buffer = self.new_buffer(policy.config, seed)
         action = policy.dist.random(np.random.default_rng(0), 1)

@@ -33,9 +33,9 @@ class Fragment(NamedTuple):
     Attributes:
         batch: the fragment `[T, N]`.
         priorities: priorities `[K + T, N]` of rows. The first K steps are the last steps of the
-            previous fragment. The priority is NaN if the window of a row (the steps of its n-step
-            return) does not end in this fragment. None if all rows are drawn with the same
-            probability.
+            previous fragment. The priority is NaN if a row is not valid, or if the window of the
+            row (the steps of its n-step return) needs later steps. None if all rows are drawn with
+            the same probability.
     """
 
     batch: SampleBatch
@@ -63,7 +63,7 @@ class Report(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """The return value of `add`: the number of rows that were stored, and the report."""
+    """The return value of `add`: the number of transitions that were stored, and the report."""
 
     num_rows: int
     report: Report

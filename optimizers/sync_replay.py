@@ -1,7 +1,7 @@
 """SyncReplay: the driver stores samples in a replay buffer, and learns from drawn rows (DQN, SAC).
 
-The strategy follows RLlib 0.8's SyncReplayOptimizer. Unlike in RLlib, the training intensity is
-exact, and the buffer can be saved. Results do not depend on the order in which samples arrive.
+The strategy follows RLlib 0.8's SyncReplayOptimizer. The option `training_intensity` sets the ratio
+of learning to sampling. Results do not depend on the order in which samples arrive.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from polopt.rollouts.workers.worker_set import WorkerSet
 
 logger = logging.getLogger("polopt")
 
-#: The first number of the spawn key that seeds the draws of rows. No other random numbers of a run
-#: use this number: workers use their index, and evaluation uses 2**31.
+#: The first number of the spawn key that seeds the draws of rows. The spawn keys of workers begin
+#: with the index of the worker, and the spawn keys of evaluation begin with 2**31.
 _DRAWS = 2**31 + 1
 
 
@@ -139,7 +139,7 @@ class SyncReplay(ReplayOptimizer):
     As long as no worker fails or starts late, a run is reproducible bit for bit for one seed,
     config and number of workers. This is also true with `collection: overlapped`. With this option,
     workers sample the next fragments while the driver learns, so the weights of the workers lack
-    the updates of one step. If a worker fails, the other workers sample its fragments, and a
+    the updates of one step. If a worker fails, the workers that are up sample its fragments, and a
     new worker later replaces it. No n-step return or sequence contains steps of both the failed
     worker and the new worker.
     """
@@ -230,7 +230,8 @@ class SyncReplay(ReplayOptimizer):
         return self.buffer.sample_sequences(count // (length - self.config.burn_in))
 
     def _begin_buffer(self) -> None:
-        """Makes an empty buffer and its rate limiter. After each restore, draws use a new seed."""
+        """Makes an empty buffer and its rate limiter. The seed of the draws depends on the number
+        of times that the run was restored."""
         config = self.workers.config
         draws = np.random.SeedSequence(config.seed, spawn_key=(_DRAWS, config.restore_count))
         self.buffer = self.config.make_buffer(self.policy, draws)

@@ -2,7 +2,7 @@
 
 The strategy follows RLlib 0.8's SyncSamplesOptimizer. The driver uses all samples. With the default
 options, results do not depend on the order in which samples arrive. With `collection: overlapped`,
-workers sample while the driver learns, as in PyTorchRL's overlapped PPO.
+workers sample while the driver learns.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class SyncSamples(PolicyOptimizer):
         )
 
     A worker that starts during the run takes part in all steps after its start. If a worker fails,
-    the other workers sample its fragments, so a worker that hangs delays only one step. With
-    `fraction_workers` of 1, and as long as no worker fails or starts late, a run is reproducible
-    bit for bit for one seed, config and number of workers. This is also true with
-    `collection: overlapped`. With `num_workers=0`, the local worker in the driver samples.
+    the workers that are up sample its fragments. With `fraction_workers` of 1, and as long as no
+    worker fails or starts late, a run is reproducible bit for bit for one seed, config and number
+    of workers. This is also true with `collection: overlapped`. With `num_workers=0`, the local
+    worker in the driver samples.
     """
 
     name = "sync_samples"
@@ -109,9 +109,8 @@ class SyncSamples(PolicyOptimizer):
         return self.metrics.counts_since(before)
 
     def _request(self) -> None:
-        """Requests the fragments of one batch from all workers in turn. The first request to each
-        worker carries the weights. Does nothing if fragments are pending, or have arrived and were
-        not taken yet."""
+        """Requests the fragments of one batch from all workers in turn. Does nothing if fragments
+        are pending, or have arrived and were not taken yet."""
         if self.calls.idle:
             workers, rows = self.workers.up(), self.config.train_batch_size
             count = num_fragments(self.workers.config.rollout, rows, default=len(workers))

@@ -31,7 +31,7 @@ class BufferFiles:
         this method only creates a hard link to the old file.
 
         Args:
-            directory: directory for the files. It must not exist yet.
+            directory: directory for the files. Use a new directory for each checkpoint.
 
         Returns:
             the state that `read` needs in addition to the files, and the SHA-256 of each file by

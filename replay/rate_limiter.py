@@ -48,6 +48,9 @@ class RateLimiter:
         num_learned: number of rows learned since the start.
         num_counted: number of rows sampled since the start, without the rows that only filled the
             buffer to `min_size`.
+
+    Raises:
+        ConfigError: see `set_intensity`.
     """
 
     def __init__(

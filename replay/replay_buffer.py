@@ -81,7 +81,7 @@ class ReplayBuffer:
     this also applies to terminated episodes.) The second case is a row after which the steps of its
     environment are missing, because a stream was interrupted or because the batch is padded.
     Observations and actions keep their dtypes, so uint8 images stay uint8. All values must be
-    finite. Workers do not send fragments with non-finite values.
+    finite, which the buffer does not check.
 
     To draw a row, the buffer reads the next rows of the same environment and their successors.
     These rows arrived after the row itself. The buffer overwrites the oldest rows first, so it
@@ -255,7 +255,7 @@ class ReplayBuffer:
 
         Raises:
             ConfigError: the full buffer does not fit into the free memory, or onto the disk.
-            OSError: a file cannot be created in the directory of the buffer.
+            OSError: the directory of the buffer, or a file in this directory, cannot be created.
         """
         nbytes = self.nbytes_of(obs, actions)
         if self._directory is not None:
@@ -291,7 +291,8 @@ class ReplayBuffer:
 
         Raises:
             ValueError: the shapes or dtypes of observations or actions differ from earlier
-                fragments, `priorities` has a wrong shape, or a priority is negative or infinite.
+                fragments or from `allocate`, `priorities` has a wrong shape, or a priority is
+                negative or infinite.
             ConfigError: the fragment has more rows than `capacity`, or more steps than
                 `sequence_length`. Also raised if the first `add` calls `allocate`, and the full
                 buffer does not fit.
@@ -762,7 +763,7 @@ class ReplayBuffer:
         """Saves rows and priorities as files, and returns the other parts of the state.
 
         If the rows of a file have not changed since the last `save` or `load`, this method only
-        creates a hard link to the old file. The file of priorities is always written. Use a new
+        creates a hard link to the old file. A file of priorities is always written anew. Use a new
         directory for each save, because a save replaces files of the same name.
 
         Args:
@@ -827,6 +828,7 @@ class ReplayBuffer:
             ConfigError: the saved buffer and this buffer differ in capacity, unit, `n_step`,
                 `sequence_length` or `burn_in`, or only one of them has priorities. Also raised if
                 the full buffer does not fit into the free memory or onto the disk.
+            OSError: see `allocate`.
         """
         kind = {key: state["kind"].get(key) for key in self._kind()}
         for key, value in self._kind().items():
@@ -908,8 +910,9 @@ class ReplayBuffer:
             row is the number of rows that arrived after this row. With priorities, the dict also
             has `priority`, `max_priority`, `beta`, and `num_stale_priorities`. `priority` is the
             `{mean, max}` of the priorities that `update_priorities` has set since the last call.
-            `max_priority` is the largest priority so far. `num_stale_priorities` is the number of
-            priorities that `update_priorities` ignored, because their rows had been overwritten.
+            `max_priority` is the largest priority so far, or 1 if all were smaller.
+            `num_stale_priorities` is the number of priorities that `update_priorities` ignored,
+            because their rows had been overwritten.
         """
         stats: dict[str, Any] = {
             "num_rows": self._num_valid,

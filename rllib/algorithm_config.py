@@ -43,8 +43,8 @@ class AlgorithmConfig:
 
     If polopt does not have an option of RLlib, the method accepts the values for which polopt
     behaves like RLlib. For other values, the method raises a ConfigError that says what to use
-    instead. If the option does not affect learning, the method only logs a warning. If neither
-    RLlib nor polopt has the option, the method raises a TypeError, as in RLlib.
+    instead. For most options that do not affect learning, the method only logs a warning. If
+    neither RLlib nor polopt has the option, the method raises a TypeError, as in RLlib.
 
     Class attributes:
         preset_name: name of the preset in polopt.
@@ -248,8 +248,8 @@ class AlgorithmConfig:
         return self._set("python_environment", options)
 
     def experimental(self, **options: Any) -> Any:
-        """Accepts RLlib's defaults. For other values, raises a ConfigError if the option affects
-        learning."""
+        """Accepts RLlib's defaults. For other values, raises a ConfigError or logs a warning. See
+        `AlgorithmConfig`."""
         return self._set("experimental", options)
 
     def update_from_dict(self, config_dict: Mapping[str, Any]) -> Any:
@@ -301,6 +301,7 @@ class AlgorithmConfig:
         Raises:
             ConfigError: an option is wrong. This error is raised before any worker starts.
             TypeError: neither RLlib nor polopt has an argument of this name.
+            AttributeError: `env` is given, but this object is frozen.
         """
         if env is not None:
             self.environment(env)

@@ -10,7 +10,7 @@ from polopt.rllib.rl_modules import to_rl_module
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
-#: Result keys up to RLlib 2.30, and the current keys of the same values.
+#: Result keys of RLlib 2.7, and the current keys of the same values.
 OLD_RESULTS = {
     "episode_reward_mean": "env_runners/episode_return_mean",
     "episode_reward_min": "env_runners/episode_return_min",
@@ -89,7 +89,7 @@ class Algorithm(PolicyOptimizerTrainer):
 
         Raises:
             KeyError: `policy_id` names another policy.
-            ValueError: the policy has memory, and `state` is None.
+            ValueError: the policy has memory, and `state` is None. See also `get_policy().predict`.
         """
         policy = self.get_policy(others.get("policy_id", "default_policy"))
         if state is None:

@@ -53,8 +53,8 @@ def filters_of(cnn: nn.Sequential) -> list[tuple[int, int, int, int]]:
 
 
 def copy_cnns(module: Any, cnns: dict[str, nn.Sequential], network: CNNNetwork) -> None:
-    """Copies the convolutions and the heads of a module into a network. The network was made with
-    the result of `filters_of`, without layers between the convolutions and the heads.
+    """Copies the convolutions and the heads of a module into a network. The network must be made
+    with the result of `filters_of`, without layers between the convolutions and the heads.
 
     Raises:
         ConfigError: the observations of the network are not images of shape `[H, W, C]`.
@@ -92,7 +92,8 @@ def copy_cnns(module: Any, cnns: dict[str, nn.Sequential], network: CNNNetwork) 
 
 
 def _layers(cnn: nn.Sequential) -> Iterator[tuple[nn.Conv2d, int, int]]:
-    """Yields each convolution, the number of zero rows to add to its kernel, and its padding."""
+    """Yields each convolution, the number of rows (and of columns) of zeros to add to its kernel,
+    and its padding."""
     before = (0, 0, 0, 0)
     for layer in cnn:
         if isinstance(layer, nn.ZeroPad2d):

@@ -102,10 +102,10 @@ def checked(
 ) -> dict[str, Any]:
     """Returns a dict with the option under the key that `key_of` returns.
 
-    The dict is empty if polopt always behaves as the option says. It is also empty if the option
-    does not affect learning. In the second case, this function logs a warning, unless the value
-    agrees with polopt. An option with a dict as its value, such as `replay_buffer_config`, may
-    become several options of polopt.
+    The dict is empty if polopt always behaves as the option says. It is also empty for the options
+    in `RLLIB_IGNORED`, which do not affect learning. In the second case, this function logs a
+    warning, unless the value agrees with polopt. An option with a dict as its value, such as
+    `replay_buffer_config`, may become several options of polopt.
 
     Args:
         name: name of the option in polopt, or in any release of RLlib since 2.7.
@@ -179,12 +179,15 @@ def resolved(
     - `observation_filter="MeanStdFilter"` becomes `normalize_observations=True`.
     - `lr=None` of SAC becomes the preset's default of `lr`. SAC uses `lr` only for learning rates
       that are not set by another option.
+    - `vf_clip_param` of infinity and `evaluation_interval` of 0 become None. `sample_timeout_s` of
+      None or infinity becomes 1e7 seconds.
     - If `train_batch_size` is given, `rollout_fragment_length="auto"` becomes the length for which
       one fragment of each environment fills the batch. A missing `rollout_fragment_length` becomes
       the same length if the preset's fragments would exceed the batch. In A3C, with a replay buffer
       or without a given `train_batch_size`, the preset's default is used in both cases.
     - In DD-PPO, `train_batch_size` is the batch of one worker. The batch consists of one fragment
-      of each environment of the worker.
+      of each environment of the worker. With a number for `rollout_fragment_length`,
+      `train_batch_size` has no effect.
 
     Raises:
         ConfigError: polopt does not allow a value.

@@ -67,7 +67,8 @@ class RLlibCallback:
         """
 
     def on_sample_end(self, **arguments: Any) -> None:
-        """Called with each fragment that is not discarded because of a fault.
+        """Called with each fragment that is not discarded because of a fault. Not called in
+        evaluation.
 
         Args:
             arguments: `samples` (a `SampleBatch`), `metrics_logger` (a `MetricsLogger`), and
@@ -75,7 +76,8 @@ class RLlibCallback:
         """
 
     def on_episode_end(self, **arguments: Any) -> None:
-        """Called when an episode has ended, unless the episode is discarded because of a fault.
+        """Called when an episode has ended, unless the episode is discarded, for example because of
+        a fault.
 
         Args:
             arguments: `episode` (a `CallbackEpisode`), `metrics_logger` (a `MetricsLogger`),
@@ -183,7 +185,8 @@ class MetricsLogger:
         Args:
             name: a name, or a tuple of nested names.
             value: the number.
-            how: `reduce`, `mean` by default. Other arguments of RLlib have no effect.
+            how: `reduce`, `mean` by default. Unknown values of `reduce` mean `mean`. Other
+                arguments of RLlib have no effect.
         """
         name = "/".join(name) if isinstance(name, tuple) else name
         self._values.setdefault(name, []).append(float(value))
@@ -212,7 +215,8 @@ class _Missing:
 
 def as_polopt_callbacks(given: Any) -> Any:
     """Returns a subclass of `polopt.Callbacks` that calls the methods of a class that was written
-    for RLlib. Returns subclasses of `polopt.Callbacks`, strings and None unchanged.
+    for RLlib. Returns subclasses of `polopt.Callbacks`, strings and None unchanged. A list of one
+    class has the same meaning as the class.
 
     Raises:
         ConfigError: the value is not a class, or overrides a method that polopt does not call.

@@ -27,8 +27,8 @@ class EnvironmentFailedError(RuntimeError):
 
 
 class EnvironmentAPIError(EnvironmentFailedError):
-    """Raised when an environment breaks Gymnasium's API. The message says how. The run ends without
-    restarts, because the environment would break the API in every worker."""
+    """Raised when an environment breaks Gymnasium's API, or when its spaces do not fit the policy.
+    The message says how. The run ends without restarts, because a restart would not help."""
 
 
 class APIViolation(TypeError):

@@ -1,4 +1,4 @@
-"""`resolve_env`: turns the `env` of a config into a source, which makes environments in workers."""
+"""`resolve_env`: turns the `env` of a config into a source from which workers make environments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from polopt.rollouts.envs.missing_packages import missing_package
 _ADAPTERS = ("GymV21Environment-v0", "GymV26Environment-v0")
 #: Maps a namespace of ids to the module that registers these ids.
 _MODULES = {"ALE": "ale_py"}
-#: `ale_py` also registers ids without a namespace. They have these endings.
+#: `ale_py` also registers ids without a namespace. Many of these ids have one of these endings.
 _ATARI_ENDINGS = ("NoFrameskip-v0", "NoFrameskip-v4", "Deterministic-v0", "Deterministic-v4")
 #: The source of an environment: what `resolve_env` returns. Workers make environments from it.
 EnvSource = str | EnvSpec | Callable[..., Any]

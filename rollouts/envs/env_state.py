@@ -10,7 +10,7 @@ checkpoint is not safe. An environment therefore supports checkpoints with two o
 
 Either the vector environment or each sub-environment of a `SyncVectorEnv` defines the two methods.
 Up to version 0.3, the methods were named `get_state` and `set_state`. They were renamed because
-environments use the old names for other purposes. Checkpoints of version 0.3 can still be read.
+environments use the old names for other purposes.
 
 Running statistics of wrappers are saved separately. `NormalizeObservation`, `NormalizeReward` and
 similar wrappers keep a mean, a variance and a count as `obs_rms` or `return_rms`. These statistics

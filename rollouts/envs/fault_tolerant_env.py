@@ -1,4 +1,4 @@
-"""`FaultTolerantEnv`: replaces an environment that raises."""
+"""`FaultTolerantEnv`: a wrapper that replaces its environment if the environment raises."""
 
 from __future__ import annotations
 

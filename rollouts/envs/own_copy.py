@@ -11,7 +11,8 @@ def own_copy(value: Any) -> Any:
 
     Some objects cannot be copied: for example a lock, an open file, a generator, a module, or a
     tensor with a graph. The copy shares these objects with the original. The dicts, lists, tuples
-    and sets around these objects are new.
+    and sets around these objects are new. Objects of other types that hold such an object are also
+    shared.
     """
     return _copied(value, {})
 
