@@ -466,6 +466,9 @@ def test_model_config_of_rllib_itself() -> None:
     given = module.DefaultModelConfig(fcnet_hiddens=[8], use_lstm=True)
     config = rllib.PPOConfig().rl_module(model_config=given)
     assert config.to_dict() == {"model": {"fcnet_hiddens": [8], "use_lstm": True}}
+    config = rllib.PPOConfig().rl_module(model_config=module.DefaultModelConfig())
+    assert config.to_dict() == {"model": {}}
+    config.environment("CartPole-v1").validate()
 
 
 def test_environment_of_register_env() -> None:
