@@ -584,6 +584,15 @@ def test_method_that_is_not_called_says_what_to_do(name: str) -> None:
         rllib.PPOConfig().callbacks(cls)
 
 
+def test_misspelled_method_is_an_error() -> None:
+    cls = type("Mine", (rllib.DefaultCallbacks,), {"on_episod_end": lambda self, **_: None})
+    said = "'on_episod_end', which polopt does not call.*did you mean 'on_episode_end'"
+    with pytest.raises(ConfigError, match=f"Mine has the method {said}"):
+        rllib.PPOConfig().callbacks(cls)
+    with pytest.raises(ConfigError, match=f"FunctionCallbacks has the method {said}"):
+        rllib.PPOConfig().callbacks(on_episod_end=print)
+
+
 def test_callbacks_of_rllib_itself_have_the_same_methods() -> None:
     module = pytest.importorskip("ray.rllib.callbacks.callbacks")
     theirs = {name for name in vars(module.RLlibCallback) if name.startswith("on_")}
