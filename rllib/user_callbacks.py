@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from polopt.common.config import ConfigError, shown
+from polopt.common.config import ConfigError, nearest, shown
 from polopt.common.episodes import Episode
 from polopt.common.sample_batch import SampleBatch
 from polopt.rollouts.workers.callbacks import Callbacks
@@ -54,8 +54,8 @@ class RLlibCallback:
 
     Workers call `on_episode_step`, `on_episode_end` and `on_sample_end`. The driver calls
     `on_train_result`. polopt passes all arguments by name. A method without `**arguments` gets only
-    the arguments that it declares. If a class overrides another method of RLlib, an error says what
-    to use instead.
+    the arguments that it declares. A subclass may not define other methods whose names begin with
+    `on_`. If a class overrides another method of RLlib, an error says what to use instead.
     """
 
     def on_episode_step(self, **arguments: Any) -> None:
@@ -94,6 +94,9 @@ class RLlibCallback:
                 has no effect here.
         """
 
+
+#: The methods that polopt calls.
+_CALLED = tuple(name for name in vars(RLlibCallback) if name.startswith("on_"))
 
 for _name in _NOT_CALLED:
     # A user's method may call, for example, `super().on_episode_start(...)`.
@@ -238,6 +241,12 @@ def as_polopt_callbacks(given: Any) -> Any:
             raise ConfigError(
                 f"key 'callbacks': {given.__qualname__} has the method {name!r}, which polopt does "
                 f"not call. Instead: {_NOT_CALLED[name]}"
+            )
+        if name not in _CALLED:
+            raise ConfigError(
+                f"key 'callbacks': {given.__qualname__} has the method {name!r}, which polopt does "
+                f"not call{nearest(name, _CALLED) or '.'} Allowed: "
+                f"{', '.join(map(repr, _CALLED))}, and methods whose names do not begin with 'on_'"
             )
     return _adapter(given, methods)
 

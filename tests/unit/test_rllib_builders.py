@@ -466,6 +466,9 @@ def test_model_config_of_rllib_itself() -> None:
     given = module.DefaultModelConfig(fcnet_hiddens=[8], use_lstm=True)
     config = rllib.PPOConfig().rl_module(model_config=given)
     assert config.to_dict() == {"model": {"fcnet_hiddens": [8], "use_lstm": True}}
+    config = rllib.PPOConfig().rl_module(model_config=module.DefaultModelConfig())
+    assert config.to_dict() == {"model": {}}
+    config.environment("CartPole-v1").validate()
 
 
 def test_environment_of_register_env() -> None:
@@ -579,6 +582,15 @@ def test_method_that_is_not_called_says_what_to_do(name: str) -> None:
     cls = type("Mine", (rllib.DefaultCallbacks,), {name: lambda self, **_: None})
     with pytest.raises(ConfigError, match=f"Mine has the method {name!r}.*Instead: "):
         rllib.PPOConfig().callbacks(cls)
+
+
+def test_misspelled_method_is_an_error() -> None:
+    cls = type("Mine", (rllib.DefaultCallbacks,), {"on_episod_end": lambda self, **_: None})
+    said = "'on_episod_end', which polopt does not call.*did you mean 'on_episode_end'"
+    with pytest.raises(ConfigError, match=f"Mine has the method {said}"):
+        rllib.PPOConfig().callbacks(cls)
+    with pytest.raises(ConfigError, match=f"FunctionCallbacks has the method {said}"):
+        rllib.PPOConfig().callbacks(on_episod_end=print)
 
 
 def test_callbacks_of_rllib_itself_have_the_same_methods() -> None:
