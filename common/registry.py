@@ -94,7 +94,7 @@ class Registry:
     def named(self, value: Any) -> Any:
         """Imports and returns the class that a user's `module:Class` names. Returns other values
         unchanged. This is separate from `get`, because `get` also receives names from checkpoints,
-        and such names must not cause an import.
+        and a module that only a checkpoint names must not be imported.
 
         Raises:
             ConfigError: if the class cannot be found, or is not a subclass of the base class.

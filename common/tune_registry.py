@@ -34,7 +34,7 @@ def registered_trainable(name: str) -> Callable[..., Any] | None:
 
 
 def _registered(category: str, name: str) -> Callable[..., Any] | None:
-    # Drivers that registered a name and Tune's trials have imported Tune. Other processes find no
+    # Tune is imported in its trials, and in drivers that registered a name. Other processes find no
     # names.
     registry = sys.modules.get("ray.tune.registry")
     if registry is None:

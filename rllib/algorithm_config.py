@@ -300,7 +300,7 @@ class AlgorithmConfig:
 
         Raises:
             ConfigError: an option is wrong. This error is raised before any worker starts.
-            TypeError: neither RLlib nor polopt has an argument of this name.
+            TypeError: `ignored` has a name that neither RLlib nor polopt has.
             AttributeError: `env` is given, but this object is frozen.
         """
         if env is not None:

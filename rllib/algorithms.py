@@ -32,7 +32,7 @@ _INSTEAD = {
     "env_runner_group": "`workers`, for example polopt.foreach_worker(algo.workers, function)",
     "eval_env_runner_group": "`evaluation.workers`",
     "evaluation_workers": "`evaluation.workers`",
-    "learner_group": "get_policy(), because the policy learns in the driver",
+    "learner_group": "get_policy(), because polopt has no separate learner processes",
     "local_replay_buffer": "`optimizer`, which has the replay buffer",
     "compute_actions": "get_policy().predict(observations), which takes a batch of observations",
     "export_policy_model": "`polopt export CHECKPOINT`, which writes an ONNX model",
@@ -61,7 +61,7 @@ class Algorithm(PolicyOptimizerTrainer):
         """Returns the policy that this trainer trains.
 
         Raises:
-            KeyError: `policy_id` names another policy.
+            KeyError: `policy_id` is neither "default_policy" nor "default_agent".
         """
         if policy_id not in ("default_policy", "default_agent"):
             raise KeyError(f"polopt trains one policy, 'default_policy'. Got {policy_id!r}")
@@ -88,7 +88,7 @@ class Algorithm(PolicyOptimizerTrainer):
             the action. With `state`, a tuple of the action, the next state and an empty dict.
 
         Raises:
-            KeyError: `policy_id` names another policy.
+            KeyError: see `get_policy`.
             ValueError: the policy has memory, and `state` is None. See also `get_policy().predict`.
         """
         policy = self.get_policy(others.get("policy_id", "default_policy"))

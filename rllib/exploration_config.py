@@ -27,8 +27,8 @@ def of_exploration(config: Any, where: str) -> dict[str, Any]:
         where: name of the method that the user called, for messages.
 
     Raises:
-        ConfigError: `config` is not a dict, names another kind of exploration, or has a key that
-            epsilon-greedy exploration does not have.
+        ConfigError: `config` is not a dict, names a kind of exploration that is not epsilon-greedy,
+            or has a key that epsilon-greedy exploration does not have.
     """
     if config is None or config == {}:
         return {}

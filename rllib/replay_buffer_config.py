@@ -26,8 +26,8 @@ _SEQUENCES = (
     "optimizer 'sync_replay' with replay_unit='sequence', sequence_length and burn_in, and a "
     "policy of your own that learns from sequences"
 )
-#: Keys that are accepted but have no effect. For each key: the accepted values (None accepts any
-#: value), and what to use instead of another value.
+#: Keys that have no effect. For each key: the accepted values (None accepts any value, and an empty
+#: tuple accepts no value), and what to use instead of a value that is not accepted.
 _FIXED: dict[str, tuple[tuple[Any, ...] | None, str]] = {
     "storage_unit": (("timesteps",), _SEQUENCES),
     "replay_sequence_length": ((1, None), _SEQUENCES),

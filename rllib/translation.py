@@ -183,8 +183,9 @@ def resolved(
       None or infinity becomes 1e7 seconds.
     - If `train_batch_size` is given, `rollout_fragment_length="auto"` becomes the length for which
       one fragment of each environment fills the batch. A missing `rollout_fragment_length` becomes
-      the same length if the preset's fragments would exceed the batch. In A3C, with a replay buffer
-      or without a given `train_batch_size`, the preset's default is used in both cases.
+      the same length if the preset's fragments would exceed the batch. The preset's default is used
+      in both cases for A3C, for presets with a replay buffer, and if `train_batch_size` is not
+      given.
     - In DD-PPO, `train_batch_size` is the batch of one worker. The batch consists of one fragment
       of each environment of the worker. With a number for `rollout_fragment_length`,
       `train_batch_size` has no effect.

@@ -54,8 +54,8 @@ class RLlibCallback:
 
     Workers call `on_episode_step`, `on_episode_end` and `on_sample_end`. The driver calls
     `on_train_result`. polopt passes all arguments by name. A method without `**arguments` gets only
-    the arguments that it declares. A subclass may not define other methods whose names begin with
-    `on_`. If a class overrides another method of RLlib, an error says what to use instead.
+    the arguments that it declares. A subclass may not define methods with other names that begin
+    with `on_`. If RLlib has a method of such a name, the error says what to use instead.
     """
 
     def on_episode_step(self, **arguments: Any) -> None:

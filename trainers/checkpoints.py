@@ -324,7 +324,8 @@ def _stored(data: bytes) -> io.BytesIO:
     interpret a manipulated file differently, but they agree about the copy.
 
     Raises:
-        ValueError: an entry of the file is not allowed, or the pickle refers to another name.
+        ValueError: an entry of the file is not allowed, or the pickle refers to a name that a dense
+            tensor does not need.
         Exception: `zipfile` or `pickletools` cannot read the file.
     """
     copy = io.BytesIO()

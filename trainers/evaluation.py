@@ -320,8 +320,8 @@ class Evaluation:
         process, this method also plays its episodes.
 
         Args:
-            stopped: called before each wait for a reply. In the driver, such a wait takes about
-                0.25 s. If `stopped` returns True, the evaluation is dropped.
+            stopped: called before each wait for a reply. If the driver plays the episodes, such a
+                wait takes about 0.25 s. If `stopped` returns True, the evaluation is dropped.
 
         Returns:
             True if the evaluation has ended, and False if it was dropped.

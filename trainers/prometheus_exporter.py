@@ -37,8 +37,8 @@ class PrometheusExporter:
         self.restart(())
 
     def restart(self, metrics: Sequence[Metric] | None = None, restored: bool = False) -> None:
-        """Prepares for a new optimizer or a restored checkpoint, whose counts begin with other
-        values. First records all results that have been added.
+        """Prepares for a new optimizer or a restored checkpoint, whose counts do not continue the
+        counts so far. First records all results that have been added.
 
         Args:
             metrics: the metrics that the new optimizer declares. `None` means that the optimizer is

@@ -103,7 +103,7 @@ class RunRecord:
 
 def digest_of(policy: Policy) -> str:
     """Returns the SHA-256 of the policy's weights as hexadecimal text. If the policy normalises
-    observations, the hash also covers the running mean and variance of the observations."""
+    observations or rewards, the hash also covers the running means and variances."""
     weights = policy.get_weights()
     digest = hashlib.sha256(weights.flat.tobytes())
     if (moments := weights.moments) is not None:

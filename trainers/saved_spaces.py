@@ -14,14 +14,14 @@ _MOST_DISCRETE = 2**62
 
 
 def describe_space(space: Space[Any]) -> dict[str, Any]:
-    """Returns a description of a space, which consists of arrays, numbers and strings. `space_of`
-    makes the space from this description.
+    """Describes a space with arrays, numbers and strings. `space_of` makes the space from this
+    description.
 
     Args:
         space: a Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of these.
 
     Raises:
-        TypeError: the space has another type.
+        TypeError: the space, or a space in it, has a type that is not in this list.
     """
     if isinstance(space, spaces.Box):
         return {"type": "Box", "low": space.low, "high": space.high}
@@ -85,7 +85,7 @@ def _space_of(description: Any, field: str) -> Space[Any]:
     if kind == "MultiDiscrete":
         nvec, starts = _array(description["nvec"]), _array(description["start"])
         if nvec.dtype.kind not in "iu" or starts.dtype.kind not in "iu":
-            raise ValueError("the sizes are not integers")
+            raise ValueError("the sizes or the starts are not integers")
         return _with_dtype(spaces.MultiDiscrete, description["dtype"], nvec, start=starts)
     if kind == "MultiBinary":
         shape = [_integer(size, 1) for size in description["shape"]]

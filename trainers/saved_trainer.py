@@ -470,7 +470,7 @@ def _runs(state: Mapping[str, Any]) -> list[str]:
 def _older(directory: Path) -> Iterator[Path]:
     """Yields the checkpoints in the same folder that are older than `directory`, beginning with the
     newest. Tune writes a number at the end of each name, and these numbers decide the order. If the
-    name of `directory` has no number, the modification times of the manifests decide."""
+    name of `directory` has no number, the modification times decide."""
     stem, number = _numbered(directory.name)
     try:
         others = [d for d in directory.parent.iterdir() if d.is_dir() and d.name != directory.name]

@@ -28,8 +28,8 @@ def load(
 ) -> tuple[dict[str, Any], Experiment]:
     """Returns the state of a checkpoint, and its config with the environment of evaluation.
 
-    This function has already called `resolve_env` for the environment in the returned config. A
-    second call could import a module that only the checkpoint names.
+    The environment in the returned config is a result of `resolve_env`. Do not call `resolve_env`
+    again, because this could import a module that only the checkpoint names.
 
     Args:
         checkpoint: directory of the checkpoint.
