@@ -1031,8 +1031,8 @@ def instead_of(name: Any) -> str:
     ):
         found = [option.here for option in options if name in option.names]
         _add(answers, library, found)
-        # If `options` also has this name, the name may mean something else in `algorithms`. The text
-        # then names `algorithms`.
+        # If `options` also has this name, the name may mean something else in `algorithms`. The
+        # text then names `algorithms`.
         owner = f"{library}'s {algorithms}" if found else library
         _add(answers, owner, [option.here for option in of_replay if name in option.names])
     _add(answers, "RLlib", (f.here for f in (*RLLIB_FIXED, *RLLIB_MODEL_FIXED) if name in f.same))
