@@ -265,7 +265,10 @@ def _report(folder: Path, experiment: Experiment, exists: bool, stopped: bool) -
             say(f"best        {best}")
         say(f"next        {_next_step(best, experiment)}")
     elif stopped:
-        say(f"stopped{'' if exists else ' before the first result'}. Nothing was saved")
+        say(
+            f"stopped{'. No checkpoint' if exists else ' before the first result. Nothing'} "
+            "was saved"
+        )
 
 
 def _report_sweep(folder: Path, progress: Progress, failed: bool) -> None:
