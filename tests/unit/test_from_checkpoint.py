@@ -120,7 +120,9 @@ def test_values_that_were_not_saved_have_to_be_given(tmp_path: Path) -> None:
     again.stop()
 
 
-@pytest.mark.parametrize("option", ["env", "custom", "policy", "optimizer"])
+@pytest.mark.parametrize(
+    "option", ["env", "evaluation", "custom", "custom_model", "policy", "optimizer", "preset"]
+)
 def test_modules_that_only_the_checkpoint_names_are_not_imported(
     option: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,10 +131,14 @@ def test_modules_that_only_the_checkpoint_names_are_not_imported(
     _, state = read_or_fall_back(next(run.glob("checkpoint_*")))
     if option == "env":
         state["config"]["env"] = "hostile:Env-v0"
-    elif option != "custom":
+    elif option == "evaluation":
+        state["config"]["evaluation_config"]["env"] = "hostile:Env-v0"
+    elif option == "preset":
+        state["config"]["preset"] = "hostile:Class"
+    elif option in ("policy", "optimizer"):
         state["config"][option]["name"] = "hostile:Class"
     else:
-        state["config"]["policy"]["model"]["custom"] = "hostile:Network"
+        state["config"]["policy"]["model"][option] = "hostile:Network"
     with pytest.raises(ConfigError, match=r"hostile:.* polopt (imports|does not import) a module"):
         config_of(state, "checkpoint x", {}, {})
 
