@@ -315,6 +315,35 @@ def test_change_of_a_dict_that_was_read_counts() -> None:
         config.copy(copy_frozen=True).replay_buffer_config["capacity"] = 1
 
 
+def test_each_method_of_a_dict_that_was_read_changes_the_builder_or_raises() -> None:
+    config = rllib.DQNConfig().training(replay_buffer_config={"capacity": 2000})
+    read = config.replay_buffer_config
+    assert read.setdefault("capacity", 3) == 2000
+    assert read.setdefault("prioritized_replay_alpha", 0.7) == read["prioritized_replay_alpha"]
+    read |= {"capacity": 4000}
+    assert config.buffer_size == read["capacity"] == 4000
+    assert config.exploration_config.setdefault("warmup_timesteps", 100) == 100
+    assert config.to_dict()["epsilon"][0] == [0, 1.0]
+    assert config.to_dict()["epsilon"][1] == [100, 1.0]
+    before = dict(read)
+    for remove in (
+        lambda: read.pop("capacity"),
+        lambda: read.pop("capacity", 1),
+        lambda: read.__delitem__("capacity"),
+        read.popitem,
+        read.clear,
+    ):
+        with pytest.raises(
+            ConfigError, match=r"replay_buffer_config\[.* cannot be removed, because"
+        ):
+            remove()
+    assert dict(read) == before
+    assert read.pop("unknown", 5) == 5
+    for missing in (lambda: read.pop("unknown"), lambda: read.__delitem__("unknown")):
+        with pytest.raises(KeyError):
+            missing()
+
+
 def test_batch_of_replay_changes_no_fragment() -> None:
     for length in ({}, {"rollout_fragment_length": "auto"}):
         config = rllib.ApexDQNConfig().training(train_batch_size=8, **length)
