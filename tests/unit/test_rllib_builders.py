@@ -23,7 +23,7 @@ from polopt.common.other_libraries import RLLIB_IGNORED, instead_of
 from polopt.rllib.algorithm_config import AlgorithmConfig
 from polopt.rllib.algorithms import _INSTEAD, OLD_RESULTS, Algorithm, add_old_names, algorithm_of
 from polopt.rllib.translation import defaults
-from polopt.rllib.user_callbacks import _NOT_CALLED, as_polopt_callbacks
+from polopt.rllib.user_callbacks import _NOT_CALLED, MetricsLogger, as_polopt_callbacks
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.presets import PRESETS
 
@@ -553,6 +553,14 @@ def test_steps_and_samples_of_a_callback() -> None:
     callbacks.on_episode_step(episode=EPISODE._replace(done=False, data=data), worker=Worker())
     ended = callbacks.on_episode_end(episode=EPISODE._replace(data=data), worker=Worker())
     assert ended["x"] == 1.0
+
+
+@pytest.mark.parametrize("reduce", ["median", None])
+def test_unknown_reduce_is_refused(reduce: Any) -> None:
+    logger = MetricsLogger()
+    with pytest.raises(ValueError, match=r"'x', reduce=.*Allowed: 'mean', 'min', 'max', 'sum'"):
+        logger.log_value("x", 1.0, reduce=reduce)
+    assert logger.values == {}
 
 
 def test_callback_gets_the_arguments_that_it_has() -> None:
