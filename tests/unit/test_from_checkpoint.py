@@ -115,6 +115,8 @@ def test_values_that_were_not_saved_have_to_be_given(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"callbacks=.*, env=.*, env_config=") as caught:
         polopt.SyncPPO.from_checkpoint(saved)
     assert "env_config.odd" in str(caught.value)
+    with pytest.raises(ConfigError, match="Give the environment as `env`"):
+        polopt.evaluate(saved, env_config={"odd": 1})
     again = polopt.SyncPPO.from_checkpoint(saved, env=make, env_config={"odd": 1}, callbacks=None)
     assert again.experiment.rollout.env_config == {"odd": 1}
     again.stop()
@@ -232,6 +234,14 @@ def test_policy_is_evaluated_in_an_environment(env: Any, run: Path) -> None:
         ({"lr": 1}, "'lr' has no effect on evaluation"),
         ({"env": "Pendulum-v1"}, "does not fit"),
         ({"env": "NoSuchEnv-v0"}, "NoSuchEnv"),
+        (
+            {"env": lambda config: gymnasium.make_vec("CartPole-v1", num_envs=2)},
+            "Give a single environment as `env`",
+        ),
+        (
+            {"env": gymnasium.make("CartPole-v1"), "env_config": {"size": 3}},
+            "env_config: got .*'size': 3.* with an environment that is already made",
+        ),
     ],
 )
 def test_wrong_evaluation_is_refused(arguments: dict[str, Any], said: str, run: Path) -> None:
