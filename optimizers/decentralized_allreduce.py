@@ -211,6 +211,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
         check_unused(
             "all-reduce sums gradients in place and cannot compress them",
             compress_gradients=(rollout.compress_gradients, "none"),
+            topk_share=(rollout.topk_share, 0.1),
         )
 
     def step(self) -> StepResult:

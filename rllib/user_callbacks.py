@@ -178,7 +178,7 @@ class MetricsLogger:
     def values(self) -> dict[str, float]:
         """The combined number for each name."""
         return {
-            name: float(_REDUCED.get(self._reduce[name], np.mean)(values))
+            name: float(_REDUCED[self._reduce[name]](values))
             for name, values in self._values.items()
         }
 
@@ -188,12 +188,20 @@ class MetricsLogger:
         Args:
             name: a name, or a tuple of nested names.
             value: the number.
-            how: `reduce`, `mean` by default. Unknown values of `reduce` mean `mean`. Other
-                arguments of RLlib have no effect.
+            how: `reduce`, `mean` by default. Other arguments of RLlib have no effect.
+
+        Raises:
+            ValueError: `reduce` has another value than the four values above.
         """
         name = "/".join(name) if isinstance(name, tuple) else name
+        reduce = how.get("reduce", "mean")
+        if reduce not in _REDUCED:
+            raise ValueError(
+                f"metrics_logger.log_value({name!r}, reduce={reduce!r}). Allowed: "
+                f"{', '.join(map(repr, _REDUCED))}"
+            )
         self._values.setdefault(name, []).append(float(value))
-        self._reduce[name] = how.get("reduce", "mean")
+        self._reduce[name] = reduce
 
     def log_dict(self, values: Mapping[str, Any], **how: Any) -> None:
         """Logs each number under its name."""

@@ -483,6 +483,9 @@ def test_state_of_another_shape_is_refused() -> None:
         policy.predict(0, np.zeros((3, 20)))
     with pytest.raises(ValueError, match=r"state must have shape \[2, 20\]; got \[20\]"):
         policy.predict(np.zeros(2, np.int64), np.zeros(20))
+    for state in ({}, "state", [[1.0], [2.0, 3.0]]):
+        with pytest.raises(ValueError, match=r"state must be an array of shape \[20\]; got "):
+            policy.predict(0, state)
     plain = make_policy("a2c", Clock(3))
     with pytest.raises(ValueError, match="has no memory: state must be None"):
         plain.predict(0, np.zeros(20))

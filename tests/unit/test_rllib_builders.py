@@ -23,7 +23,7 @@ from polopt.common.other_libraries import RLLIB_IGNORED, instead_of
 from polopt.rllib.algorithm_config import AlgorithmConfig
 from polopt.rllib.algorithms import _INSTEAD, OLD_RESULTS, Algorithm, add_old_names, algorithm_of
 from polopt.rllib.translation import defaults
-from polopt.rllib.user_callbacks import _NOT_CALLED, as_polopt_callbacks
+from polopt.rllib.user_callbacks import _NOT_CALLED, MetricsLogger, as_polopt_callbacks
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.presets import PRESETS
 
@@ -315,6 +315,35 @@ def test_change_of_a_dict_that_was_read_counts() -> None:
         config.copy(copy_frozen=True).replay_buffer_config["capacity"] = 1
 
 
+def test_each_method_of_a_dict_that_was_read_changes_the_builder_or_raises() -> None:
+    config = rllib.DQNConfig().training(replay_buffer_config={"capacity": 2000})
+    read = config.replay_buffer_config
+    assert read.setdefault("capacity", 3) == 2000
+    assert read.setdefault("prioritized_replay_alpha", 0.7) == read["prioritized_replay_alpha"]
+    read |= {"capacity": 4000}
+    assert config.buffer_size == read["capacity"] == 4000
+    assert config.exploration_config.setdefault("warmup_timesteps", 100) == 100
+    assert config.to_dict()["epsilon"][0] == [0, 1.0]
+    assert config.to_dict()["epsilon"][1] == [100, 1.0]
+    before = dict(read)
+    for remove in (
+        lambda: read.pop("capacity"),
+        lambda: read.pop("capacity", 1),
+        lambda: read.__delitem__("capacity"),
+        read.popitem,
+        read.clear,
+    ):
+        with pytest.raises(
+            ConfigError, match=r"replay_buffer_config\[.* cannot be removed, because"
+        ):
+            remove()
+    assert dict(read) == before
+    assert read.pop("unknown", 5) == 5
+    for missing in (lambda: read.pop("unknown"), lambda: read.__delitem__("unknown")):
+        with pytest.raises(KeyError):
+            missing()
+
+
 def test_batch_of_replay_changes_no_fragment() -> None:
     for length in ({}, {"rollout_fragment_length": "auto"}):
         config = rllib.ApexDQNConfig().training(train_batch_size=8, **length)
@@ -527,6 +556,14 @@ def test_steps_and_samples_of_a_callback() -> None:
     callbacks.on_episode_step(episode=EPISODE._replace(done=False, data=data), worker=Worker())
     ended = callbacks.on_episode_end(episode=EPISODE._replace(data=data), worker=Worker())
     assert ended["x"] == 1.0
+
+
+@pytest.mark.parametrize("reduce", ["median", None])
+def test_unknown_reduce_is_refused(reduce: Any) -> None:
+    logger = MetricsLogger()
+    with pytest.raises(ValueError, match=r"'x', reduce=.*Allowed: 'mean', 'min', 'max', 'sum'"):
+        logger.log_value("x", 1.0, reduce=reduce)
+    assert logger.values == {}
 
 
 def test_callback_gets_the_arguments_that_it_has() -> None:
