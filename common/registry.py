@@ -152,7 +152,7 @@ def load_path(path: str) -> Any:
     """Imports a module and returns the object that `module:Class` names.
 
     Raises:
-        ImportError: if the module cannot be imported, or raises another error.
+        ImportError: if the module cannot be imported, for example because it raises an error.
         AttributeError: if the module has no such attribute.
     """
     module, _, attribute = path.partition(":")
@@ -167,8 +167,8 @@ def import_module(name: str, load: Callable[[], ModuleType] | None = None) -> Mo
         load: imports the module. `None` means `importlib.import_module(name)`.
 
     Raises:
-        ImportError: the module cannot be imported, or raised another error. The message then names
-            this error, the file and the line.
+        ImportError: the module cannot be imported. If the module raised an error such as a
+            ValueError, the message names the error, the file and the line.
     """
     if not name:
         raise ImportError("the name of the module is empty")

@@ -191,7 +191,7 @@ class MetricsLogger:
             how: `reduce`, `mean` by default. Other arguments of RLlib have no effect.
 
         Raises:
-            ValueError: `reduce` has another value than the four values above.
+            ValueError: `reduce` is not `mean`, `min`, `max` or `sum`.
         """
         name = "/".join(name) if isinstance(name, tuple) else name
         reduce = how.get("reduce", "mean")
