@@ -28,7 +28,7 @@ _OPTIONS = (
     "use_lstm",
     "lstm_cell_size",
 )
-#: Options that must have these values, because the networks of polopt support no other values.
+#: Options that must have these values. Modules with other values cannot be converted.
 _PLAIN: dict[str, Any] = {
     "head_fcnet_hiddens": [],
     "fcnet_use_layernorm": False,
