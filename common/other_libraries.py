@@ -282,8 +282,8 @@ RLLIB_FIXED = (
     ),
     Fixed(
         {"use_gae": True, "use_critic": True},
-        "policies such as `ppo` and `a3c` compute advantages by GAE with a critic. With `lambda` of "
-        "1, advantages are returns minus values",
+        "policies such as `ppo` and `a3c` compute advantages by GAE with a critic. With `lambda` "
+        "of 1, advantages are returns minus values",
     ),
     Fixed(
         {"vtrace": ()},
