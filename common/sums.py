@@ -1,4 +1,5 @@
-"""`SUMS`: counts the sums (all-reduces) that the current call has made with other processes."""
+"""`SUMS`: counts the sums (all-reduces) with other processes in the driver's current call to this
+process."""
 
 from __future__ import annotations
 

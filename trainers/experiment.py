@@ -530,7 +530,8 @@ def _check_not_fixed(plugin: str, options: Mapping[str, Any], preset: Mapping[st
 def _plugin(
     key: str, options: Mapping[str, Any], preset: Mapping[str, Any]
 ) -> tuple[Any, Mapping[str, Any]]:
-    """Returns the name or class of a plugin, and the options that apply only to this plugin."""
+    """Returns the name or class of the optimizer or policy, and the options that apply only to this
+    optimizer or policy. `key` is `optimizer` or `policy`."""
     fixed = preset.get(key)
     chosen = options.get(key, fixed or _DEFAULT_PLUGINS[key])
     name, only = chosen, {}
@@ -545,8 +546,8 @@ def _plugin(
 
 
 def _name(plugin: Any, registry: Registry) -> str:
-    """Returns the name that checkpoints store for a plugin. For a class, this is the registered
-    name. If the class is not registered, it is the name of the class."""
+    """Returns the name that checkpoints store for an optimizer or policy. For a class, this is the
+    registered name. If the class is not registered, it is the name of the class."""
     if isinstance(plugin, type):
         return registry.name_of(plugin) or plugin.__name__
     return str(plugin)
@@ -555,7 +556,7 @@ def _name(plugin: Any, registry: Registry) -> str:
 #: Where the presets are defined. They are loaded at the first use, because their module imports
 #: this module.
 _PRESETS = "polopt.trainers.presets:PRESETS"
-#: The default plugins of `PolicyOptimizerTrainer`.
+#: The default optimizer and policy of `PolicyOptimizerTrainer`.
 _DEFAULT_PLUGINS = {"optimizer": "sync_samples", "policy": "ppo"}
 
 

@@ -79,8 +79,9 @@ def in_directory(folder: str | None) -> Iterator[None]:
     """Makes `folder` the current directory inside the block. `None` means that the directory is not
     changed.
 
-    Environments, networks and callbacks are made in the user's directory. A relative path then
-    means the same in the trial's process as in workers.
+    Environments, networks and callbacks are made in the user's directory, which
+    `directory_before_tune` returns. A relative path then means the same in the trial's process as
+    in workers.
     """
     before = os.getcwd() if folder is not None else None
     if folder is not None:

@@ -123,7 +123,8 @@ def argument_of(key: str) -> str:
 
 
 def _name(plugin: Any, registry: Registry) -> Any:
-    """Returns the name under which checkpoints store a plugin. `plugin` is a name or a class."""
+    """Returns the name under which checkpoints store an optimizer or policy. `plugin` is a name or
+    a class."""
     if not isinstance(plugin, type):
         return plugin
     return registry.name_of(plugin) or plugin.__name__

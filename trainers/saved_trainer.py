@@ -267,8 +267,8 @@ def restore_env_statistics(state: Mapping[str, Any], env: Any) -> None:
         why = f"{type(error).__name__}: {error}"
         raise CheckpointError(
             "the running statistics in the checkpoint do not fit the wrappers of the environment. "
-            "Give an environment with the same wrappers as in training as `env` (on the command "
-            f"line: --env) ({why})"
+            "As `env` (on the command line: --env), give an environment with the same wrappers as "
+            f"in training ({why})"
         ) from error
 
 

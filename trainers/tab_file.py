@@ -26,7 +26,8 @@ def tab_of(
         cls: the class of the optimizer.
         extra_stats: the return value of the optimizer's method `extra_stats`. `None` means that the
             description does not list the names of these numbers.
-        config: the config of the optimizer. `None` means that the description has no limits.
+        config: the config of the optimizer, with the numbers that plots draw as limits. `None`
+            means that the description has no limits.
     """
     limits = {plot.limit: getattr(config, plot.limit, None) for plot in cls.tab.plots if plot.limit}
     return OptimizerTab(

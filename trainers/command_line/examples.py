@@ -153,8 +153,8 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     """Returns `base` updated with `changes`. Nested dicts are updated in the same way. A grid is
     replaced as a whole.
 
-    `base` may have the name of a plugin, for example `optimizer: sync_samples`. If `changes` has a
-    dict under the same key, the dict becomes the options of this plugin.
+    `base` may name an optimizer or policy, for example `optimizer: sync_samples`. If `changes` has
+    a dict under the same key, the dict becomes the options of this optimizer or policy.
     """
     merged = dict(base)
     for key, value in changes.items():
