@@ -204,7 +204,7 @@ RLLIB_REPLAY = (
     ),
     Option(
         "`training_intensity`. None means one batch after each round of sampling",
-        "`training_intensity`, a number. The ratio is exact for any number of workers",
+        "`training_intensity`, the number of learned rows per environment step of all workers",
         "None, 8.0",
     ),
     Option(
@@ -328,8 +328,8 @@ RLLIB_FIXED = (
         | {"always_attach_evaluation_results": True, "evaluation_sample_timeout_s": ()}
         | {"evaluation_unhealthy_workers_timeout_s": ()}
         | {"evaluation_error_after_n_consecutive_skips": None, "in_evaluation": False},
-        "`evaluation_interval`, `evaluation_duration`, `evaluation_num_workers` and "
-        "`worker_timeout_s`",
+        "the options of evaluation are `evaluation_interval`, `evaluation_duration`, "
+        "`evaluation_num_workers`, `evaluation_config` and `worker_timeout_s`",
     ),
     Fixed(
         {"restart_failed_env_runners": True, "recreate_failed_workers": True}
