@@ -475,8 +475,9 @@ RLLIB_FIXED = (
         | {"placement_strategy": "PACK", "custom_resources_for_main_process": {}}
         | {"extra_python_environs_for_driver": {}, "extra_python_environs_for_worker": {}}
         | {"memory": 0, "object_store_memory": 0, "object_store_memory_per_worker": 0},
-        "to change which processes sample, write an optimizer of your own. The resources of "
-        "workers are `num_cpus_per_worker`, `memory_per_worker` and `custom_resources_per_worker`",
+        "polopt chooses the processes of a run. To change which processes sample, write an "
+        "optimizer of your own. The resources of workers are `num_cpus_per_worker`, "
+        "`memory_per_worker` and `custom_resources_per_worker`",
     ),
     Fixed(
         {"remote_worker_envs": False, "remote_env_batch_wait_ms": 0},
@@ -533,7 +534,8 @@ RLLIB_FIXED = (
         | {"keep_per_episode_custom_metrics": False, "stats_cls_lookup": ()}
         | {"log_sys_usage": (True, False), "sampler_perf_stats_ema_coef": None, "log_level": "WARN"}
         | {"logger_config": None, "logger_creator": None},
-        "mean returns are over the last 100 episodes. [docs/results.md](results.md) lists all keys",
+        "the content of results and logs is fixed, for example mean returns over the last 100 "
+        "episodes. [docs/results.md](results.md) lists all keys of results",
     ),
     Fixed(
         {"vtrace_drop_last_ts": (True, False), "after_train_step": ()}

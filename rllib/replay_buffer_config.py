@@ -97,7 +97,7 @@ def of_replay_buffer(config: Any, where: str, is_apex: bool = False) -> dict[str
         elif key in fixed:
             accepted, instead = fixed[key]
             if accepted is not None and value not in accepted:
-                only = " or ".join(map(repr, accepted)) or "no value"
+                only = " or ".join(map(repr, accepted)) or "not to give this key"
                 raise ConfigError(
                     f"{where}: replay_buffer_config: key {key!r}: got {shown(value)}. Allowed: "
                     f"{only}. Instead: {instead}"
