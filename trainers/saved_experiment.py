@@ -118,7 +118,7 @@ def refuse_imports(
 
 
 def argument_of(key: str) -> str:
-    """Returns the keyword argument that names the code of an option, for a message."""
+    """Returns the keyword argument with which a user gives code for an option, for a message."""
     return "evaluation_config={'env': ...}" if key == "evaluation_config" else f"{key}=..."
 
 
