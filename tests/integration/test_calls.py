@@ -826,7 +826,7 @@ def test_wait_stops_stragglers_and_drops_work_that_was_not_sent(
     fake.script = in_order([1, 1, 2, 2, 3])
     replies = calls.all(Stragglers(0.6, 0.25), steps=lambda work: 20)
     assert values(replies) == [1, -1, 2, -2, 3]
-    assert stopped == [(3, 5)]
+    assert stopped == [(3, 5)]  # 25 percent of 20 steps are kept
 
 
 def test_discard_drops_everything_that_is_pending(make: Any) -> None:
@@ -876,6 +876,7 @@ def test_load_counts_pending_calls(make: Any) -> None:
     workers, calls = make(3)
     calls.fill(version_of, workers.remote)
     calls.all()
+    # When the three calls end, 3, 2 and 1 calls are pending.
     assert calls.load.report() == {"mean": 2.0, "max": 3}
 
 

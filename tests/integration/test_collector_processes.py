@@ -173,6 +173,7 @@ def test_collectors_can_have_own_environments_and_resources(made: Any) -> None:
         frames_per_batch=72,
     )
     batch = next(collector)
+    # 72 frames are 18 steps of four environments, in episodes of 3 or 9 steps.
     assert batch["truncated"].sum(0).tolist() == [6, 6, 2, 2]
 
     def look(_: Any) -> tuple[Any, Any]:
@@ -217,6 +218,7 @@ def test_seeds_and_state_with_processes(over: Any) -> None:
     one.shutdown()
     two = over(sync=True, seed=2, broadcast_interval=1)
     assert next(two).all_obs.tobytes() != seeded.all_obs.tobytes()
+    # Each of the four environments takes one seed.
     assert two.set_seed(5) == after == next_seed(next_seed(next_seed(next_seed(5))))
     assert next(two).all_obs.tobytes() == seeded.all_obs.tobytes()
     two.load_state_dict(state)
@@ -267,9 +269,9 @@ def run_alone(program: str, **env: str) -> None:
 
 
 def test_without_a_cluster_one_is_started_and_ended(ray_session: None) -> None:
-    # A cluster of another program is running. Ray looks for running clusters in its folder, and
-    # this test gives Ray an empty folder. The name of the folder is short, because the folder holds
-    # Unix sockets, whose paths must be short.
+    # The cluster of `ray_session` is running. Ray looks for running clusters in its temporary
+    # directory, and this test gives Ray an empty directory. Its path is short, because Ray puts
+    # Unix sockets there, whose paths must be short.
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:
         run_alone(START, RAY_TMPDIR=folder)
 
@@ -291,7 +293,7 @@ def test_ray_init_config_goes_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_example_of_torchrl() -> None:
-    """The example of TorchRL's RayCollector, with Gymnasium's environment."""
+    """The code is the example of TorchRL's RayCollector, with an environment of Gymnasium."""
     nn = pytest.importorskip("tensordict.nn")
     policy = nn.TensorDictModule(
         torch.nn.Linear(3, 1), in_keys=["observation"], out_keys=["action"]
@@ -311,4 +313,5 @@ def test_example_of_torchrl() -> None:
     with collector:
         batch = next(collector)
     assert batch.env_steps == 200
+    # 200 frames are four episodes of `max_frames_per_traj` = 50 frames.
     assert (batch["truncated"].sum(axis=0) == 4).all()

@@ -150,12 +150,17 @@ def test_stop_ends_a_pending_get() -> None:
 
 
 class NeedsMainThread(TimestampEnv):
+    """An environment whose steps raise outside the main thread, which alone may set signal
+    handlers."""
+
     def step(self, action: Any) -> Any:
         signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))
         return super().step(action)
 
 
 class VectorNeedsMainThread(SyncVectorEnv):
+    """A vector environment whose steps raise outside the main thread."""
+
     def step(self, actions: Any) -> Any:
         signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))
         return super().step(actions)
