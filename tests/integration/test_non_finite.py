@@ -141,6 +141,7 @@ def test_worker_samples_again_instead(
     assert any("worker 2: data with non-finite values" in line for line in caplog.messages)
     assert all(result.updates for result in results)
     assert metrics.num_env_steps_trained == metrics.num_env_steps_sampled
+    # 20 steps or gradients use one fragment of 10 rows each. A step of SyncSamples uses two.
     assert metrics.num_env_steps_sampled == (400 if cls is SyncSamples else 200)
     assert metrics.num_gradients_skipped == 0
     assert is_finite(optimizer.policy)
@@ -218,6 +219,8 @@ def test_samples_of_a_rollout_whose_first_gradient_fails_count() -> None:
     optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=4)
     for _ in range(8):
         optimizer.step()
+    # Eight rollouts give 32 gradients. The first gradient of each rollout is skipped, and with it 5
+    # of the 10 rows of the rollout.
     assert optimizer.metrics.num_updates == 24
     assert optimizer.metrics.num_env_steps_sampled == optimizer.policy.env_steps == 80
     assert optimizer.metrics.num_env_steps_trained == 40

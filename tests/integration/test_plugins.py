@@ -108,7 +108,8 @@ print("trained")
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory in which pip installs the package, outside the environment."""
+    """Installs the package with pip in a directory outside of the virtual environment. Returns this
+    directory."""
     source = tmp_path_factory.mktemp("source")
     (source / "pyproject.toml").write_text(PYPROJECT)
     (source / "thirdparty.py").write_text(MODULE)

@@ -92,7 +92,7 @@ def test_intensity_is_exact_although_sequences_have_rows_that_reset(
     assert optimizer.metrics.num_env_steps_trained == sum(rows.num_rows for rows in drawn) > 0
 
 
-def test_restored_run_continues_bit_for_bit(tmp_path: Path) -> None:
+def test_restored_buffer_draws_the_same_sequences(tmp_path: Path) -> None:
     whole, killed, restored = (make(save_replay_buffer=True) for _ in range(3))
     for _ in range(12):
         whole.step()

@@ -130,10 +130,10 @@ def test_every_result_has_the_same_keys(preset: type[PolicyOptimizerTrainer]) ->
     assert int(action) in (0, 1)
     trainer.stop()
     first = set(paths(results[0]))
-    # Outside of Tune, Tune's own keys are missing. The copy of the config is left out.
+    # `PROMISED` contains neither the keys that only Tune adds, nor the copy of the config.
     assert first >= PROMISED
     assert first >= {f"optimizer/{phase}_time_ms" for phase in PHASES[preset]}
-    assert first >= set(result_keys()), "the command line would refuse to stop at"
+    assert first >= set(result_keys()), "stop conditions may use these keys"
     for key in PROMISED:
         check_stop_key(key)
     for later in results[1:]:
@@ -385,7 +385,7 @@ def test_first_result_without_a_return_says_what_to_set(
 
 
 class FailsOnce(A2C):
-    """A callback that raises in the third iteration unless a file exists."""
+    """A trainer that raises in the third iteration unless the file `repaired` exists."""
 
     def step(self) -> dict[str, Any]:
         if self.iteration == 2 and not Path(self.config["env_config"]["repaired"]).exists():
@@ -492,7 +492,8 @@ class ReadsLevel(gymnasium.Wrapper):  # type: ignore[type-arg]
 
 
 def trial_with_relative_path(when: str, num_workers: int, tmp_path: Path) -> tune.Result:
-    """The file is in the process's directory before Tune changes this directory."""
+    """Runs a trial whose environment reads `level.txt`. The file is in the current directory of this
+    process, but not in the directory of the trial, to which Tune changes."""
     level = Path("level.txt")
     assert not level.exists()
     level.write_text("easy")
@@ -637,7 +638,7 @@ assert "torch._dynamo" not in sys.modules
 
 
 def test_training_imports_no_compiler() -> None:
-    """Importing a compiler takes seconds."""
+    """Training does not import torch's compiler, because this takes seconds."""
     config = {**TINY, "num_workers": 0, "optimizer": "sync_samples", "policy": "ppo"}
     script = TRAIN_ONCE.replace("CONFIG", repr(config))
     subprocess.run([sys.executable, "-c", script], check=True, timeout=300)

@@ -178,6 +178,7 @@ def test_local_worker_reports_the_same_keys() -> None:
 
 
 def steps_of_slow_worker(worker_pool: Pool, cls: Any) -> dict[int, dict[str, float]]:
+    """Trains with `SecondWaits`, and returns the statistics of each worker by index."""
     workers = worker_pool(worker_config("a2c", SecondWaits))
     optimizer = make_optimizer(cls, workers, **OPTIMIZERS[cls])
     while any(not worker.up for worker in workers.remote):
