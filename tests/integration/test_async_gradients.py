@@ -226,13 +226,13 @@ def test_schedules_follow_the_environment_steps_of_all_workers(fake: FakeTranspo
         steps = count * ROWS
         assert optimizer.metrics.num_env_steps_sampled == steps
         used = optimizer.metrics.learner.report()["default_optimizer_learning_rate"]
-        assert used == pytest.approx(rates(steps)), "the driver uses its own steps"
+        assert used == pytest.approx(rates(steps)), "the driver's rate follows the sampled steps"
         for channel in optimizer.workers.channels:
             if len(channel.calls) > max(before[channel.index], 1):
                 clock[channel.index] = steps
             assert channel.target.policy.entropy_coeff == pytest.approx(
                 coefficients(clock[channel.index])
-            ), "a worker uses the steps of its weights"
+            ), "a worker uses the step count that came with its weights"
 
 
 def test_worker_that_hangs_is_replaced(fake: FakeTransport) -> None:

@@ -90,7 +90,7 @@ def test_workers_sample_while_the_driver_learns(requests: int) -> None:
     assert pending == [2 * requests] * 4
 
 
-def test_peak_of_sampling_is_that_of_the_workers() -> None:
+def test_sampling_peak_uses_the_time_of_the_workers() -> None:
     """The peak is not computed from the waiting time of the driver, which is near 0 if fragments
     have already arrived."""
     optimizer = make(num_workers=2)
@@ -139,7 +139,9 @@ def test_lag_in_rollouts_never_exceeds_the_bound(bound: int, size: int, requests
         assert lag["max"] <= bound
     assert slow.removed
     assert optimizer.workers.faults.num_restarts == 1
-    assert all(len(channel.values) > 5 for channel in optimizer.workers.channels[:2]), "both sample"
+    assert all(len(channel.values) > 5 for channel in optimizer.workers.channels[:2]), (
+        "fast workers"
+    )
     ahead = 3 * requests - 1  # fragments that may be requested before the fragment that is learned
     assert largest == bound or ahead // size < bound, "workers sample as far ahead as allowed"
 

@@ -150,7 +150,7 @@ def test_result_of_a_trial_directory_has_its_checkpoints(
     assert Path(best.path) == folder / line_of(lines, "checkpoint")
 
 
-def test_results_are_those_of_tune(trained: tuple[Path, list[str]]) -> None:
+def test_trial_directory_has_the_result_files_of_tune(trained: tuple[Path, list[str]]) -> None:
     folder, lines = trained
     results = Path(line_of(lines, "results"))
     assert results.parents[1] == folder / "results"
@@ -179,7 +179,9 @@ def test_tuner_restores_the_experiment(trained: tuple[Path, list[str]]) -> None:
     assert result.checkpoint.path == line_of(lines, "checkpoint")
 
 
-def test_restored_run_counts_on(trained: tuple[Path, list[str]], tmp_path: Path) -> None:
+def test_restored_run_continues_the_counters(
+    trained: tuple[Path, list[str]], tmp_path: Path
+) -> None:
     folder, before = trained
     file = folder / "small.yaml"
     options = ["stop.training_iteration=6", "--restore", folder / "results"]
@@ -470,7 +472,7 @@ def test_sigterm_at_any_moment_of_the_start(
             time.sleep(0.1)
             process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
-        assert time.monotonic() - sent_s < 8.0, "the limit in docs/faults.md"
+        assert time.monotonic() - sent_s < 8.0, "docs/faults.md names this limit"
         left = of_session(process.pid)
     assert process.returncode == 143, out + err
     assert err == ""
@@ -522,7 +524,7 @@ def test_process_with_a_full_output_ends_in_time() -> None:
         try:
             wait_for_line(process, "ready")
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=60) == 143, "nobody reads its output"
+            assert process.wait(timeout=60) == 143, "although nobody reads the output"
         finally:
             process.kill()
 

@@ -128,7 +128,7 @@ def test_policy_lag_of_workers_is_bounded(over: Any) -> None:
 
     for limit in (1, 3):
         assert oldest(max_weight_update_interval=limit) <= limit
-    assert oldest(update_after_each_batch=True) > 3, "without the rule, the slow worker lags more"
+    assert oldest(update_after_each_batch=True) > 3, "with this option, the slow worker lags more"
 
 
 # ---- joining and leaving ------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def test_ray_init_config_goes_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions.ray.util, "get_current_placement_group", lambda: None)
     assert sessions.attach_or_start(2.0, 2, {"num_cpus": 3, "namespace": "mine"})
     assert given == [{"num_cpus": 3, "namespace": "mine"}]
-    assert not sessions.attach_or_start(2.0, 2, {"num_cpus": 3}), "connected already"
+    assert not sessions.attach_or_start(2.0, 2, {"num_cpus": 3}), "Ray is connected already"
 
 
 def test_example_of_torchrl() -> None:

@@ -297,7 +297,7 @@ def test_slow_rank_stops_early_and_its_rows_are_trained_on(worker_pool: Pool) ->
 
 
 @pytest.mark.usefixtures("compare_every_round")
-def test_no_rank_stops_early_by_default(worker_pool: Pool) -> None:
+def test_no_rank_stops_early_if_fraction_workers_is_1(worker_pool: Pool) -> None:
     optimizer, steps, duration_s = with_slow_rank(worker_pool, fraction_workers=1.0)
     assert steps == [40, 40]
     assert optimizer.metrics.num_early_stopped == 0

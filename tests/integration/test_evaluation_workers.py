@@ -45,7 +45,7 @@ def train_until(trainer: PolicyOptimizerTrainer, evaluations: int) -> dict[str, 
 
 
 @pytest.mark.parametrize("optimizer", ["decentralized_allreduce", "local_sgd"])
-def test_every_optimizer_evaluates_beside_training(optimizer: str) -> None:
+def test_evaluation_runs_beside_training(optimizer: str) -> None:
     if optimizer == "local_sgd":
         plugin(optimizer)
     trainer = PolicyOptimizerTrainer({**TINY, "optimizer": optimizer})

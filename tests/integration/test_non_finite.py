@@ -125,7 +125,7 @@ def test_environment_with_non_finite_data_is_reset(what: str, mode: str) -> None
 
 @pytest.mark.parametrize("cls", [AsyncGradients, SyncGradients, SyncSamples, AsyncSamples])
 @every_kind
-def test_worker_samples_again_instead(
+def test_worker_samples_again_after_non_finite_data(
     caplog: pytest.LogCaptureFixture, what: str, cls: type
 ) -> None:
     workers = FakeWorkerSet(non_finite_config(what, times=1))

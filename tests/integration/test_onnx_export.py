@@ -143,7 +143,9 @@ def test_onnx_model_normalises_as_predict(name: str, observations: str, tmp_path
         ("appo", "own network with memory"),
     ],
 )
-def test_onnx_model_has_options_together(name: str, option: str, tmp_path: Path) -> None:
+def test_onnx_model_acts_as_predict_with_several_options(
+    name: str, option: str, tmp_path: Path
+) -> None:
     observations, actions, options = OPTIONS[option]
     made = trained(observations, actions, policy=name, **options)
     policy = made.get_policy()

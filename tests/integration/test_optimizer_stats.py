@@ -105,7 +105,7 @@ def test_optimizer_block_has_one_shape_from_the_start(worker_pool: Pool, name: s
 
 
 @every_optimizer
-def test_rates_and_lag_are_those_since_the_last_report(
+def test_rates_and_lag_cover_the_time_since_the_last_report(
     worker_pool: Pool, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = VirtualClock()

@@ -154,7 +154,7 @@ def test_intensity_is_exact_across_a_restore(num_workers: int, saves: bool, tmp_
         owed = Fraction(17, 10) * counted
         assert 0 <= owed - (first.learned + second.learned) < BATCH
     rows = 15 * max(num_workers, 1)
-    assert max(updates) <= 1.7 * rows / BATCH + 1, "no burst"
+    assert max(updates) <= 1.7 * rows / BATCH + 1, "no burst of updates after the restore"
     assert (updates[0] > 0) == (saves or rows > STARTS)
 
 

@@ -133,12 +133,12 @@ def test_every_result_has_the_same_keys(preset: type[PolicyOptimizerTrainer]) ->
     # `PROMISED` contains neither the keys that only Tune adds, nor the copy of the config.
     assert first >= PROMISED
     assert first >= {f"optimizer/{phase}_time_ms" for phase in PHASES[preset]}
-    assert first >= set(result_keys()), "stop conditions may use these keys"
+    assert first >= set(result_keys()), "a result has all keys for stop conditions"
     for key in PROMISED:
         check_stop_key(key)
     for later in results[1:]:
         assert set(paths(later)) == first
-        assert next(iter(later)) == "episode_return_mean", "Tune's table shows the first numbers"
+        assert next(iter(later)) == "episode_return_mean", "Tune's table shows the first keys"
         assert later["episode_return_mean"] == later["env_runners"]["episode_return_mean"]
     steps = [result["num_env_steps_sampled_lifetime"] for result in results]
     assert steps[0] >= 64
@@ -303,7 +303,7 @@ def sweep_of_lengths(
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_trial_without_an_episode_in_its_first_result_and_schedulers(tmp_path: Path) -> None:
+def test_median_rule_stops_a_trial_without_an_episode_in_its_first_result(tmp_path: Path) -> None:
     def median() -> tune.schedulers.MedianStoppingRule:
         return tune.schedulers.MedianStoppingRule(
             time_attr="training_iteration", grace_period=6, min_samples_required=2
@@ -492,8 +492,8 @@ class ReadsLevel(gymnasium.Wrapper):  # type: ignore[type-arg]
 
 
 def trial_with_relative_path(when: str, num_workers: int, tmp_path: Path) -> tune.Result:
-    """Runs a trial whose environment reads `level.txt`. The file is in the current directory of this
-    process, but not in the directory of the trial, to which Tune changes."""
+    """Runs a trial whose environment reads `level.txt`. The file is in the current directory, and
+    not in the directory of the trial, to which Tune changes."""
     level = Path("level.txt")
     assert not level.exists()
     level.write_text("easy")

@@ -115,7 +115,7 @@ def test_replacement_has_new_seeds_and_receives_weights(fake: FakeTransport) -> 
     assert workers.weights.for_call(fresh) is sent
     assert workers.weights.for_call(two) is None
     obs = fresh.channel.target.sampler._obs
-    assert (obs != first_obs).all(), "repeats the episodes of the lost worker"
+    assert (obs != first_obs).all(), "the replacement repeats the episodes of the lost worker"
     again = workers.replace(fresh, FAILURE)
     assert (again.channel.target.sampler._obs != obs).all()
     assert workers.stats()["num_remote_worker_restarts"] == 2
