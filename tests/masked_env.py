@@ -56,7 +56,7 @@ def is_allowed(actions: Space[Any], mask: np.ndarray, action: Any) -> bool:
 
 
 class Masked(gymnasium.Env[Any, Any]):
-    """An environment with random masks, which raises an error for an action that is not allowed.
+    """An environment with random masks. It raises AssertionError for an action that is not allowed.
     Episodes have 5 steps, and the last observation allows no action.
 
     Args:

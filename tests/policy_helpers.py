@@ -57,7 +57,7 @@ every_policy = pytest.mark.parametrize("name", sorted(POLICIES))
 
 
 class FakeEnv:
-    """Has only the spaces of an environment. This is enough to make a policy."""
+    """An object that has only the spaces of an environment. This is enough to make a policy."""
 
     def __init__(self, observations: Space[Any], actions: Space[Any]) -> None:
         self.observation_space = observations

@@ -39,7 +39,7 @@ from polopt.rollouts.workers.calls import Reply
 
 
 def spy_on_replies(optimizer: DecentralizedAllReduce) -> list[Reply]:
-    """Returns a list that receives all replies that the driver takes from now on."""
+    """Returns a list that receives all later replies to the driver."""
     replies: list[Reply] = []
     take = optimizer.calls.next
 
@@ -62,8 +62,8 @@ def test_without_remote_workers_is_a_config_error() -> None:
 
 
 def distance_from_one_learner(pool: Pool, policy: type[Policy], rounds: int = 3) -> float:
-    """Returns the distance between the weights of two ranks after some rounds, and the weights of a
-    single learner that learns from the samples of both ranks.
+    """Trains two ranks, and a single learner on the samples of both ranks. Returns the largest
+    distance between their weights in any round.
 
     In each round, the single learner begins with the weights of the ranks, so that it learns from
     the same rows. It has its own Adam moments."""

@@ -101,7 +101,8 @@ def test_shares_sum_to_one_and_other_is_small(worker_pool: Pool, cls: Any) -> No
     optimizer = make_optimizer(cls, workers, **OPTIMIZERS[cls])
     before = optimizer.stats()
     assert_sums(before, cls.phases)
-    # The interval since the start is a few microseconds. The training time is at least 1 ns.
+    # The interval so far is the start-up of a few microseconds. The optimizer counts at least 1 ns
+    # as training, so the share is almost 1.
     assert before["driver"]["share"]["startup"] == pytest.approx(1.0, abs=1e-3)
     optimizer.step()
     assert optimizer.stats()["driver"]["share"]["startup"] > 0.0
