@@ -49,10 +49,10 @@ def row(optimizer: str, iteration: int, rng: random.Random, **options: Any) -> d
         **options: All are optional. `config`, `done` and `startup_s` are values of the row.
             `num_workers` is the number of workers. `slow` > 0 makes the first worker slower. The
             mean return approaches `level`. If `new_keys` is False, the row lacks the shares of
-            time, counts and actions that only newer versions report. `deaths` and `env_faults` are the
-            iterations in which these faults happen. `evaluated` has `(mean return, environment
-            steps of the policy)` by iteration. `action_sizes` are the numbers of categories of
-            discrete actions. `action_dimensions` is the size of a Box.
+            time, counts and actions that only newer versions report. `deaths` and `env_faults`
+            are the iterations in which these faults happen. `evaluated` has `(mean return,
+            environment steps of the policy)` by iteration. `action_sizes` are the numbers of
+            categories of discrete actions. `action_dimensions` is the size of a Box.
     """
     workers = options.get("num_workers", 2)
     steps_per_iteration = _SPEEDS.get(optimizer, 800)

@@ -142,8 +142,8 @@ def test_collectors_join_and_leave_while_iterating(made: Any) -> None:
     assert added == [3]
     next(collector)  # this batch was requested before the new worker was added
     batch = next(collector)
-    # The workers have 2, 2 and 3 environments, which are 7 columns. 20 frames over three workers are
-    # 7 per worker, for which a worker with 2 environments needs 4 steps.
+    # The workers have 2, 2 and 3 environments, which are 7 columns. 20 frames over three workers
+    # are 7 per worker, for which a worker with 2 environments needs 4 steps.
     assert batch.shape == (4, 7)
     pids = {pid_of(worker) for worker in collector.workers.remote}
     assert len(pids) == 3
