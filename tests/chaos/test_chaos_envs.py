@@ -1,4 +1,4 @@
-"""Environments that raise at random. Each policy optimizer trains with them for a minute."""
+"""Environments that raise at random. Each of three optimizers trains with them for a minute."""
 
 from __future__ import annotations
 

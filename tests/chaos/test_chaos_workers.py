@@ -1,4 +1,4 @@
-"""Measures the cost of killed, hanging and slow workers while each optimizer trains."""
+"""Measures the cost of killed, hanging and slow workers for three optimizers."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_hanging_environment(name: str, worker_pool: Pool, report: Report) -> No
         optimizer, lambda: workers.remote[1] is not lost and workers.remote[1].up, 60.0
     )
     back_s = time.time() - float(FAULT_TIME_FILE.read_text())
-    assert back_s < timeout_s + max(10.0, 3.0 * start), "compared with one start now"
+    assert back_s < timeout_s + max(10.0, 3.0 * start), "a bound relative to one start"
     stats = workers.stats()
     assert stats["num_worker_hangs"] == stats["num_remote_worker_restarts"] == 1
     assert stats["last_failed_worker"] == 2
@@ -196,7 +196,7 @@ def test_death_of_all_workers_at_once(name: str, worker_pool: Pool, report: Repo
     steps_until(optimizer, lambda: all(w.up and w not in lost for w in workers.remote), 120.0)
     whole_s = time.time() - killed_s
     # All four workers start at once, on few cores.
-    assert first_s < max(10.0, 6.0 * start), "compared with one start now"
+    assert first_s < max(10.0, 6.0 * start), "a bound relative to one start"
     assert optimizer.policy.version >= version
     stats = workers.stats()
     assert stats["num_worker_deaths"] == stats["num_remote_worker_restarts"] == 4

@@ -36,7 +36,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def test_code_of_the_page_runs(
+def test_code_of_the_replay_page_runs(
     ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -140,7 +140,7 @@ def test_lag_in_rollouts_never_exceeds_the_bound(bound: int, size: int, requests
     assert slow.removed
     assert optimizer.workers.faults.num_restarts == 1
     assert all(len(channel.values) > 5 for channel in optimizer.workers.channels[:2]), (
-        "fast workers"
+        "both fast workers sample"
     )
     ahead = 3 * requests - 1  # fragments that may be requested before the fragment that is learned
     assert largest == bound or ahead // size < bound, "workers sample as far ahead as allowed"

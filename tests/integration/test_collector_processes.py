@@ -128,7 +128,9 @@ def test_policy_lag_of_workers_is_bounded(over: Any) -> None:
 
     for limit in (1, 3):
         assert oldest(max_weight_update_interval=limit) <= limit
-    assert oldest(update_after_each_batch=True) > 3, "with this option, the slow worker lags more"
+    assert oldest(update_after_each_batch=True) > 3, (
+        "without a maximum interval, the slow worker lags more"
+    )
 
 
 # ---- joining and leaving ------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Tests that each optimizer continues from the checkpoints of all other optimizers."""
+"""Tests that each of three optimizers continues from the states of all three."""
 
 from __future__ import annotations
 

@@ -110,8 +110,9 @@ def test_environment_with_non_finite_data_is_reset(what: str, mode: str) -> None
     made = RolloutWorker(config, 7)
     batches = [made.next_batch() for _ in range(6)]
     counts = made.record
-    # Each of the two environments returns one non-finite value. Without a reset, a non-finite
-    # observation would also be the first observation of the next fragment.
+    # Each of the two environments returns one non-finite value. If both values are in one fragment,
+    # they count once. Without a reset, a non-finite observation would also be the first observation
+    # of the next fragment, and would count again.
     assert 1 <= counts.num_non_finite <= 2
     assert counts.faults.non_finite.startswith("environment 'Spoiled' of worker 7: ")
     assert all(all_finite(batch.all_obs) for batch in batches)

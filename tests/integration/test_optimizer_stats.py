@@ -1,4 +1,5 @@
-"""The `optimizer/` block of results has the same shape for every optimizer and in every result."""
+"""The `optimizer/` block of results has common keys for all optimizers, and one shape in all
+results of a run."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_installed_plugin_trains(installed: Path, tmp_path: Path) -> None:
     done = with_plugin(installed, "-c", TRAIN, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("trained\n")
-    # Without the plugin, the error names it.
+    # Without the plugin, evaluation fails with an error that names the plugin.
     evaluate = ["-m", CLI, "evaluate", "checkpoint", "--episodes", "1"]
     without = subprocess.run(
         [sys.executable, *evaluate], cwd=tmp_path, capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""The lag of the first results of a replacement, with real processes that are killed."""
+"""Tests the lag of the first result of a replacement after the process of a worker was killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the trainer in Ray Tune with every preset: results, restoring, schedulers and
+"""Tests of the trainer in Ray Tune, with four presets: results, restoring, schedulers and
 resources."""
 
 from __future__ import annotations
@@ -451,7 +451,7 @@ class KillsTrialOnce(tune.Callback):
 def test_retry_by_tune_keeps_rows_that_were_copied(
     setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Without these options, Tune copies the results after the second checkpoint. The retry
+    # Without these settings, Tune copies the results after the second checkpoint. The retry
     # continues from the third checkpoint, and loses row 3.
     if setting == "period":
         monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "0")

@@ -1,4 +1,4 @@
-"""Tests of the shares of the driver's and the workers' time in runs of every optimizer."""
+"""Tests how results divide the time of the driver and of the workers into shares."""
 
 from __future__ import annotations
 
