@@ -52,7 +52,7 @@ def make(
 
 
 def uneven(seed: int, slow: int = 3) -> Script:
-    """Returns a script in which fewer than one in ten calls that end are calls to worker `slow`."""
+    """Returns a script in which worker `slow` makes fewer than one in ten of the replies."""
     rng = random.Random(seed)
 
     def script(pending: list[SimulatedTicket]) -> SimulatedTicket:

@@ -491,7 +491,7 @@ handling = signals.StopSignals()
 handling.install()
 handling.before_exit = lambda: print("abandoned", flush=True)
 print("ready", flush=True)
-hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # runs for half an hour, without handlers
+hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # half an hour, in which no handler runs
 """
 BLOCKED = """
 import time
