@@ -246,15 +246,15 @@ print("fine")
 
 START = """
 collect(0.0)
-assert not ray.is_initialized(), "it ends the Ray that it started"
+assert not ray.is_initialized(), "the Collector ends the Ray that it started"
 """
 
 ATTACH = """
 collect(8.0)
-assert not ray.is_initialized(), "it had connected, so it disconnects"
+assert not ray.is_initialized(), "the Collector ends its own connection"
 ray.init(log_to_driver=False)
 collect(8.0)
-assert ray.is_initialized(), "the earlier connection stays"
+assert ray.is_initialized(), "the Collector keeps an earlier connection"
 """
 
 

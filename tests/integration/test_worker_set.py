@@ -179,7 +179,7 @@ def test_reconfigure_keeps_processes_if_resources_are_the_same(workers: WorkerSe
     assert [pid_of(worker) for worker in workers.up()] == pids
     batch = foreach_worker(workers, sample, workers.local.get_weights(), only=1)[1]
     assert batch.shape == (5, 3)
-    assert "action_logp" in batch, "it is a PPO worker now"
+    assert "action_logp" in batch, "the worker has the PPO policy now"
     assert workers.reconfigure(old)
 
 
