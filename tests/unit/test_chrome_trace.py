@@ -108,10 +108,10 @@ def test_self_times_exclude_nested_spans() -> None:
     assert times == {"driver": {}, "worker 1": {"learn": 2.5, "skew": 0.25, "allreduce": 1.25}}
 
 
-@pytest.mark.parametrize("started_s", [50.0, 3e7])  # clocks of a machine that just started, or not
+@pytest.mark.parametrize("started_s", [50.0, 3e7])  # the machine just started, or did long ago
 def test_spans_that_meet_are_not_nested(started_s: float) -> None:
-    # Starts and durations are rounded, so that some spans begin a rounding step before the last
-    # has ended.
+    # Starts and durations are rounded, so some spans begin a rounding step before the end of the
+    # span before.
     rng, at_s = random.Random(0), started_s
     expected = {"wait": 0.0, "apply": 0.0}
     spans = []

@@ -267,6 +267,7 @@ def test_fragments_are_returned_in_the_order_of_the_updates() -> None:
 
 
 def test_broadcast_interval() -> None:
+    # A batch is requested one update before it is returned, so the lag of new weights is 1.
     lags = versions(fake_collector(2, sync=True, broadcast_interval=3), 10)
     assert lags == [0, 1, 2, 3, 1, 2, 3, 1, 2, 3]
 
