@@ -1,4 +1,5 @@
-"""Normalisation of observations and rewards: moments, their rows, and learning with them."""
+"""Normalisation of observations and rewards. The moments of rows are their number, mean and sum of
+squared deviations."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def with_moments(policy: Policy, seed: int = 0, size: int = 3) -> Policy:
 
 
 def batch_of(policy: Any, steps: int = 6, envs: int = 4, seed: int = 0) -> SampleBatch:
-    """A batch in which the policy has acted with its current moments."""
+    """Returns a batch in which the policy has acted with its current moments."""
     return random_batch(policy, steps, envs, np.random.default_rng(seed))
 
 
@@ -458,8 +459,8 @@ class Chain(gymnasium.Env[int, int]):
 
 
 def error_of_chain(**options: Any) -> float:
-    """The largest difference between a learned value and the closed form, in units of the
-    rewards."""
+    """Trains a policy on `Chain`. Returns the largest difference between a learned value and the
+    closed form, in units of the rewards."""
     env = SyncVectorEnv([Chain] * 4, autoreset_mode=AutoresetMode.SAME_STEP)
     policy: Any = make_policy("ppo", env, gamma=GAMMA, lr=3e-3, **options)
     sampler = make_sampler(env, policy, 40)
