@@ -201,6 +201,7 @@ def test_death_while_forming_replaces_one_rank(
         return
     assert workers.faults.num_restarts == 1
     assert group.ranks == survivors
+    # Only rank 1 has made 5 updates. They are lost if it dies before its state is fetched.
     most = 4 if function in ("version_of", "policy_state") and dying == 1 else 5
     assert versions(group) == [most, most]
     assert_equal(group)

@@ -27,7 +27,7 @@ from polopt.trainers.command_line.cli import app
 from polopt.trainers.saved_trainer import read_trainer_state
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
-#: Seconds. A reader that waits for a FIFO would wait forever.
+#: A reader that waits for a FIFO would wait forever. Each test therefore has 60 seconds.
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -193,12 +193,12 @@ def test_file_without_a_size_is_empty() -> None:
 
 
 def replace(make: Callable[[torch.Tensor], Any]) -> Callable[[Path], None]:
-    """Replaces the parameters by another value."""
+    """Returns a function that replaces the parameters in a checkpoint by another value."""
     return lambda path: rewrite(path, lambda t, _: t.update({PARAMS: make(t[PARAMS])}))
 
 
 def compressed(path: Path) -> None:
-    """Returns 4 MB of zeros, compressed to a few KB."""
+    """Adds 4 MB of zeros to the file of tensors, compressed to a few KB."""
     tensors = torch.load(path / "tensors.pt", weights_only=True)
     packed = io.BytesIO()
     torch.save(tensors | {"/zeros": torch.zeros(10**6)}, packed)
@@ -228,7 +228,7 @@ class _Array:
 
 
 def constructor(path: Path) -> None:
-    """Returns a pickle that makes an array of a size that the pickle names."""
+    """Writes a pickle that allocates a `bytearray` of a size that the pickle names."""
 
     def change(name: str, content: bytes) -> bytes:
         made = pickle.dumps({"x": _Array()}, protocol=2)
@@ -245,7 +245,7 @@ def long_pickle(path: Path) -> None:
 
 
 def upper_case(path: Path) -> None:
-    """Writes the names in upper case, because torch's reader ignores case."""
+    """Writes the name of the pickle in upper case. torch's reader ignores case."""
     source = io.BytesIO((path / "tensors.pt").read_bytes())
     with (
         zipfile.ZipFile(source) as archive,
