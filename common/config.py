@@ -135,11 +135,11 @@ def shown_options(options: Mapping[Any, Any]) -> str:
 
 
 def differ(one: Any, other: Any) -> bool:
-    """Returns whether two values differ. NumPy arrays with several elements count as different
-    unless they are the same object, because `!=` compares such arrays by element."""
+    """Returns whether two values differ. Arrays and tensors with several elements count as
+    different unless they are the same object, because `!=` compares their elements."""
     try:
         return bool(one != other)
-    except ValueError:
+    except (ValueError, RuntimeError):  # NumPy raises a ValueError, and torch a RuntimeError
         return one is not other
 
 

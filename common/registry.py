@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import traceback
+from collections.abc import Callable
 from importlib import metadata
+from types import ModuleType
 from typing import Any
 
 from polopt.common.config import ConfigError, nearest_of
@@ -97,14 +100,14 @@ class Registry:
         and such names must not cause an import.
 
         Raises:
-            ConfigError: if the class cannot be found, or is not a subclass of the base class.
-            Exception: see `load_path`.
+            ConfigError: if the class cannot be imported or found, or is not a subclass of the base
+                class.
         """
         if not isinstance(value, str) or ":" not in value:
             return value
         try:
             found = load_path(value)
-        except (ImportError, AttributeError, ValueError) as error:
+        except (ImportError, AttributeError) as error:
             raise ConfigError(
                 f"key {self._kind!r}: got {value!r}: {error}. Allowed: 'module:Class' of a "
                 f"subclass of {self._base}, or one of {', '.join(map(repr, self.names()))}"
@@ -149,10 +152,34 @@ def load_path(path: str) -> Any:
     """Imports a module and returns the object that `module:Class` names.
 
     Raises:
-        ImportError: if the module cannot be imported.
-        ValueError: if the name of the module is empty.
+        ImportError: if the module cannot be imported, or raises another error.
         AttributeError: if the module has no such attribute.
-        Exception: any other exception that the module raises when it is imported.
     """
     module, _, attribute = path.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return getattr(import_module(module), attribute)
+
+
+def import_module(name: str, load: Callable[[], ModuleType] | None = None) -> ModuleType:
+    """Imports a module that a user names.
+
+    Args:
+        name: name of the module, for the error message.
+        load: imports the module. `None` means `importlib.import_module(name)`.
+
+    Raises:
+        ImportError: the module cannot be imported, or raised another error. The message then names
+            this error, the file and the line.
+    """
+    if not name:
+        raise ImportError("the name of the module is empty")
+    try:
+        return importlib.import_module(name) if load is None else load()
+    except ImportError:
+        raise
+    except (OSError, SyntaxError) as error:
+        raise ImportError(str(error)) from error
+    except Exception as error:  # a user's module may raise anything
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise ImportError(
+            f"{name} raised {type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
+        ) from error

@@ -175,6 +175,7 @@ class SampleBatch:
             successor_obs=self.successor_obs[inside],
             version=self.version,
             worker_index=self.worker_index,
+            device=self.device,
             column_versions=self.column_versions,
             per_env=begun if start else self.per_env,
             place=None if self.place is None else (self.place[0], self.place[1] + start),
@@ -199,6 +200,8 @@ class SampleBatch:
             successor_obs=self.successor_obs[kept],
             version=self.version,
             worker_index=self.worker_index,
+            device=self.device,
+            column_versions=None if self.column_versions is None else self.column_versions[envs],
             per_env={name: array.take(envs, axis=0) for name, array in self.per_env.items()},
         )
 

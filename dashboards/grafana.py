@@ -160,8 +160,8 @@ VIEWS = (
     ),
     View(
         "Entropy and other statistics of the learner",
-        "An entropy near 0 means that exploration has ended. A clip fraction above 0.3 means that "
-        "updates are too large.",
+        "With discrete actions, an entropy near 0 means that exploration has ended. A clip "
+        "fraction above 0.3 means that updates are too large.",
         _LEARNER,
         where='statistic!~".*loss|grad_norm|.*learning_rate"',
     ),

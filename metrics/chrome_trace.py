@@ -258,5 +258,12 @@ def read_trace(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
         return recorded["otherData"], percentages(recorded)
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, ZeroDivisionError, RecursionError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         raise ConfigError(f"{str(path)!r} is not a trace of polopt: {error!r}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 #: Keys that results contain for every policy. Most of them are keys of RLlib. A statistic is 0 if
 #: the policy does not compute it.
@@ -24,12 +24,19 @@ LEARNER_KEYS = (
 
 
 class LearnerStats:
-    """Mean of each learner statistic since the last report, weighted by rows."""
+    """Mean of each learner statistic since the last report, weighted by rows.
 
-    def __init__(self) -> None:
+    Args:
+        further: keys of statistics that a policy computes in addition to `LEARNER_KEYS`. They are
+            NaN in reports before the first value.
+    """
+
+    def __init__(self, further: Iterable[str] = ()) -> None:
         # For each key, the weighted sum and the sum of weights.
         self._sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         self._last: dict[str, float] = dict.fromkeys(LEARNER_KEYS, 0.0)
+        for key in further:
+            self._last.setdefault(key, math.nan)
 
     def add(self, stats: Mapping[str, float], rows: int) -> None:
         """Adds statistics that are means over `rows` rows.

@@ -77,8 +77,9 @@ class GpuReader:
     """Reads the use of the GPUs on which this process holds memory through PyTorch.
 
     If the process holds memory on a GPU, `GpuUse.share` needs the package `nvidia-ml-py`, which the
-    extra `gpu` installs. Without this package, the share is NaN. After a GPU has failed to
-    report its utilization, as a MIG slice does, the share stays NaN.
+    extra `gpu` installs. Without this package, the share is NaN. The share is also NaN if a GPU
+    does not report its utilization, as for a MIG slice. If a query fails for another reason, only
+    the share of this reading is NaN.
 
     Args:
         cuda: the module `torch.cuda`.
@@ -101,8 +102,9 @@ class GpuReader:
         if self._known:
             try:
                 return float(self._cuda.utilization(gpu)) / 100.0
-            except Exception:  # NVML's errors have no public base class
-                self._known = False
+            except Exception as error:  # NVML's errors have no public base class
+                lasting = isinstance(error, ImportError) or "NotSupported" in type(error).__name__
+                self._known = not lasting
         return math.nan
 
 

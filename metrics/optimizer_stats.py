@@ -52,6 +52,7 @@ class OptimizerStats:
         read_gpus: a function, such as a `GpuReader`, that returns the current use of the driver's
             GPUs. `None` means that the driver uses no GPU.
         clock: returns the seconds of a monotonic clock.
+        learner_keys: see `LearnerStats`.
 
     Attributes:
         num_env_steps_sampled: environment steps sampled so far.
@@ -91,6 +92,7 @@ class OptimizerStats:
         actions: ActionStats | None = None,
         read_gpus: Callable[[], GpuUse] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        learner_keys: Iterable[str] = (),
     ) -> None:
         self._clock = clock
         self.num_env_steps_sampled = 0
@@ -103,7 +105,7 @@ class OptimizerStats:
         self.episodes = EpisodeWindow()
         self.actions = actions or ActionStats()
         self.custom_metrics = CustomMetrics()
-        self.learner = LearnerStats()
+        self.learner = LearnerStats(learner_keys)
         self._driver_phases = (*phases, REPORT, EVALUATION)
         every_phase = (*self._driver_phases, *worker_phases)
         self.timers = {phase: PhaseTimer(name=phase, clock=clock) for phase in every_phase}

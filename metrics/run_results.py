@@ -64,7 +64,7 @@ PER_WORKER = "optimizer/workers/per_worker"
 _INDEX, _RATE = "index", "env_steps_per_sampling_s"  # keys of each worker
 #: Rules about time need at least this many results and seconds of training.
 _LEAST_RESULTS, _LEAST_S = 3, 2.0
-_MOST_ROWS = 2000  # `History` keeps at most this many results
+_MOST_ROWS = 2000  # `History` keeps at most this many rows
 
 
 def paths(num_workers: int) -> list[str]:
@@ -171,8 +171,8 @@ class RunResults:
 class History:
     """Collects the columns that the rules read, from results as they arrive.
 
-    Memory is bounded: when the history is full, it drops every second result, and from then on
-    keeps only half as many of the new results as before.
+    Memory is bounded: when the history is full, it merges each pair of neighboring results into one
+    row. From then on, a row contains twice as many new results as before.
 
     Attributes:
         num_results: number of results added so far.
@@ -197,9 +197,11 @@ class History:
                 self._texts[path] = value
         if (self.num_results - 1) % self._every == 0:
             self._rows.append(row)
-        else:  # a dropped result still updates the counters, which `rise` needs
-            self._rows[-1] |= {path: value for path, value in row.items() if _is_total(path)}
+        else:
+            _merge(self._rows[-1], row)
         if len(self._rows) > _MOST_ROWS:
+            for earlier, later in zip(self._rows[::2], self._rows[1::2], strict=False):
+                _merge(earlier, later)
             self._rows = self._rows[::2]
             self._every *= 2
 
@@ -213,8 +215,17 @@ class History:
         return RunResults({**columns, **texts})
 
 
-def _is_total(path: str) -> bool:
-    return path.rsplit("/", 1)[-1].startswith("num_")
+def _merge(row: dict[str, float], later: Mapping[str, float]) -> None:
+    """Merges a row with the next row. The intervals are added, shares of time become their mean
+    over both intervals, and all other values are those of the later row."""
+    path = COLUMNS["interval_s"]
+    seconds, added = row.get(path, 0.0), later.get(path, 0.0)
+    shares = {path: row.get(path, 0.0) for path in later if "/share/" in path}
+    row |= later
+    if total := seconds + added:
+        row[path] = total
+        for share, value in shares.items():
+            row[share] = (value * seconds + later[share] * added) / total
 
 
 def _value(result: Any, path: str) -> Any:

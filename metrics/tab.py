@@ -40,8 +40,9 @@ class Plot:
             result key of another counter draws the increase per unit of the other counter. If
             empty, the plot shows the values themselves.
         steps: whether a value holds until the next result, such as a number of workers.
-        limit: for `heatmap`, a key at the top level of the config. If the config contains a number
-            under this key, the number is drawn as a line. Empty for no line.
+        limit: for `heatmap`, an option of the optimizer, or another key at the top level of the
+            config. If the value of the option is a number, this number is drawn as a line. Empty
+            for no line.
     """
 
     key: str
@@ -84,6 +85,7 @@ class OptimizerTab:
         phases: the driver's phases of a step, in their order.
         extra_stats: names of the numbers that the optimizer adds to the block `optimizer/`.
         tab: the optimizer's declaration.
+        limits: the values of the options that the plots name as `limit`, if they are numbers.
     """
 
     name: str
@@ -91,6 +93,7 @@ class OptimizerTab:
     phases: tuple[str, ...] = ()
     extra_stats: tuple[str, ...] = ()
     tab: Tab = field(default_factory=Tab)
+    limits: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Returns the content of the file."""
@@ -121,6 +124,10 @@ class OptimizerTab:
                 plots=tuple(map(_plot, _list(declared.get("plots")))),
                 metrics=tuple(map(_metric, _list(declared.get("metrics")))),
             ),
+            limits={
+                _text(name): _number(value)
+                for name, value in _mapping(content.get("limits", {})).items()
+            },
         )
 
 
@@ -155,6 +162,13 @@ def _known(value: Any, of: type) -> dict[str, Any]:
 def _text(value: Any) -> str:
     if not isinstance(value, str) or len(value) > _MOST_TEXT:
         raise ValueError(f"expected text of at most {_MOST_TEXT} characters; got {value!r:.80}")
+    return value
+
+
+def _number(value: Any) -> float:
+    # NaN, infinity and integers that do not fit into a float are refused.
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= 1e300:
+        raise ValueError(f"expected a number; got {value!r:.80}")
     return value
 
 

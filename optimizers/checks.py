@@ -9,9 +9,9 @@ from polopt.rollouts.rollout_config import RolloutConfig
 
 
 def check_collection(owner: str, key: str, rollout: RolloutConfig) -> None:
-    """Checks that `collection`, `compress_data` and `fraction_workers_below` fit the number of
-    collectors of a process that computes gradients. A collector is a worker that samples for this
-    process.
+    """Checks that `collection`, `compress_data`, `fraction_workers_below` and
+    `fraction_samples_below` fit the number of collectors of a process that computes gradients.
+    A collector is a worker that samples for this process.
 
     Args:
         owner: name of the process that computes gradients, for error messages.
@@ -31,10 +31,12 @@ def check_collection(owner: str, key: str, rollout: RolloutConfig) -> None:
             )
         why = f"with {key}=0, no process sends batches"
         check_unused(why, compress_data=(rollout.compress_data, "none"))
-    below = rollout.fraction_workers_below
+    workers, samples = rollout.fraction_workers_below, rollout.fraction_samples_below
     if how == "async" or rollout.num_workers_below == 0:
         why = "no process waits for all workers below it"
-        check_unused(why, fraction_workers_below=(below, 1.0))
+        check_unused(
+            why, fraction_workers_below=(workers, 1.0), fraction_samples_below=(samples, 0.25)
+        )
 
 
 def check_central_gradients(rollout: RolloutConfig) -> None:
@@ -49,6 +51,7 @@ def check_central_gradients(rollout: RolloutConfig) -> None:
         "the driver computes all gradients, so workers send no gradients and have no workers below",
         num_workers_below=(rollout.num_workers_below, 0),
         compress_gradients=(rollout.compress_gradients, "none"),
+        topk_share=(rollout.topk_share, 0.1),
     )
 
 

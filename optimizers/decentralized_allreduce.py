@@ -211,6 +211,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
         check_unused(
             "all-reduce sums gradients in place and cannot compress them",
             compress_gradients=(rollout.compress_gradients, "none"),
+            topk_share=(rollout.topk_share, 0.1),
         )
 
     def step(self) -> StepResult:
@@ -338,6 +339,9 @@ class DecentralizedAllReduce(PolicyOptimizer):
         if len(set(sums.values())) == 1:
             return
         weights = list(self.group.call_ranks(RolloutWorker.get_weights).values())
+        if not weights:  # all ranks have failed, so the next `ensure` forms a new group or raises
+            self.group.broken = True
+            return
         difference = max(
             _relative_difference([numbers[i] for numbers in map(numbers_of, weights)])
             for i in range(len(numbers_of(weights[0])))

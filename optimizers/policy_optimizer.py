@@ -101,7 +101,14 @@ class PolicyOptimizer(ABC):
         self.config = config
         self.policy: Policy = workers.local.policy
         actions, gpus = self.policy.dist.new_stats(), GpuReader(torch.cuda)
-        self.metrics = OptimizerStats(self.phases, self.worker_phases, actions, gpus, workers.clock)
+        self.metrics = OptimizerStats(
+            self.phases,
+            self.worker_phases,
+            actions,
+            gpus,
+            workers.clock,
+            self.policy.further_statistics,
+        )
         self.timers = self.metrics.timers
         self.calls = Calls(
             workers,

@@ -286,12 +286,15 @@ class SyncReplay(ReplayOptimizer):
         return {**super().get_driver_state(), "replay": replay}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues with an empty buffer. If rows were saved, `buffer_files` then fills the buffer.
-        Otherwise, `learning_starts` rows are sampled before learning continues. The training
-        intensity does not count these rows."""
+        """Continues from a state that `get_state` of any optimizer returned, with an empty buffer.
+
+        If rows were saved, `buffer_files` then fills the buffer. Otherwise, `learning_starts` rows
+        are sampled before learning continues. The training intensity does not count these rows.
+        """
         super().set_state(state)
         restore_samplers(self.workers, state.get("workers", {}))
         self._begin_buffer()
         if replay := state.get("replay"):
             self.buffer.set_state(replay["buffer"])
-            self.limiter.set_state(replay["limiter"], rows=0)
+        if limiter := state.get("limiter") or state.get("replay", {}).get("limiter"):
+            self.limiter.set_state(limiter, rows=0)

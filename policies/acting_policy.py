@@ -205,8 +205,14 @@ class ActingPolicy(ABC):
 
     def _checked_state(self, state: Any, count: int, is_batch: bool) -> np.ndarray:
         """Checks the state that the caller of `predict` passed, and returns it as `[N, S]`."""
-        array = np.asarray(state, dtype=np.float32)
         expected = (count, self.state_size) if is_batch else (self.state_size,)
+        try:
+            array = np.asarray(state, dtype=np.float32)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"state must be an array of shape {list(expected)}; got {state!r:.80}. At the "
+                "beginning of an episode, pass None"
+            ) from None
         if array.shape != expected:
             raise ValueError(f"state must have shape {list(expected)}; got {list(array.shape)}")
         if not np.isfinite(array).all():

@@ -9,7 +9,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,8 @@ def write_onnx(
         reason = error.strerror or error
         raise ConfigError(f"{target} cannot be written: {reason}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # for example if the parent of `path` is a file
+            temporary.unlink()
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from polopt.common.config import Config
+from polopt.common.config import Config, ConfigError, shown
 from polopt.policies.non_learning import NonLearningConfig, adapter_for
 from polopt.policies.policy import Policy
 from polopt.policies.policy_registry import POLICIES
@@ -16,12 +16,17 @@ def resolve_policy(policy: Any) -> tuple[Any, Config]:
 
     Raises:
         ConfigError: a name or an option is unknown, the value of an option is wrong, or the
-            argument is an object that cannot act.
+            argument is an object that cannot act, or a wrong tuple.
     """
     if isinstance(policy, Policy):
         return type(policy), policy.config
     options: Mapping[str, Any] = {}
     if isinstance(policy, tuple):
+        if len(policy) != 2 or not isinstance(policy[1], Mapping):
+            raise ConfigError(
+                f"policy: got {shown(policy)}. Allowed: a pair (policy, dict of options), or the "
+                "policy alone"
+            )
         policy, options = policy
     policy = POLICIES.named(policy)
     if isinstance(policy, str) or (isinstance(policy, type) and issubclass(policy, Policy)):

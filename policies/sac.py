@@ -90,6 +90,7 @@ class SACPolicy(ReplayPolicy):
     config_class = SACConfig
     config: SACConfig
     dist: SquashedGaussian
+    further_statistics = ("alpha_value",)
     #: Bounds of log standard deviations, as in the authors' code, RLlib 0.8 and Stable-Baselines3.
     log_std_bounds: ClassVar[tuple[float, float]] = (-20.0, 2.0)
 

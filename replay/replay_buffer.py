@@ -152,7 +152,7 @@ class ReplayBuffer:
         directory: str | Path | None = None,
         capacity_key: str = "replay_capacity",
     ) -> None:
-        _check("replay_capacity", capacity, 1 <= capacity < 2**31, "1 to 2,147,483,647")
+        _check(capacity_key, capacity, 1 <= capacity < 2**31, "1 to 2,147,483,647")
         _check("gamma", gamma, 0.0 <= gamma <= 1.0, "0 to 1")
         _check("n_step", n_step, n_step >= 1, "1 or larger")
         _check("replay_unit", unit, unit in ("transition", "sequence"), "transition, sequence")

@@ -229,7 +229,10 @@ def saved_specs(saved: Mapping[str, Any]) -> dict[str, ColumnSpec]:
     """
     specs = {}
     for name, (shape, dtype) in saved["columns"].items():
-        found = np.dtype(str(dtype)) if str(dtype)[1:2] in "biuf" else None
+        try:
+            found = np.dtype(str(dtype)) if str(dtype)[1:2] in "biuf" else None
+        except TypeError:  # for example '<f3', or an empty text
+            found = None
         if found is None or not all(isinstance(size, int) and size >= 0 for size in shape):
             raise RowFilesError(
                 f"column {name!r:.80}: invalid; got shape {shape!r:.80}, dtype {dtype!r:.80}"

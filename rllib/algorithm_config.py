@@ -407,8 +407,9 @@ class AlgorithmConfig:
 
 class _Live(dict[str, Any]):
     """A dict that a builder returns as the value of an option of RLlib such as
-    `replay_buffer_config`. Setting a key of this dict also changes the builder, and so does the
-    method `update`."""
+    `replay_buffer_config`. Setting a key of this dict also changes the builder, and so do the
+    methods `update` and `setdefault`. A key cannot be removed, because polopt would still have the
+    option of this key."""
 
     def __init__(self, values: Mapping[str, Any], config: AlgorithmConfig, name: str) -> None:
         super().__init__(values)
@@ -423,6 +424,39 @@ class _Live(dict[str, Any]):
         changes = dict(*args, **others)
         self._config[self._name] = changes
         super().update(changes)
+
+    def __ior__(self, changes: Any) -> Any:  # type: ignore[misc]
+        self.update(changes)
+        return self
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """Sets the key in the dict and the builder, unless the dict has the key."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def __delitem__(self, key: str) -> None:
+        """Raises KeyError if the dict lacks the key, and otherwise ConfigError."""
+        raise ConfigError(
+            f"{self._name}[{key!r}] = {self[key]!r} cannot be removed, because polopt always has "
+            f"this option. Set another value: config.{self._name}[{key!r}] = VALUE"
+        )
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Returns the default if the dict lacks the key, and otherwise raises ConfigError."""
+        if key in self:
+            del self[key]
+        return super().pop(key, *default)
+
+    def popitem(self) -> Any:
+        """Raises ConfigError, or KeyError if the dict is empty."""
+        key = next(reversed(self), None)
+        return super().popitem() if key is None else self.pop(key)
+
+    def clear(self) -> None:
+        """Raises ConfigError, unless the dict is empty."""
+        for key in self:
+            del self[key]
 
     def __reduce__(self) -> Any:  # a copy is a plain dict
         return dict, (dict(self),)

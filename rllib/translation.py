@@ -247,13 +247,15 @@ def _model(given: Any) -> Any:
     `DefaultModelConfig`, takes only the options that differ from its defaults."""
     if isinstance(given, Mapping):
         return dict(given)
-    fields = getattr(given, "__dataclass_fields__", {})
-    plain = type(given)() if fields else None
+    fields = getattr(given, "__dataclass_fields__", None)
+    if fields is None:
+        return given
+    plain = type(given)()
     return {
         name: getattr(given, name)
         for name in fields
         if getattr(given, name) != getattr(plain, name)
-    } or given
+    }
 
 
 def _resolve_evaluation(options: dict[str, Any], where: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from polopt.common.config import ConfigError, shown
+from polopt.common.config import ConfigError, nearest, shown
 from polopt.common.episodes import Episode
 from polopt.common.sample_batch import SampleBatch
 from polopt.rollouts.workers.callbacks import Callbacks
@@ -54,8 +54,8 @@ class RLlibCallback:
 
     Workers call `on_episode_step`, `on_episode_end` and `on_sample_end`. The driver calls
     `on_train_result`. polopt passes all arguments by name. A method without `**arguments` gets only
-    the arguments that it declares. If a class overrides another method of RLlib, an error says what
-    to use instead.
+    the arguments that it declares. A subclass may not define other methods whose names begin with
+    `on_`. If a class overrides another method of RLlib, an error says what to use instead.
     """
 
     def on_episode_step(self, **arguments: Any) -> None:
@@ -94,6 +94,9 @@ class RLlibCallback:
                 has no effect here.
         """
 
+
+#: The methods that polopt calls.
+_CALLED = tuple(name for name in vars(RLlibCallback) if name.startswith("on_"))
 
 for _name in _NOT_CALLED:
     # A user's method may call, for example, `super().on_episode_start(...)`.
@@ -175,7 +178,7 @@ class MetricsLogger:
     def values(self) -> dict[str, float]:
         """The combined number for each name."""
         return {
-            name: float(_REDUCED.get(self._reduce[name], np.mean)(values))
+            name: float(_REDUCED[self._reduce[name]](values))
             for name, values in self._values.items()
         }
 
@@ -185,12 +188,20 @@ class MetricsLogger:
         Args:
             name: a name, or a tuple of nested names.
             value: the number.
-            how: `reduce`, `mean` by default. Unknown values of `reduce` mean `mean`. Other
-                arguments of RLlib have no effect.
+            how: `reduce`, `mean` by default. Other arguments of RLlib have no effect.
+
+        Raises:
+            ValueError: `reduce` has another value than the four values above.
         """
         name = "/".join(name) if isinstance(name, tuple) else name
+        reduce = how.get("reduce", "mean")
+        if reduce not in _REDUCED:
+            raise ValueError(
+                f"metrics_logger.log_value({name!r}, reduce={reduce!r}). Allowed: "
+                f"{', '.join(map(repr, _REDUCED))}"
+            )
         self._values.setdefault(name, []).append(float(value))
-        self._reduce[name] = how.get("reduce", "mean")
+        self._reduce[name] = reduce
 
     def log_dict(self, values: Mapping[str, Any], **how: Any) -> None:
         """Logs each number under its name."""
@@ -238,6 +249,12 @@ def as_polopt_callbacks(given: Any) -> Any:
             raise ConfigError(
                 f"key 'callbacks': {given.__qualname__} has the method {name!r}, which polopt does "
                 f"not call. Instead: {_NOT_CALLED[name]}"
+            )
+        if name not in _CALLED:
+            raise ConfigError(
+                f"key 'callbacks': {given.__qualname__} has the method {name!r}, which polopt does "
+                f"not call{nearest(name, _CALLED) or '.'} Allowed: "
+                f"{', '.join(map(repr, _CALLED))}, and methods whose names do not begin with 'on_'"
             )
     return _adapter(given, methods)
 

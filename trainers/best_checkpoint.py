@@ -40,7 +40,7 @@ class BestCheckpoint:
 
     Attributes:
         score: the best evaluation since the run began in `folder`. It is None before the first
-            evaluation.
+            evaluation whose mean return is not NaN.
         directory: directory of the best checkpoint.
     """
 
@@ -53,14 +53,15 @@ class BestCheckpoint:
         """Saves the state as the best checkpoint if the evaluation is the best one so far.
 
         Args:
-            mean: mean return of the evaluation.
+            mean: mean return of the evaluation. With NaN, this method saves nothing.
             version: version of the policy that was evaluated.
             state: state of the trainer with this policy. See `write_checkpoint`.
 
         Raises:
             CheckpointError: the checkpoint cannot be written.
         """
-        if self.score is not None and not mean > self.score.episode_return_mean:
+        best = -math.inf if self.score is None else self.score.episode_return_mean
+        if not mean > best:
             return
         score = Score(mean, version, self.directory)
         try:

@@ -402,7 +402,7 @@ def _preset_options(name: Any) -> Mapping[str, Any]:
     if isinstance(name, str) and ":" in name:
         try:
             found = load_path(name)
-        except (ImportError, AttributeError, ValueError) as error:
+        except (ImportError, AttributeError) as error:
             problem = f": {error}."
     elif isinstance(name, str) and found is None:
         instead = instead_of_algorithm(name)

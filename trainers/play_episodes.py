@@ -135,7 +135,7 @@ def environment(rollout: RolloutConfig, video: Path | None = None) -> Iterator[A
     if isinstance(env, VectorEnv):
         raise ConfigError(
             f"environment {name!r} is a vector environment, but evaluation needs a single "
-            "environment. Give a single environment with --env"
+            "environment. Give a single environment as `env` (on the command line: --env)"
         )
     if limit := rollout.max_frames_per_traj:
         env = TimeLimit(env, limit)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polopt.common.config import ConfigError
-from polopt.rollouts.envs.env_sources import env_name, resolve_env
+from polopt.rollouts.envs.env_sources import env_name
 from polopt.rollouts.workers.arrival_log import (
     Departure,
     RecordEnded,
@@ -18,9 +18,11 @@ from polopt.rollouts.workers.arrival_log import (
     read_log,
 )
 from polopt.rollouts.workers.errors import RerunDifference
+from polopt.trainers.experiment import merged_options
 from polopt.trainers.run_record import PATTERN, this_machine
-from polopt.trainers.saved_config import decode_config
+from polopt.trainers.saved_config import argument_for, decode_config
 from polopt.trainers.saved_config import described as described_values
+from polopt.trainers.saved_experiment import argument_of, is_given, refuse_imports
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 
@@ -54,10 +56,10 @@ def rerun(
             checkpoint. `None` means that the rerun begins with the first file of the record.
         before: a function that is called with the index of each event before the event is repeated.
             In each file of the record, the first event has the index 0.
-        changes: values of the config that the record lacks, such as a callable `env`. Also give an
-            `env` and `callbacks` that are in a module, because a name in the record alone does not
-            import them. `policy` and `optimizer` may be classes. `network` is the class of a custom
-            network.
+        changes: values of the config that the record lacks, such as a callable `env`. Nested dicts
+            are merged. Also give each option that names a module, because a name in the record
+            alone does not import the module. `policy` and `optimizer` may be classes. `network` is
+            the class of a custom network.
 
     Yields:
         the trainer after each result.
@@ -65,7 +67,7 @@ def rerun(
     Raises:
         ConfigError: the record is missing or damaged, `trial` has the records of several trials, or
             a value of the config is missing. Also raised if the recorded run was never restored
-            from `start`.
+            from `start`, or if the record names a module that `changes` do not name.
         CheckpointError: a checkpoint in the record cannot be restored.
         RerunDifference: the rerun differs from the record. Raised at the first difference.
     """
@@ -141,38 +143,37 @@ def _config_of(header: Mapping[str, Any], path: Path, changes: Mapping[str, Any]
     """Returns the config of a recorded run with the user's changes.
 
     Raises:
-        ConfigError: a value is missing.
+        ConfigError: a value is missing, or the record names a module that `changes` do not name.
     """
     config = decode_config(header["config"], f"{path}: field 'config")
     given = dict(changes)
     network = given.pop("network", None)
     for plugin in ("optimizer", "policy"):
-        if isinstance(given.get(plugin), type):
-            config[plugin] = {**config[plugin], "name": given.pop(plugin)}
+        if isinstance(given.get(plugin), type | str):
+            given[plugin] = {"name": given[plugin]}
     if network is not None:
-        policy = config["policy"]
-        config["policy"] = {**policy, "model": {**policy["model"], "custom": network}}
+        given = merged_options(given, {"policy": {"model": {"custom": network}}})
     missing = {
         place: kind
         for place, kind in header["unsaved"].items()
-        if place.partition(".")[0].partition("[")[0] not in given
-        and not (network is not None and place.startswith("policy.model.custom"))
+        if not is_given(given, argument_for(place).split("."))
     }
-    callbacks = config.get("callbacks")
-    if isinstance(callbacks, str) and "callbacks" not in given:
-        missing["callbacks"] = f"{callbacks}, which is not imported unless you name it"
     if missing:
         raise ConfigError(
             f"{path} does not contain {described_values(missing)}. Give the missing values with "
             "polopt.rerun(trial, KEY=VALUE), or on the command line with --env, --policy, "
             "--optimizer, --network or --callbacks"
         )
-    if "env" not in given:
-        try:
-            given["env"] = resolve_env(config["env"], allow_import=False)
-        except ConfigError as error:
-            raise ConfigError(f"{error}. To import it, give --env {config['env']}") from None
-    return {**config, **given}
+    config = merged_options(config, given)
+    refuse_imports(config, given, str(path), _argument_of)
+    return config
+
+
+def _argument_of(key: str) -> str:
+    option = "network" if key == "model" else key
+    if option in ("network", "callbacks", "env", "optimizer", "policy"):
+        return f"{option}=... to polopt.rerun, or --{option} on the command line"
+    return argument_of(key)
 
 
 def _rerun_one(

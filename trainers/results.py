@@ -57,8 +57,8 @@ def make_result(
     """Returns the result of one iteration.
 
     Tune's CSV logger takes its columns from the first result. Therefore, the first result already
-    has all keys. Exceptions are custom metrics, and statistics that only some policies compute,
-    such as `alpha_value` of SAC. The order of the keys matters: Tune's table of trials shows the
+    has all keys. Exceptions are custom metrics, and statistics that a policy does not name in
+    `Policy.further_statistics`. The order of the keys matters: Tune's table of trials shows the
     first four numbers of the top level, or the first three in a notebook. On a terminal, the
     current output of Tune has no option to choose other columns.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from polopt.common.config import ConfigError, canonical
@@ -14,13 +14,20 @@ from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.experiment import aliases_for, merged_options, plugin_names, with_preset
 from polopt.trainers.saved_config import argument_for, described
 
-#: Options that may name a module. A module that only a checkpoint names is not imported. The user
-#: has to give the option, too.
+#: Options that may name a module. A module that a saved config names is imported only if the user
+#: names it, too.
 _CODE = (
     ("callbacks",),
     ("model", "custom"),
+    ("model", "custom_model"),  # RLlib's name of the same option
     ("optimizer",),
+    ("optimizer", "name"),
     ("policy",),
+    ("policy", "name"),
+    ("policy", "model", "custom"),
+    ("policy", "model", "custom_model"),
+    ("preset",),
+    ("preset", "name"),
 )
 _REGISTRIES = {"optimizer": OPTIMIZERS, "policy": POLICIES}
 
@@ -60,7 +67,9 @@ def config_of(
         "optimizer": changes.get("optimizer", preset.get("optimizer", names["optimizer"])),
         "policy": changes.get("policy", preset.get("policy", names["policy"])),
     }
-    _check_imports(where, chosen, {**preset, **changes})  # `plugin_names` imports classes
+    _check_imports(
+        where, chosen, {**preset, **changes}, argument_of
+    )  # `plugin_names` imports classes
     classes = dict(zip(chosen, plugin_names(chosen, preset), strict=True))
     wanted = {plugin: _name(classes[plugin], registry) for plugin, registry in _REGISTRIES.items()}
     changes = canonical(changes, aliases_for(chosen, preset))
@@ -75,14 +84,42 @@ def config_of(
     kept = {plugin for plugin in own if wanted[plugin] == names[plugin]}
     _check_unsaved(state, where, changes, kept)
     config = merged_options(saved, changes) | chosen
-    _check_imports(where, config, changes)
-    for options, given, key in (
-        (config, changes, "env"),
-        (config.get("evaluation_config"), changes.get("evaluation_config", {}), "env"),
-    ):
-        if isinstance(options, dict) and options.get(key) is not None and given.get(key) is None:
-            options[key] = _saved_env(options[key], where)
+    refuse_imports(config, changes, where, argument_of)
     return config
+
+
+def refuse_imports(
+    config: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    where: str,
+    advice: Callable[[str], str],
+) -> None:
+    """Refuses a saved config that names a module, unless the user names it, too. Replaces the names
+    of saved environments in `config` by sources that import nothing.
+
+    Args:
+        config: the saved config with the changes.
+        changes: the options that the user gave.
+        where: name of the file with the saved config, for messages.
+        advice: a function that says how to pass an option. It is called with the option's key.
+
+    Raises:
+        ConfigError: the config names a module that `changes` do not name.
+    """
+    _check_imports(where, config, changes, advice)
+    options: Any
+    for key, options, given in (
+        ("env", config, changes),
+        ("evaluation_config", config.get("evaluation_config"), changes.get("evaluation_config")),
+    ):
+        saved = _at(options, ("env",))
+        if saved is not None and _at(given, ("env",)) is None:
+            options["env"] = _saved_env(saved, where, advice(key))
+
+
+def argument_of(key: str) -> str:
+    """Returns the keyword argument that names the code of an option, for a message."""
+    return "evaluation_config={'env': ...}" if key == "evaluation_config" else f"{key}=..."
 
 
 def _name(plugin: Any, registry: Registry) -> Any:
@@ -92,11 +129,11 @@ def _name(plugin: Any, registry: Registry) -> Any:
     return registry.name_of(plugin) or plugin.__name__
 
 
-def _saved_env(env: Any, where: str) -> Any:
+def _saved_env(env: Any, where: str, advice: str) -> Any:
     try:
         return resolve_env(env, allow_import=False)
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}. To import it, pass env={env!r:.80}") from None
+        raise ConfigError(f"{where}: {error}. To import it, pass {advice}") from None
 
 
 def _check_unsaved(
@@ -109,7 +146,7 @@ def _check_unsaved(
             plugin, *keys = keys
             if plugin not in kept and keys[:1] != ["model"]:
                 continue  # the run continues with another optimizer or policy
-        if not _has(changes, keys):
+        if not is_given(changes, keys):
             missing[".".join(keys)] = kind
             arguments.append(f"{keys[0]}=...")
     if missing:
@@ -119,13 +156,19 @@ def _check_unsaved(
         )
 
 
-def _check_imports(where: str, config: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
+def _check_imports(
+    where: str,
+    config: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    advice: Callable[[str], str],
+) -> None:
     for keys in _CODE:
-        value, given = _at(config, keys), _at(changes, keys)
-        if isinstance(value, str) and ":" in value and given is None:
+        value = _at(config, keys)
+        if isinstance(value, str) and ":" in value and not is_given(changes, keys):
+            key = "model" if "model" in keys else keys[0]
             raise ConfigError(
                 f"{where}: {'.'.join(keys)} is {value!r:.80}. polopt does not import a module that "
-                f"only a checkpoint names. To import it, pass {keys[0]}=..."
+                f"only a saved config names. To import it, pass {advice(key)}"
             )
 
 
@@ -135,7 +178,7 @@ def _at(options: Any, keys: tuple[str, ...]) -> Any:
     return options
 
 
-def _has(options: Any, keys: list[str]) -> bool:
+def is_given(options: Any, keys: Sequence[str]) -> bool:
     """Returns whether `options` has a value at the path `keys`. Also returns True if the path
     begins with a value that is not a dict."""
     for key in keys:

@@ -37,6 +37,19 @@ State = dict[str, Any]
 
 #: Name of the directory, in the trial's directory, for the checkpoint with the best evaluation.
 BEST = "best_checkpoint"
+#: Options of a checkpoint that may hold only the name of a registered class.
+_NAMES = (
+    ("optimizer",),
+    ("optimizer", "name"),
+    ("policy",),
+    ("policy", "name"),
+    ("preset",),
+    ("preset", "name"),
+    ("model", "custom"),
+    ("model", "custom_model"),
+    ("policy", "model", "custom"),
+    ("policy", "model", "custom_model"),
+)
 _PICKLE = "_dict_checkpoint.pkl"
 _COUNTS = ("num_env_steps_sampled", "num_env_steps_trained", "num_updates", "restore_count")
 _LARGEST_COUNT = 2**62
@@ -87,12 +100,13 @@ def _problems(
     seconds = state.get("time_total_s", 0.0)
     if not _is_number(seconds) or seconds < 0:
         yield "time_total_s", seconds, "seconds, 0 or more"
-    for plugin in ("optimizer", "policy"):
-        saved = state["config"].get(plugin)
-        name = saved.get("name") if isinstance(saved, Mapping) else saved
+    for keys in _NAMES:
+        name = state["config"]
+        for key in keys:
+            name = name.get(key) if isinstance(name, Mapping) else None
         if isinstance(name, str) and ":" in name:
             allowed = "a registered name, because a checkpoint cannot make polopt import a module"
-            yield f"config/{plugin}/name", name, allowed
+            yield "/".join(("config", *keys)), name, allowed
     yield from _evaluation_problems(state)
     if _runs(state) != state.get("runs", []):
         yield "runs", state["runs"], "a list of strings"
@@ -253,7 +267,8 @@ def restore_env_statistics(state: Mapping[str, Any], env: Any) -> None:
         why = f"{type(error).__name__}: {error}"
         raise CheckpointError(
             "the running statistics in the checkpoint do not fit the wrappers of the environment. "
-            f"With --env, name an environment with the same wrappers as in training ({why})"
+            "Give an environment with the same wrappers as in training as `env` (on the command "
+            f"line: --env) ({why})"
         ) from error
 
 

@@ -9,13 +9,16 @@ from typing import Any
 from pyarrow import fs
 
 from polopt.metrics.tab import TAB_FILE, OptimizerTab
+from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
 
 logger = logging.getLogger("polopt")
 
 
 def tab_of(
-    cls: type[PolicyOptimizer], extra_stats: Mapping[str, Any] | None = None
+    cls: type[PolicyOptimizer],
+    extra_stats: Mapping[str, Any] | None = None,
+    config: OptimizerConfig | None = None,
 ) -> OptimizerTab:
     """Returns the description of an optimizer's dashboard tab.
 
@@ -23,19 +26,25 @@ def tab_of(
         cls: the class of the optimizer.
         extra_stats: the return value of the optimizer's method `extra_stats`. `None` means that the
             description does not list the names of these numbers.
+        config: the config of the optimizer. `None` means that the description has no limits.
     """
-    numbers = [
-        key
-        for key, value in (extra_stats or {}).items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    ]
+    limits = {plot.limit: getattr(config, plot.limit, None) for plot in cls.tab.plots if plot.limit}
     return OptimizerTab(
         name=cls.name or cls.__name__,
         title=cls.__name__,
         phases=tuple(cls.phases),
-        extra_stats=tuple(numbers),
+        extra_stats=tuple(_numbers(extra_stats or {})),
         tab=cls.tab,
+        limits=_numbers(limits),
     )
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
 
 
 def write_tab(optimizer: PolicyOptimizer, filesystem: fs.FileSystem, folder: str) -> None:
@@ -48,7 +57,7 @@ def write_tab(optimizer: PolicyOptimizer, filesystem: fs.FileSystem, folder: str
         folder: directory of the trial's results in this file system. Under Tune, this differs from
             the `logdir` of the trainable, which Tune copies only on request.
     """
-    tab = tab_of(type(optimizer), optimizer.extra_stats())
+    tab = tab_of(type(optimizer), optimizer.extra_stats(), optimizer.config)
     path = f"{folder}/{TAB_FILE}"
     try:
         filesystem.create_dir(folder, recursive=True)

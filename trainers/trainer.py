@@ -559,7 +559,14 @@ class PolicyOptimizerTrainer(tune.Trainable):
         return SavedCheckpoint(tune.Checkpoint.from_directory(str(checkpoint_dir)), saved.metrics)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Writes a checkpoint of tensors and JSON. See `polopt.trainers.checkpoints`."""
+        """Writes a checkpoint of tensors and JSON. See `polopt.trainers.checkpoints`.
+
+        Raises:
+            RuntimeError: the trainer has been stopped.
+            CheckpointError, CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError,
+            FunctionError: see `save`.
+        """
+        self._check_runs("save_checkpoint")
         self._record.mark("save")
         state = self._state(self.optimizer.get_state(), self.iteration)
         if self.evaluation is not None:
@@ -769,7 +776,12 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Rebuilds this trainer with `new_config`. Reuses the worker processes if they fit the new
-        config."""
+        config.
+
+        Raises:
+            RuntimeError: the trainer has been stopped.
+        """
+        self._check_runs("reset_config")
         self.experiment = Experiment.parse(new_config, self.preset)
         self._runs, self._has_warned = [secrets.token_hex(8)], False
         self._earlier_iterations, self._earlier_s = 0, 0.0

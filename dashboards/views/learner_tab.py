@@ -25,8 +25,9 @@ _PLOTS = {
     "total_loss": ("Total loss", "The weighted sum of the losses, which the learner minimises."),
     "entropy": (
         "Entropy",
-        "The entropy of the action distribution. A fall to 0 early in training means that "
-        "exploration has ended.",
+        "The entropy of the action distribution. With discrete actions, a fall to 0 early in "
+        "training means that exploration has ended. With continuous actions, the entropy may be "
+        "negative.",
     ),
     "mean_kl_loss": (
         "KL divergence",
@@ -42,7 +43,8 @@ _PLOTS = {
     ),
     "vf_explained_var": (
         "Explained variance",
-        "The explained variance of the value function. 1 means exact predictions.",
+        "The explained variance of the value function. 1 means that predictions are exact up to a "
+        "constant error. 0 means that they are not better than a constant.",
     ),
     "clip_fraction": ("Clip fraction", "The share of rows whose probability ratio is clipped."),
 }
@@ -62,8 +64,9 @@ def _values(selection: Selection) -> Panel:
     panel = (
         "values",
         "Predicted value and value target",
-        "Means over the rows that the learner used. The line with another dash is the value "
-        "target, an estimate of the discounted return that the critic learns to predict. If the "
+        "Means over the rows that the learner used. Each run has two lines. The second line, "
+        "dotted or dash-dotted, is the value target: an estimate of the discounted return, which "
+        "the critic learns to predict. If the "
         "policy normalises rewards, values and targets are in normalised rewards. Values that stay "
         "above their targets mean that the critic is too optimistic.",
     )

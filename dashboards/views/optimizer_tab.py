@@ -23,11 +23,11 @@ from polopt.dashboards.views.time_shares import (
     driver_panels,
     phase_times,
     rise_per,
+    worker_parts,
     worker_shares,
 )
 from polopt.dashboards.views.worker_panels import worker_panels
 from polopt.metrics.tab import OptimizerTab, Plot
-from polopt.metrics.worker_times import PARTS
 
 _MOST_EXTRA = 20
 
@@ -51,7 +51,7 @@ def panels(selection: Selection, tab: OptimizerTab) -> list[Panel]:
         *declared,
         *(_extra(selection, key) for key in extra[:_MOST_EXTRA]),
         phase_times("driver-times", selection, run, tab.phases, "optimizer/driver"),
-        phase_times("worker-times", selection, run, PARTS, "optimizer/workers"),
+        phase_times("worker-times", selection, run, worker_parts([run]), "optimizer/workers"),
         *worker_panels(selection, run),
         *_efficiency(selection),
         *episode_panels(selection, run),
@@ -95,7 +95,8 @@ def _histogram(selection: Selection, run: Run, plot: Plot) -> Panel:
     )  # fmt: skip
     used = np.flatnonzero(shares.max(axis=0, initial=0.0) > 0.0)
     top = max([3.0, *map(float, used[-1:])])
-    limit = run.trial.config.get(plot.limit) if plot.limit else None
+    # An optimizer's option may come from a preset or a default, which the config does not contain.
+    limit = run.trial.optimizer_tab.limits.get(plot.limit, run.trial.config.get(plot.limit))
     if isinstance(limit, int | float) and not isinstance(limit, bool):
         top = max(top, float(limit))
         text = escaped(f"{plot.limit} {limit}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from polopt.dashboards.views.drawing import (
 )
 from polopt.dashboards.views.fault_marks import add_fault_marks
 from polopt.metrics.timers import EVALUATION, REPORT, STARTUP
-from polopt.metrics.worker_times import PARTS
+from polopt.metrics.worker_times import BUSY_PARTS, PARTS
 
 INTERVAL_S = "optimizer/interval_s"
 DRIVER, WORKERS = "optimizer/driver/share", "optimizer/workers/share"
@@ -215,11 +215,20 @@ def driver_panels(selection: Selection, run: Run, phases: Sequence[str], help_: 
     ]
 
 
+def worker_parts(runs: Iterable[Run]) -> tuple[str, ...]:
+    """Returns the parts of the workers' time: `PARTS`, and further phases in the results of runs,
+    which the optimizer declares."""
+    names = (name for run in runs for name in run.trial.rows.names())
+    found = {n.removeprefix(f"{WORKERS}/") for n in names if n.startswith(f"{WORKERS}/")}
+    return (*BUSY_PARTS, *sorted(found - set(PARTS)), "idle")
+
+
 def worker_shares(selection: Selection, run: Run) -> list[Panel]:
     """Returns the panels of the workers' time: of one run over time, and of each group."""
     help_ = "The mean over workers. In results before its first reply, a worker counts as idle."
+    parts = worker_parts(selection.runs)
     return [
-        share_areas(("worker-shares", "Workers' time", help_), selection, run, WORKERS, PARTS),
+        share_areas(("worker-shares", "Workers' time", help_), selection, run, WORKERS, parts),
         share_bars(
             (
                 "worker-bars",
@@ -228,7 +237,7 @@ def worker_shares(selection: Selection, run: Run) -> list[Panel]:
             ),
             selection,
             WORKERS,
-            PARTS,
+            parts,
         ),
     ]
 

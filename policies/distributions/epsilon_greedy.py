@@ -60,10 +60,12 @@ class EpsilonGreedy(Categorical):
         return logits, _pick(logits, rng.random(len(logits), dtype=np.float32))
 
     def probabilities(self, params: Tensor) -> Tensor:
-        """The probabilities `[B, n]` of all actions, from Q-values `[B, n]` and the current
-        epsilon."""
+        """The probabilities `[..., n]` of all actions, from Q-values `[..., n]` and the current
+        epsilon. If each environment has its own epsilon, the Q-values must have the shape
+        `[..., N, n]` for the N environments of this worker."""
         allowed = (params > _ALLOWED).float()
-        epsilon = torch.as_tensor(self._epsilon(len(params)), dtype=params.dtype).reshape(-1, 1)
+        epsilons = self._epsilon(params.shape[-2])
+        epsilon = torch.as_tensor(epsilons, dtype=params.dtype).reshape(-1, 1)
         best = F.one_hot(params.argmax(-1), self.num_params).to(params.dtype)
         uniform = allowed / allowed.sum(-1, keepdim=True)
         return (1.0 - epsilon) * best + epsilon * uniform

@@ -86,8 +86,9 @@ class WeightUpdater:
         return {self._name: states}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores a state from `get_state`. Ignores other keys of `state`. If a segment is missing
-        in the state, its torch optimizer is reset.
+        """Restores a state from `get_state`. Reads only the key of the current algorithm, such as
+        `adam`, and ignores all other keys of `state`. If a segment is missing in the state, its
+        torch optimizer is reset.
 
         Raises:
             ValueError: the state belongs to another algorithm or to another number of parameters.

@@ -13,6 +13,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import VectorEnv
 
 from polopt.common.config import ConfigError, nearest, shown
+from polopt.common.registry import import_module
 from polopt.common.tune_registry import shared
 from polopt.rollouts.envs.missing_packages import missing_package
 
@@ -54,7 +55,6 @@ def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
             imported, or `env` has another type, for example if `env` is an environment that is
             already made. For an unknown id, the message suggests a similar known id if there is
             one.
-        Exception: any other exception that the imported module raises.
     """
     refuse_made_env(env)
     if isinstance(env, EnvSpec):
@@ -172,7 +172,7 @@ def env_name(source: EnvSource) -> str:
 def _import(module_name: str, env: str) -> Any:
     importlib.invalidate_caches()  # finds a file that was written after Python read its folder
     try:
-        return importlib.import_module(module_name)
-    except (ImportError, SyntaxError) as error:
+        return import_module(module_name)
+    except ImportError as error:
         problem = f"key 'env': got {env!r}; its module cannot be imported: {error}"
         raise ConfigError(missing_package(error, env) or problem) from None

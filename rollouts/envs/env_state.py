@@ -25,6 +25,7 @@ count of `TimeLimit`, and a vector's flags for resets at the next step.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -124,8 +125,8 @@ def _plain(value: Any, path: str) -> Any:
     """Returns a copy of a value that a checkpoint can hold. Tuples become lists.
 
     Raises:
-        TypeError: if a checkpoint cannot hold the value. The message usually gives the path of the
-            value in the state.
+        TypeError: if a checkpoint cannot hold the value. The message gives the path of the value in
+            the state.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -137,15 +138,17 @@ def _plain(value: Any, path: str) -> Any:
         return {key: _plain(one, f"{path}/{key}") for key, one in value.items()}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         copied = np.array(value)
-        torch.from_numpy(copied)  # raises for dtypes that torch does not support, like float128
-        return copied
+        # torch refuses some dtypes, such as float128, and byte orders of other machines.
+        with contextlib.suppress(TypeError, ValueError):
+            torch.from_numpy(copied)
+            return copied
     if isinstance(value, torch.Tensor) and value.layout == torch.strided:
         return value.detach().cpu().clone()
     kind = type(value).__name__
     if isinstance(value, dict):
         kind = "dict with keys that are not strings"
     elif isinstance(value, np.ndarray):
-        kind = f"array of {value.dtype}"
+        kind = f"NumPy array of {value.dtype}"
     raise TypeError(f"returned a {kind}{f' at {path!r}' * bool(path)}, which is not plain data")
 
 

@@ -96,7 +96,6 @@ def resolve_callbacks(value: Any) -> type[Callbacks] | None:
     Raises:
         ConfigError: the class does not exist or cannot be imported, is not a subclass of
             `Callbacks`, or has a method `on_...` that polopt never calls.
-        Exception: any other exception that the import of the module raises.
     """
     found = value
     if isinstance(value, str):

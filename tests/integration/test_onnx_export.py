@@ -167,6 +167,8 @@ def test_export_command_writes_what_load_returns(tmp_path: Path) -> None:
     unwritable = CliRunner().invoke(app, ["export", str(tmp_path), str(tmp_path / "no" / "p.onnx")])
     assert unwritable.exit_code == 2
     assert "cannot be written: No such file" in unwritable.stderr
+    with pytest.raises(ConfigError, match="cannot be written: Not a directory"):
+        polopt.load(tmp_path / "c").export_onnx(model / "policy.onnx")
 
 
 def test_export_error_names_missing_packages(

@@ -96,6 +96,12 @@ def test_options_of_a_cell_make_a_trainer_of_that_cell(cell: Scheme) -> None:
         ),
         ({"collection": "async"}, r"'async'.*optimizer 'async_samples'"),
         ({"fraction_workers_below": 0.5}, r"'fraction_workers_below'.*no process waits"),
+        ({"fraction_samples_below": 0.5}, r"'fraction_samples_below'.*no process waits"),
+        ({"topk_share": 0.5}, r"'topk_share': got 0.5.*workers send no gradients"),
+        (
+            {"optimizer": "decentralized_allreduce", "topk_share": 0.5},
+            r"'topk_share': got 0.5.*cannot compress",
+        ),
         (
             {
                 "optimizer": "async_gradients",

@@ -4,6 +4,7 @@ Ray."""
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import itertools
 import json
 import logging
@@ -57,6 +58,7 @@ from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers import run_record
 from polopt.trainers.command_line.cli import app
+from polopt.trainers.experiment import merged_options
 from polopt.trainers.rerun import find_records
 from polopt.trainers.run_record import PATTERN, digest_of
 from polopt.trainers.trainer import PolicyOptimizerTrainer
@@ -497,6 +499,56 @@ def test_classes_that_the_record_does_not_contain_can_be_given(
 
 class OwnPPO(PPOPolicy):
     """A policy that is not registered."""
+
+
+def with_config(record: Path, changes: dict[str, Any]) -> None:
+    """Changes values of the config in a file of a record."""
+    lines = gzip.decompress(record.read_bytes()).splitlines()
+    header = json.loads(lines[0])
+    header["config"] = merged_options(header["config"], changes)
+    lines[0] = json.dumps(header).encode()
+    record.write_bytes(b"".join(map(gzip.compress, lines)))  # each line is a member of the file
+
+
+@pytest.mark.parametrize(
+    ("saved", "argument"),
+    [
+        ({"env": "hostile:Env-v0"}, "env"),
+        ({"evaluation_config": {"env": "hostile:Env-v0"}}, "evaluation_config"),
+        ({"callbacks": "hostile:Callbacks"}, "callbacks"),
+        ({"policy": {"name": "hostile:Policy"}}, "policy"),
+        ({"policy": "hostile:Policy"}, "policy"),
+        ({"optimizer": {"name": "hostile:Optimizer"}}, "optimizer"),
+        ({"policy": {"model": {"custom": "hostile:Network"}}}, "network"),
+        ({"policy": {"model": {"custom_model": "hostile:Network"}}}, "network"),
+        ({"model": {"custom": "hostile:Network"}}, "network"),
+        ({"preset": {"name": "hostile:Trainer"}}, "preset"),
+    ],
+)
+def test_modules_that_only_the_record_names_are_not_imported(
+    saved: dict[str, Any], argument: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, _ = trained(tmp_path, monkeypatch)
+    (tmp_path / "hostile.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with_config(find_records(trainer.logdir)[0], saved)
+    refused = rf"hostile:.* polopt does not import a module .* To import it, pass {argument}="
+    with pytest.raises(ConfigError, match=refused):
+        rerun_digests(trainer.logdir)
+    done = CliRunner().invoke(app, ["rerun", trainer.logdir])
+    assert done.exit_code == 2, done.output
+    assert "does not import a module" in done.output
+
+
+@pytest.mark.parametrize("given", ["own_policy:Own", None])
+def test_class_that_the_user_names_replaces_the_name_in_the_record(
+    given: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, digests = trained(tmp_path, monkeypatch)
+    (tmp_path / "own_policy.py").write_text("from polopt.policies.ppo import PPOPolicy as Own")
+    monkeypatch.syspath_prepend(tmp_path)
+    with_config(find_records(trainer.logdir)[0], {"policy": {"name": "hostile:Policy"}})
+    assert rerun_digests(trainer.logdir, policy=given or PPOPolicy) == digests
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

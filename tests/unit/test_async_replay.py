@@ -23,6 +23,7 @@ from polopt.metrics.lag import DoublingHistogram
 from polopt.optimizers import async_replay, replay_shards
 from polopt.optimizers.async_replay import AsyncReplay, AsyncReplayConfig, sample
 from polopt.optimizers.replay_shards import Report, add
+from polopt.optimizers.sync_replay import SyncReplay
 from polopt.policies.dqn import DQNPolicy
 from polopt.replay.n_step import windows_of
 from polopt.replay.replay_buffer import ReplayBuffer
@@ -541,6 +542,19 @@ def test_restore_empties_shards_that_have_rows() -> None:
     while optimizer.metrics.num_updates < updates + 10:
         optimizer.step()
         assert 0 <= credit(optimizer) <= optimizer.limiter.error_buffer
+
+
+def test_run_continues_with_sync_replay_at_the_same_intensity() -> None:
+    """The credit and the counts of both strategies have the same meaning."""
+    optimizer = make()
+    while optimizer.metrics.num_updates < 30 or not credit(optimizer):
+        optimizer.step()
+    state = optimizer.get_state()
+    workers = FakeWorkerSet(optimizer.workers.config, FakeTransport())
+    options = {name: value for name, value in OPTIONS.items() if name != "num_replay_shards"}
+    other = make_optimizer(SyncReplay, workers, **options)
+    other.set_state(state)
+    assert other.limiter.get_state() == {**state["limiter"], "missing": OPTIONS["learning_starts"]}
 
 
 # ---- options ----------------------------------------------------------------------------------

@@ -77,6 +77,21 @@ def replace_count(value: Any, key: str = "num_env_steps_sampled") -> Any:
             "optimizer/policy/coefficients/lr",
             "got nan",
         ),
+        (
+            lambda tensors, tree: tree["config"].update(preset="hostile:X"),
+            "config/preset",
+            "got 'hostile:X'. Allowed: a registered name, because a checkpoint cannot make",
+        ),
+        (
+            lambda tensors, tree: tree["config"].update(model={"custom": "hostile:X"}),
+            "config/model/custom",
+            "got 'hostile:X'",
+        ),
+        (
+            lambda tensors, tree: tree["config"]["policy"]["model"].update(custom_model="a:X"),
+            "config/policy/model/custom_model",
+            "got 'a:X'",
+        ),
     ],
 )
 def test_unusable_field_is_one_error(saved: Path, change: Any, field: str, said: str) -> None:

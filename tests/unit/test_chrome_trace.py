@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from polopt.common.config import ConfigError
 from polopt.common.tracer import Event, Tracer
-from polopt.metrics.chrome_trace import chrome_trace, percentages, self_times_s
+from polopt.metrics.chrome_trace import chrome_trace, percentages, read_trace, self_times_s
 from polopt.trainers.trace_file import clock_shift_s
 
 # Worker 1 computes two gradients. The driver sends the second request before the first reply.
@@ -135,6 +138,20 @@ def test_percentages_of_a_process_sum_to_100(trace: dict[str, Any]) -> None:
     assert sorted(of_driver.values()) == [33, 33, 34]
     empty = percentages(chrome_trace({"driver": []}, (0.0, 3.0)))
     assert empty == {"driver": {"other": 100}}
+
+
+@pytest.mark.parametrize(
+    ("phase", "key", "value"), [("M", "args", {"name": 3}), ("X", "dur", 1e999)]
+)
+def test_malformed_trace_is_refused(
+    trace: dict[str, Any], tmp_path: Path, phase: str, key: str, value: Any
+) -> None:
+    content = json.loads(json.dumps(trace))
+    events(content, phase)[-1][key] = value
+    file = tmp_path / "trace.json"
+    file.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="is not a trace of polopt"):
+        read_trace(file)
 
 
 def test_tracer_keeps_events_between_begin_and_take(monkeypatch: pytest.MonkeyPatch) -> None:

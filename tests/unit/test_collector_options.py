@@ -266,6 +266,9 @@ def test_object_that_cannot_act_is_refused() -> None:
             local_collector(policy=policy)
     with pytest.raises(ConfigError, match="gama"):
         local_collector(policy=("ppo", {"gama": 1}))
+    for given in ((), ("ppo",), ("ppo", {}, 1), ("ppo", 1), (np.argmax, 1)):
+        with pytest.raises(ConfigError, match=r"policy: got \(.*Allowed: a pair \(policy, dict"):
+            local_collector(policy=given)
 
 
 def test_policy_acts_on_policy_device() -> None:

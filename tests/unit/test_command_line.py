@@ -433,6 +433,9 @@ def test_evaluate_finds_callables_of_files(checkpoint: Path, tmp_path: Path) -> 
     assert polopt("evaluate", checkpoint, *options, f"{file}:make").exit_code == 0
     said = error_of(polopt("evaluate", checkpoint, *options, f"{file}:nothing"))
     assert "does not define 'nothing'" in said
+    file.write_text("import gymnasium\n\ndef make(): pass\nundefined\n")
+    said = error_of(polopt("evaluate", checkpoint, *options, f"{file}:make"))
+    assert f"{file} raised NameError: name 'undefined' is not defined ({file}, line 4)" in said
 
 
 def test_restore_of_another_network_fails_before_ray(

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pydantic
 import pytest
+import torch
 
-from polopt.common.config import Config, ConfigError, canonical, nearest
+from polopt.common.config import Config, ConfigError, canonical, differ, nearest
 from polopt.policies.actor_critic import ActorCriticConfig
 from polopt.policies.ppo import PPOConfig
 
@@ -222,6 +223,15 @@ def test_wrong_value_of_alias_names_the_key() -> None:
 
 def test_canonical_keeps_unknown_keys() -> None:
     assert canonical({"a": 1, "b": 2}, {"a": "c"}) == {"c": 1, "b": 2}
+
+
+@pytest.mark.parametrize("make", [np.zeros, torch.zeros])
+def test_arrays_differ_unless_they_are_one_object(make: Any) -> None:
+    array = make(2)
+    assert not differ(array, array)
+    assert differ(array, make(2))
+    assert differ(array, make(3))
+    assert differ(array, None)
 
 
 def test_error_is_a_value_error() -> None:

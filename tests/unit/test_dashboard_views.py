@@ -32,6 +32,8 @@ from polopt.dashboards.views.drawing import HEIGHT, Panel
 from polopt.dashboards.views.tabs import findings_panel, tabs_of
 from polopt.metrics.diagnosis import Finding
 from polopt.metrics.tab import OptimizerTab, Plot, Tab
+from polopt.optimizers.optimizer_registry import OPTIMIZERS
+from polopt.trainers.tab_file import tab_of
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
 
@@ -515,12 +517,43 @@ def test_lag_map_has_the_limit_and_sums_to_one(results: Path) -> None:
     assert line.y0 == 5
 
 
+def test_lag_map_has_the_limit_of_the_optimizer(results: Path) -> None:
+    """The option is in the key `optimizer` of the config, or comes from a preset or a default."""
+    folder = write_trial(results, "async_gradients", 0, 9)
+    cls = OPTIMIZERS.get("async_gradients")
+    tab = tab_of(cls, config=cls.config_class.parse({"max_policy_lag": 5}))
+    (folder / "optimizer.json").write_text(tab.to_json())
+    panel = of_optimizer(select(results))["gradient-lag"]
+    assert panel.figure is not None
+    (line,) = panel.figure.layout.shapes
+    assert line.y0 == 5
+
+
 def test_shares_of_a_result_sum_to_one(results: Path) -> None:
     write_trial(results, "async_gradients", 0, 9)
     areas = curves(of_optimizer(select(results))["driver-shares"])
     phases = ("wait", "apply", "dispatch", "report", "other")
     shares = np.sum([areas[name].y for name in phases], axis=0)
     np.testing.assert_allclose(shares, 1.0)
+
+
+def test_worker_phases_of_the_optimizer_are_drawn(results: Path) -> None:
+    folder = write_trial(results, "sync_samples", 0, 9)
+    lines = rows_of(folder)
+    for line in lines:
+        workers = line["optimizer"]["workers"]
+        shares = {name: 0.75 * share for name, share in workers["share"].items()}
+        workers["share"] = {**shares, "prioritize": 0.25}
+        workers["p50_ms"]["prioritize"] = workers["p99_ms"]["prioritize"] = 3.0
+    (folder / "result.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    panels = of_optimizer(select(results))
+    areas = curves(panels["worker-shares"])
+    assert list(areas)[-2:] == ["prioritize", "idle"]
+    np.testing.assert_allclose(np.sum([area.y for area in areas.values()], axis=0), 1.0)
+    bars = curves(panels["worker-bars"])
+    np.testing.assert_allclose(bars["prioritize"].x, [0.25])
+    np.testing.assert_allclose(np.sum([bar.x for bar in bars.values()], axis=0), 1.0)
+    np.testing.assert_allclose(curves(panels["worker-times"])["prioritize"].y, 3.0)
 
 
 def test_efficiency_is_relative_to_one_worker(results: Path) -> None:

@@ -527,6 +527,23 @@ def test_history_of_a_long_run_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     assert np.all(np.diff(faults) > 0)
 
 
+@pytest.mark.parametrize("count", [20, 21, 50, 1001])
+def test_rates_of_a_long_run_include_the_merged_results(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(run_results, "_MOST_ROWS", 20)
+    history, first, later = History(), *replay()[:2]
+    for number in range(count):
+        row = json.loads(json.dumps(later if number else first))
+        row["optimizer"]["learner_blocked_s"] = 0.15 * (number + 1)
+        row["optimizer"]["workers"]["share"]["idle"] = 0.2 * (number % 2)
+        history.add(row)
+    results = history.results()
+    assert results.rise("learner_blocked_s") == pytest.approx(0.15 * count)
+    assert results.rise_per_s("learner_blocked_s") == pytest.approx(0.3)
+    assert results.share("workers_idle") == pytest.approx(0.1, abs=0.01)
+
+
 def test_result_file_is_read_line_by_line(tmp_path: Path) -> None:
     rows = healthy()
     put(rows, "optimizer/rows_per_update", 8.0)

@@ -236,6 +236,14 @@ def test_noise_of_a_fragment_has_the_epsilon_of_each_environment() -> None:
     np.testing.assert_allclose((noise[..., 0] == 1.0).mean(axis=0), [0.0, 0.5, 1.0], atol=0.03)
 
 
+def test_probabilities_of_a_fragment_have_the_epsilon_of_each_environment() -> None:
+    dist = EpsilonGreedy(spaces.Discrete(2), lambda envs: np.linspace(0.0, 1.0, envs))
+    params = torch.tensor([1.0, 2.0]).expand(4, 3, 2)  # 4 steps of 3 environments
+    found = dist.probabilities(params)
+    np.testing.assert_allclose(found[3], [[0.0, 1.0], [0.25, 0.75], [0.5, 0.5]])
+    assert dist.log_prob(params, torch.ones(4, 3, dtype=torch.int64)).shape == (4, 3)
+
+
 def test_log_probabilities_are_frequencies() -> None:
     dist = EpsilonGreedy(spaces.Discrete(4), lambda envs: 0.3)
     params = torch.tensor([[1.0, 3.0, MASKED_LOGIT, 2.0]])

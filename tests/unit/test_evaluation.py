@@ -434,6 +434,15 @@ def test_only_a_better_evaluation_replaces_the_best(tmp_path: Path) -> None:
     assert saved["best"]["episode_return_mean"] == 5.0
 
 
+def test_evaluation_without_a_mean_is_never_the_best(tmp_path: Path) -> None:
+    best = BestCheckpoint(fs.LocalFileSystem(), str(tmp_path))
+    best.offer(math.nan, 1, {})
+    assert best.score is None
+    best.offer(-2.0, 2, {})
+    best.offer(math.nan, 3, {})
+    assert best.report() == {"best_episode_return_mean": -2.0, "best_policy_version": 2}
+
+
 def test_best_of_another_directory_is_not_kept(tmp_path: Path) -> None:
     best = BestCheckpoint(fs.LocalFileSystem(), str(tmp_path / "one"))
     best.offer(3.0, 1, {})

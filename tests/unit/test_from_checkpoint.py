@@ -115,12 +115,16 @@ def test_values_that_were_not_saved_have_to_be_given(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"callbacks=.*, env=.*, env_config=") as caught:
         polopt.SyncPPO.from_checkpoint(saved)
     assert "env_config.odd" in str(caught.value)
+    with pytest.raises(ConfigError, match="Give the environment as `env`"):
+        polopt.evaluate(saved, env_config={"odd": 1})
     again = polopt.SyncPPO.from_checkpoint(saved, env=make, env_config={"odd": 1}, callbacks=None)
     assert again.experiment.rollout.env_config == {"odd": 1}
     again.stop()
 
 
-@pytest.mark.parametrize("option", ["env", "custom", "policy", "optimizer"])
+@pytest.mark.parametrize(
+    "option", ["env", "evaluation", "custom", "custom_model", "policy", "optimizer", "preset"]
+)
 def test_modules_that_only_the_checkpoint_names_are_not_imported(
     option: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,10 +133,14 @@ def test_modules_that_only_the_checkpoint_names_are_not_imported(
     _, state = read_or_fall_back(next(run.glob("checkpoint_*")))
     if option == "env":
         state["config"]["env"] = "hostile:Env-v0"
-    elif option != "custom":
+    elif option == "evaluation":
+        state["config"]["evaluation_config"]["env"] = "hostile:Env-v0"
+    elif option == "preset":
+        state["config"]["preset"] = "hostile:Class"
+    elif option in ("policy", "optimizer"):
         state["config"][option]["name"] = "hostile:Class"
     else:
-        state["config"]["policy"]["model"]["custom"] = "hostile:Network"
+        state["config"]["policy"]["model"][option] = "hostile:Network"
     with pytest.raises(ConfigError, match=r"hostile:.* polopt (imports|does not import) a module"):
         config_of(state, "checkpoint x", {}, {})
 
@@ -228,6 +236,14 @@ def test_policy_is_evaluated_in_an_environment(env: Any, run: Path) -> None:
         ({"lr": 1}, "'lr' has no effect on evaluation"),
         ({"env": "Pendulum-v1"}, "does not fit"),
         ({"env": "NoSuchEnv-v0"}, "NoSuchEnv"),
+        (
+            {"env": lambda config: gymnasium.make_vec("CartPole-v1", num_envs=2)},
+            "Give a single environment as `env`",
+        ),
+        (
+            {"env": gymnasium.make("CartPole-v1"), "env_config": {"size": 3}},
+            "env_config: got .*'size': 3.* with an environment that is already made",
+        ),
     ],
 )
 def test_wrong_evaluation_is_refused(arguments: dict[str, Any], said: str, run: Path) -> None:

@@ -246,7 +246,12 @@ def test_padded_and_joined_batches_keep_memory(mode: str) -> None:
     joined = join_in_time(short, rest)
     acted = np.concatenate([short["action_dist_inputs"], rest["action_dist_inputs"]])
     np.testing.assert_allclose(policy.dist_inputs(joined), acted, rtol=1e-5, atol=1e-6)
+    short.version, long.version = 3, 5
+    both = SampleBatch.concat([short, long])
+    both.device = "meta"
     picked = both.select(np.array([4, 0]))
+    assert picked.device == both.steps(0, 2).device == "meta"
+    assert picked.versions.tolist() == [5, 3]
     wanted = policy.dist_inputs(both)[:, [4, 0]]
     np.testing.assert_allclose(policy.dist_inputs(picked), wanted, rtol=1e-5, atol=1e-6)
 
@@ -480,6 +485,9 @@ def test_state_of_another_shape_is_refused() -> None:
         policy.predict(0, np.zeros((3, 20)))
     with pytest.raises(ValueError, match=r"state must have shape \[2, 20\]; got \[20\]"):
         policy.predict(np.zeros(2, np.int64), np.zeros(20))
+    for state in ({}, "state", [[1.0], [2.0, 3.0]]):
+        with pytest.raises(ValueError, match=r"state must be an array of shape \[20\]; got "):
+            policy.predict(0, state)
     plain = make_policy("a2c", Clock(3))
     with pytest.raises(ValueError, match="has no memory: state must be None"):
         plain.predict(0, np.zeros(20))

@@ -212,6 +212,13 @@ def test_learner_stats_are_means_over_rows() -> None:
 
 def test_first_report_has_all_learner_keys() -> None:
     assert LearnerStats().report() == dict.fromkeys(LEARNER_KEYS, 0.0)
+    stats = LearnerStats(["of_a_plugin", "entropy"])
+    report = stats.report()
+    assert list(report) == [*LEARNER_KEYS, "of_a_plugin"]
+    assert math.isnan(report["of_a_plugin"])
+    assert report["entropy"] == 0.0
+    stats.add({"of_a_plugin": 3.0}, rows=5)
+    assert stats.report()["of_a_plugin"] == 3.0
 
 
 def test_learner_stat_without_new_values_is_repeated() -> None:

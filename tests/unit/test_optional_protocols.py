@@ -133,6 +133,15 @@ def test_state_that_cannot_be_saved_is_left_out(
     assert "The run goes on without it" in warnings[0]
 
 
+@pytest.mark.parametrize("dtype", [np.longdouble, ">f4"])
+def test_unsupported_array_is_named_with_its_path(
+    dtype: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = vector(with_state(lambda self: {"a": [np.zeros(2, dtype)]}))
+    assert make_sampler(env, make_policy("a2c", env), 5).get_state() is None
+    assert f"returned a NumPy array of {np.dtype(dtype)} at '/a/0'" in caplog.text
+
+
 def test_state_without_the_method_that_restores_it(caplog: pytest.LogCaptureFixture) -> None:
     class Half(Stateless):
         def get_checkpoint_state(self) -> int:

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from fakes import CheckedWorker, FakeWorkerSet, worker_config
+from fakes import CheckedWorker, FakeWorkerSet, make_optimizer, worker_config
 
 from polopt.optimizers import rank_group
-from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduceConfig
+from polopt.optimizers.decentralized_allreduce import (
+    DecentralizedAllReduce,
+    DecentralizedAllReduceConfig,
+)
 from polopt.optimizers.rank_group import RankGroup
 from polopt.rollouts.transport.channel import LostProcessError, Started, TransportError
 from polopt.rollouts.transport.collective import AllReducer, GroupBroken, GroupSpec
@@ -277,6 +280,19 @@ def test_weights_lost_with_all_ranks_are_an_error(group: RankGroup, workers: Fak
         worker.channel.next_error = DEATH
     group.version, group.broken = 5, True
     with pytest.raises(WorkersFailedError, match=r"version 5 are lost, because the driver only"):
+        group.ensure()
+
+
+def test_ranks_that_fail_while_weights_are_compared_are_one_error(
+    group: RankGroup, workers: FakeWorkerSet
+) -> None:
+    optimizer = make_optimizer(DecentralizedAllReduce, workers)
+    optimizer.group = group
+    group.version = 5
+    for worker in group.ranks:
+        worker.channel.errors["get_weights"] = DEATH
+    optimizer._compare({worker.index: str(worker.index) for worker in group.ranks})
+    with pytest.raises(WorkersFailedError, match=r"version 5 are lost"):
         group.ensure()
 
 

@@ -661,6 +661,7 @@ def test_fragment_longer_than_a_sequence_is_refused() -> None:
     ("make", "said"),
     [
         (lambda: ReplayBuffer(0, GAMMA), "'replay_capacity': got 0"),
+        (lambda: ReplayBuffer(0, GAMMA, capacity_key="buffer_size"), "'buffer_size': got 0"),
         (lambda: ReplayBuffer(10, 1.5), "'gamma': got 1.5; allowed: 0 to 1"),
         (lambda: ReplayBuffer(10, GAMMA, 0), "'n_step': got 0; allowed: 1 or larger"),
         (lambda: ReplayBuffer(10, GAMMA, unit="episode"), "allowed: transition, sequence"),

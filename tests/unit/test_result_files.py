@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trainer.stop()
     trainer.stop()
     return folder
+
+
+def test_statistics_of_a_policy_are_columns_before_its_first_update(tmp_path: Path) -> None:
+    options = {**SMALL, "env": "Pendulum-v1", "learning_starts": 40, "num_workers": 0}
+    del options["num_sgd_iter"]
+    trainer = polopt.SAC(options, log_dir=tmp_path)
+    results = [trainer.train() for _ in range(2)]
+    trainer.stop()
+    values = [result["learners"]["default_policy"]["alpha_value"] for result in results]
+    assert math.isnan(values[0])
+    assert values[1] > 0.0
+    with (tmp_path / "progress.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert float(rows[1]["learners/default_policy/alpha_value"]) == pytest.approx(values[1])
 
 
 def test_files_are_those_of_a_trial(run: Path) -> None:

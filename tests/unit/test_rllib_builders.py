@@ -23,7 +23,7 @@ from polopt.common.other_libraries import RLLIB_IGNORED, instead_of
 from polopt.rllib.algorithm_config import AlgorithmConfig
 from polopt.rllib.algorithms import _INSTEAD, OLD_RESULTS, Algorithm, add_old_names, algorithm_of
 from polopt.rllib.translation import defaults
-from polopt.rllib.user_callbacks import _NOT_CALLED, as_polopt_callbacks
+from polopt.rllib.user_callbacks import _NOT_CALLED, MetricsLogger, as_polopt_callbacks
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.presets import PRESETS
 
@@ -315,6 +315,35 @@ def test_change_of_a_dict_that_was_read_counts() -> None:
         config.copy(copy_frozen=True).replay_buffer_config["capacity"] = 1
 
 
+def test_each_method_of_a_dict_that_was_read_changes_the_builder_or_raises() -> None:
+    config = rllib.DQNConfig().training(replay_buffer_config={"capacity": 2000})
+    read = config.replay_buffer_config
+    assert read.setdefault("capacity", 3) == 2000
+    assert read.setdefault("prioritized_replay_alpha", 0.7) == read["prioritized_replay_alpha"]
+    read |= {"capacity": 4000}
+    assert config.buffer_size == read["capacity"] == 4000
+    assert config.exploration_config.setdefault("warmup_timesteps", 100) == 100
+    assert config.to_dict()["epsilon"][0] == [0, 1.0]
+    assert config.to_dict()["epsilon"][1] == [100, 1.0]
+    before = dict(read)
+    for remove in (
+        lambda: read.pop("capacity"),
+        lambda: read.pop("capacity", 1),
+        lambda: read.__delitem__("capacity"),
+        read.popitem,
+        read.clear,
+    ):
+        with pytest.raises(
+            ConfigError, match=r"replay_buffer_config\[.* cannot be removed, because"
+        ):
+            remove()
+    assert dict(read) == before
+    assert read.pop("unknown", 5) == 5
+    for missing in (lambda: read.pop("unknown"), lambda: read.__delitem__("unknown")):
+        with pytest.raises(KeyError):
+            missing()
+
+
 def test_batch_of_replay_changes_no_fragment() -> None:
     for length in ({}, {"rollout_fragment_length": "auto"}):
         config = rllib.ApexDQNConfig().training(train_batch_size=8, **length)
@@ -466,6 +495,9 @@ def test_model_config_of_rllib_itself() -> None:
     given = module.DefaultModelConfig(fcnet_hiddens=[8], use_lstm=True)
     config = rllib.PPOConfig().rl_module(model_config=given)
     assert config.to_dict() == {"model": {"fcnet_hiddens": [8], "use_lstm": True}}
+    config = rllib.PPOConfig().rl_module(model_config=module.DefaultModelConfig())
+    assert config.to_dict() == {"model": {}}
+    config.environment("CartPole-v1").validate()
 
 
 def test_environment_of_register_env() -> None:
@@ -526,6 +558,14 @@ def test_steps_and_samples_of_a_callback() -> None:
     assert ended["x"] == 1.0
 
 
+@pytest.mark.parametrize("reduce", ["median", None])
+def test_unknown_reduce_is_refused(reduce: Any) -> None:
+    logger = MetricsLogger()
+    with pytest.raises(ValueError, match=r"'x', reduce=.*Allowed: 'mean', 'min', 'max', 'sum'"):
+        logger.log_value("x", 1.0, reduce=reduce)
+    assert logger.values == {}
+
+
 def test_callback_gets_the_arguments_that_it_has() -> None:
     seen: dict[str, Any] = {}
 
@@ -579,6 +619,15 @@ def test_method_that_is_not_called_says_what_to_do(name: str) -> None:
     cls = type("Mine", (rllib.DefaultCallbacks,), {name: lambda self, **_: None})
     with pytest.raises(ConfigError, match=f"Mine has the method {name!r}.*Instead: "):
         rllib.PPOConfig().callbacks(cls)
+
+
+def test_misspelled_method_is_an_error() -> None:
+    cls = type("Mine", (rllib.DefaultCallbacks,), {"on_episod_end": lambda self, **_: None})
+    said = "'on_episod_end', which polopt does not call.*did you mean 'on_episode_end'"
+    with pytest.raises(ConfigError, match=f"Mine has the method {said}"):
+        rllib.PPOConfig().callbacks(cls)
+    with pytest.raises(ConfigError, match=f"FunctionCallbacks has the method {said}"):
+        rllib.PPOConfig().callbacks(on_episod_end=print)
 
 
 def test_callbacks_of_rllib_itself_have_the_same_methods() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from polopt.trainers.tab_file import tab_of
 @pytest.mark.parametrize("name", OPTIMIZERS.names())
 def test_tab_of_each_optimizer_survives_its_file(name: str) -> None:
     cls = OPTIMIZERS.get(name)
-    tab = tab_of(cls, {"num_things": 3, "backend": "socket", "flag": True, "share": 0.5})
+    numbers = {"num_things": 3, "backend": "socket", "flag": True, "share": 0.5}
+    tab = tab_of(cls, numbers, cls.config_class.parse({}))
     assert OptimizerTab.from_json(tab.to_json()) == tab
     assert (tab.name, tab.title, tab.phases) == (name, cls.__name__, cls.phases)
     assert tab.extra_stats == ("num_things", "share")
@@ -52,6 +54,10 @@ def changed(path: tuple[Any, ...], value: Any) -> str:
         (("tab", "plots", 0, "keys"), {"a": "b", "c": "d"}),
         (("tab", "plots", 0, "surprise"), "x"),
         (("tab", "metrics"), [{"kind": "gauge"}]),
+        (("limits",), [8]),
+        (("limits",), {"max_policy_lag": True}),
+        (("limits",), {"max_policy_lag": math.nan}),
+        (("limits",), {"max_policy_lag": 10**400}),
     ],
 )
 def test_file_that_is_no_tab_is_refused(path: tuple[Any, ...], value: Any) -> None:

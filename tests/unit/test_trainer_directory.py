@@ -98,7 +98,9 @@ def test_what_save_returns_is_one_line_and_can_be_restored(tmp_path: Path) -> No
     trainer.stop(), again.stop()
 
 
-@pytest.mark.parametrize("method", ["train", "save", "restore"])
+@pytest.mark.parametrize(
+    "method", ["train", "save", "save_checkpoint", "restore", "evaluate", "reset_config"]
+)
 def test_stopped_trainer_says_so(method: str, tmp_path: Path) -> None:
     trainer = polopt.SyncPPO(SMALL)
     trainer.train()
@@ -106,7 +108,8 @@ def test_stopped_trainer_says_so(method: str, tmp_path: Path) -> None:
     action = trainer.compute_single_action(np.zeros(4, np.float32))
     trainer.stop()
     trainer.stop()
-    arguments = [str(tmp_path)] if method == "restore" else []
+    given = {"restore": str(tmp_path), "save_checkpoint": str(tmp_path), "reset_config": SMALL}
+    arguments = [given[method]] if method in given else []
     with pytest.raises(RuntimeError, match=rf"SyncPPO has been stopped: {method}\(\) needs"):
         getattr(trainer, method)(*arguments)
     assert trainer.compute_single_action(np.zeros(4, np.float32)) == action

@@ -69,13 +69,15 @@ def load(
     if config.get("env") is None:
         raise ConfigError(
             f"checkpoint {checkpoint} was trained on a callable environment, which a checkpoint "
-            "cannot contain. Name the environment with --env module:callable"
+            "cannot contain. Give the environment as `env` (on the command line: --env "
+            "module:callable)"
         )
     try:
         source = resolve_env(config["env"], allow_import=env is not None)
     except ConfigError as error:
-        hint = f". To import it, give --env {shlex.quote(str(config['env']))}"
-        raise ConfigError(f"{error}{hint * (env is None and ':' in str(config['env']))}") from None
+        name = str(config["env"])
+        hint = f". To import it, give env={name!r} (on the command line: --env {shlex.quote(name)})"
+        raise ConfigError(f"{error}{hint * (env is None and ':' in name)}") from None
     return state, Experiment.parse({**config, "env": source}, {})
 
 
@@ -123,9 +125,10 @@ def _check_is_whole(
         raise CheckpointError(
             f"checkpoint {checkpoint} does not contain {described(missing)}, because such values "
             "cannot be saved. Without them, the environment may be different. Give them with "
-            f"polopt evaluate ... {' '.join(dict.fromkeys(arguments))}. If only Python can make a "
-            "value, give null instead, and use --env FILE.py:callable with a callable that makes "
-            "the environment with this value"
+            "polopt.evaluate(..., env_config={KEY: VALUE}), or on the command line with polopt "
+            f"evaluate ... {' '.join(dict.fromkeys(arguments))}. If only Python can make a value, "
+            "give null on the command line, and use --env FILE.py:callable with a callable that "
+            "makes the environment with this value"
         )
 
 

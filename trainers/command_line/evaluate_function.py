@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 from gymnasium.wrappers import TimeLimit
 
-from polopt.common.config import ConfigError
+from polopt.common.config import ConfigError, shown
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.env_sources import resolve_env
 from polopt.rollouts.rollout_config import RolloutConfig
@@ -55,7 +55,7 @@ def evaluate(
         seed: seed of the environment and of the actions. `None` draws a seed.
         options: the options `env_config` and `max_frames_per_traj`. If `policy` is a checkpoint, an
             option that is not given has the value in the checkpoint. This does not apply to an
-            environment that is already made.
+            environment that is already made, for which `env_config` is not allowed.
 
     Raises:
         CheckpointError: the checkpoint is missing or damaged, or the environment does not fit the
@@ -68,6 +68,11 @@ def evaluate(
     RolloutConfig.parse(_only_of_environment(options))
     state: dict[str, Any] | None = None
     made = isinstance(env, gymnasium.Env)
+    if made and "env_config" in options:
+        raise ConfigError(
+            f"env_config: got {shown(options['env_config'])} with an environment that is already "
+            "made. Make the environment with these options, or give its name as `env`"
+        )
     if isinstance(policy, Policy):
         if env is None:
             raise ConfigError("env: got None with a policy. Allowed: an environment, or its name")

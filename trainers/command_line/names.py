@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import functools
 import importlib.util
 import inspect
 import sys
@@ -14,6 +14,7 @@ from ray import cloudpickle
 from torch import nn
 
 from polopt.common.config import ConfigError
+from polopt.common.registry import import_module
 from polopt.policies.policy import Policy
 
 
@@ -52,9 +53,8 @@ def named(name: str, option: str) -> Any:
         option: name of the option, for error messages.
 
     Raises:
-        ConfigError: `name` contains no module, or the module is not found, has a wrong syntax or
-            does not define the object.
-        Exception: the module raised another error.
+        ConfigError: `name` contains no module, or the module cannot be imported or does not define
+            the object.
     """
     module_name, _, attribute = name.rpartition(":")
     if not module_name:
@@ -62,8 +62,9 @@ def named(name: str, option: str) -> Any:
     import_from(Path.cwd())
     is_file = module_name.endswith(".py")
     try:
-        module = import_file(Path(module_name)) if is_file else importlib.import_module(module_name)
-    except (ImportError, OSError, SyntaxError) as error:
+        load = functools.partial(import_file, Path(module_name)) if is_file else None
+        module = import_module(module_name, load)
+    except ImportError as error:
         raise ConfigError(f"{option} {name}: {error}") from None
     if not hasattr(module, attribute):
         raise ConfigError(f"{option} {name}: {module_name} does not define {attribute!r}")
@@ -77,8 +78,7 @@ def named_classes(
     option that is not given.
 
     Raises:
-        ConfigError: an object does not exist, or is not such a class.
-        Exception: see `named`.
+        ConfigError: an object does not exist, or is not such a class. Also see `named`.
     """
     return _named_class(policy, "--policy", Policy), _named_class(network, "--network", nn.Module)
 
