@@ -507,7 +507,7 @@ def with_config(record: Path, changes: dict[str, Any]) -> None:
     header = json.loads(lines[0])
     header["config"] = merged_options(header["config"], changes)
     lines[0] = json.dumps(header).encode()
-    record.write_bytes(b"".join(map(gzip.compress, lines)))  # each line is a member of the file
+    record.write_bytes(b"".join(map(gzip.compress, lines)))  # each line is a gzip member
 
 
 @pytest.mark.parametrize(

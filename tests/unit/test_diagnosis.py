@@ -539,6 +539,7 @@ def test_rates_of_a_long_run_include_the_merged_results(
         row["optimizer"]["workers"]["share"]["idle"] = 0.2 * (number % 2)
         history.add(row)
     results = history.results()
+    # In each result, the learner is blocked for 0.15 s of 0.5 s.
     assert results.rise("learner_blocked_s") == pytest.approx(0.15 * count)
     assert results.rise_per_s("learner_blocked_s") == pytest.approx(0.3)
     assert results.share("workers_idle") == pytest.approx(0.1, abs=0.01)
