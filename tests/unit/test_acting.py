@@ -184,7 +184,7 @@ def made_older(tensors: dict[str, Any], tree: dict[str, Any]) -> None:
 
 
 def former_params(policy: Policy, obs: np.ndarray) -> np.ndarray:
-    """Distribution parameters as in older versions, which divide uint8 images by 255."""
+    """Computes distribution parameters as in older versions, which divide uint8 images by 255."""
     scaled = obs.astype(np.float32) * np.float32(1.0 / 255.0) if obs.dtype == np.uint8 else obs
     hidden = scaled.reshape(len(obs), -1)
     for layer in [*policy.model.policy_trunk][::2]:

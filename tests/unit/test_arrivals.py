@@ -551,7 +551,7 @@ def test_class_that_the_user_names_replaces_the_name_in_the_record(
     assert rerun_digests(trainer.logdir, policy=given or PPOPolicy) == digests
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rerun_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, _ = trained(tmp_path, monkeypatch)
 
     def command(*arguments: object) -> Any:

@@ -218,7 +218,7 @@ def test_learning_stays_within_the_stated_buffer_at_every_step(seed: int, intens
 
 
 def test_small_error_buffer_does_not_block_the_samplers_for_ever() -> None:
-    least = BATCH + 2 * 10
+    least = BATCH + 2 * 10  # a batch, and the credit for a fragment of 10 rows
     optimizer = make(shuffled_by(3), error_buffer=least)
     for _ in range(600):
         optimizer.step()
@@ -260,7 +260,7 @@ def test_large_batches_stay_with_the_shard_until_they_are_learned_from(
         optimizer.step()
     values = [value for c in channels(optimizer, "replay shard") for value in c.values]
     by_value = sum(isinstance(value, replay_shards.Batch) for value in values)
-    assert by_value <= optimizer.config.prefetch_batches, "only the first batches"
+    assert by_value <= optimizer.config.prefetch_batches, "their size was not known yet"
     assert sum(isinstance(value, Reference) for value in values) > 50
     assert optimizer.metrics.num_updates > 50
 

@@ -114,7 +114,7 @@ def test_self_times_exclude_nested_spans() -> None:
 @pytest.mark.parametrize("started_s", [50.0, 3e7])  # the machine just started, or did long ago
 def test_spans_that_meet_are_not_nested(started_s: float) -> None:
     # Starts and durations are rounded, so some spans begin a rounding step before the end of the
-    # span before.
+    # previous span.
     rng, at_s = random.Random(0), started_s
     expected = {"wait": 0.0, "apply": 0.0}
     spans = []

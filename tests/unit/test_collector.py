@@ -125,7 +125,7 @@ def test_total_frames_are_exact(sync: bool, mode: str, total: int) -> None:
     collector = fake_collector(2, {"autoreset_mode": mode}, shuffled_by(total), **options)
     frames = [batch.env_steps for batch in collector]
     assert sum(frames) == collector.num_frames >= total
-    assert sum(frames[:-1]) < total, "a batch more than needed"
+    assert sum(frames[:-1]) < total, "the last batch was not needed"
     assert collector.num_batches == len(frames)
     if mode == "same_step":
         assert set(frames) == {20}

@@ -103,7 +103,7 @@ class KeyedModule(torch.nn.Module):
 
 
 def fixed(weight: float, size: int = 2) -> torch.nn.Module:
-    """A linear module that maps the observations of `Reach` to its bias."""
+    """Returns a linear module that maps all observations of `Reach` to its bias."""
     layer = torch.nn.Linear(2, size)
     with torch.no_grad():
         layer.weight.zero_()

@@ -493,7 +493,7 @@ def test_tied_parameter_is_one_parameter() -> None:
     policy.learn_on_batch(batch_for(policy))
     first, _, again, _ = policy.model.module.body
     assert first.weight is again.weight
-    assert len(policy.flat.grads) == 20 + 40 + 27 + 9
+    assert len(policy.flat.grads) == 20 + 40 + 27 + 9  # the first layer of the body counts once
 
 
 # ---- names and checkpoints ----------------------------------------------------------------------
@@ -603,6 +603,7 @@ def test_custom_network_for_a_checkpoint_of_a_built_in_network_is_refused(tmp_pa
 
 def test_parameters_of_a_custom_network_are_counted() -> None:
     config = A2CPolicy.config_class.parse({"model": {"custom": Base}})
+    # The body, the policy head and the value head.
     assert A2CPolicy.count_parameters(BOX, THREE, config) == 40 + 27 + 9
 
     class Real(Base):

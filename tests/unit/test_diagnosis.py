@@ -21,7 +21,7 @@ COUNT = 30
 
 
 def healthy(phases: tuple[str, str, str] = ("wait", "apply", "dispatch"), workers: int = 4) -> Rows:
-    """Results of a run on 16 cores that learns for 15 s, after a start-up of 3 s."""
+    """Returns results of a run on 16 cores that learns for 15 s, after a start-up of 3 s."""
     first, second, third = phases
     rows = []
     for i in range(COUNT):

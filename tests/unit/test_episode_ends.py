@@ -1,7 +1,8 @@
-"""Episode ends, as `docs/architecture.md` describes them. `terminated` cuts the return. `truncated`
-bootstraps from the true last observation. Reset rows (the steps that only reset an environment, in
-next-step mode) are masked out of losses and counts. Each check fails if episode ends are handled
-wrongly.
+"""Tests of episode ends, as `docs/architecture.md` describes them.
+
+`terminated` cuts the return. `truncated` bootstraps from the true last observation. Reset rows, the
+steps that only reset an environment in next-step mode, are masked out of losses and counts. Each
+check fails if episode ends are handled wrongly.
 """
 
 from __future__ import annotations

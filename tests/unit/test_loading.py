@@ -134,7 +134,7 @@ OPTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-#: Policies that support only one kind of action space.
+#: Maps policies that support only some action spaces to the keys of these spaces in `ACTIONS`.
 OF_SPACES = {"dqn": {"discrete"}, "pqn": {"discrete"}}
 OF_SPACES |= {name: {"box", "float32"} for name in ("sac", "td3")}
 FROM_REPLAY = {"dqn", "sac", "td3"}

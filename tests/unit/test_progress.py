@@ -242,7 +242,7 @@ def test_many_steps_that_change_nothing_are_remarked_once(
     )
 
 
-def test_tune_can_pickle_it(tmp_path: Path) -> None:
+def test_tune_can_pickle_progress(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), force_terminal=True)
     with Progress(console, "title", {"training_iteration": 9}, tmp_path / "log") as progress:
         copy = pickle.loads(pickle.dumps(progress))

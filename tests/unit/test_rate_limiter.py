@@ -120,6 +120,7 @@ def test_error_buffer_bounds_both_sides_and_nobody_is_stuck(
 
 
 def test_error_buffer_that_would_block_both_is_refused() -> None:
+    """The least buffer is a batch of 32 rows, plus the credit of 2 for each of 10 rows."""
     limiter = RateLimiter(2, min_size=0, error_buffer=51)
     with pytest.raises(ConfigError, match=r"'error_buffer': got 51; allowed: 52 or more"):
         limiter.check(32, 10)

@@ -510,7 +510,7 @@ def test_environment_of_register_env() -> None:
 
 
 class Worker:
-    """The attributes of a worker that callbacks use."""
+    """A fake worker with the attributes that callbacks use."""
 
     policy = "the policy"
 

@@ -45,8 +45,8 @@ class Rank:
 def learn_together(
     learners: list[Policy], batches: list[SampleBatch]
 ) -> tuple[list[np.ndarray], list[dict[str, float]]]:
-    """Each learner learns from its batch in a thread. Returns the weights and statistics of all
-    learners."""
+    """Runs each learner on its own batch, in a thread. Returns the weights and the statistics of
+    all learners."""
     pairs = zip(learners, batches, strict=True)
     stats = on_threads([functools.partial(one.learn_on_batch, batch) for one, batch in pairs])
     return [learner.get_weights().flat for learner in learners], stats

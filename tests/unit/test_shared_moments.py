@@ -104,7 +104,7 @@ def rows_of(optimizer: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_workers_moments_equal_those_of_all_their_rows(name: str) -> None:
-    """This includes the rows of gradients that the driver drops because they are stale."""
+    """The rows of gradients that the driver drops because they are stale count, too."""
     cls, options = EVERY[name]
     optimizer = make(cls, shuffled_by(1), **options)
     for _ in range(4):

@@ -292,7 +292,7 @@ def test_aliases_of_one_tensor_are_refused(saved: Path) -> None:
     assert "more data than the file holds" in refusal(saved)
 
 
-def test_views_are_saved_without_what_they_are_views_of(tmp_path: Path) -> None:
+def test_views_are_saved_without_their_base_tensor(tmp_path: Path) -> None:
     numbers = torch.arange(10**6)
     write_checkpoint(tmp_path, {"few": numbers[:5], "same": numbers[:5], "grad": numbers[:2]})
     assert (tmp_path / "tensors.pt").stat().st_size < 10_000
@@ -307,7 +307,7 @@ def test_tensor_that_numpy_lacks_is_one_error(saved: Path) -> None:
     assert "names a tensor that cannot be used: TypeError" in refusal(saved)
 
 
-def test_what_cannot_be_read_is_not_written(
+def test_checkpoint_that_is_too_large_to_be_read_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, state in (
