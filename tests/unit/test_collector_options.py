@@ -405,6 +405,7 @@ def test_trajectories_are_split(mode: str) -> None:
     options = {"autoreset_mode": mode, "frames_per_batch": 16}
     as_list = next(local_collector(lambda: Clock(3), split_trajs="list", **options))
     padded = next(local_collector(lambda: Clock(3), split_trajs=True, **options))
+    # Each of the two environments makes 8 steps, and an episode has 3 steps.
     expected = [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2]]
     assert [rows_of(part)[0] for part in as_list] == expected * 2
     assert rows_of(padded) == expected * 2
@@ -434,6 +435,7 @@ def test_postproc_gets_each_fragment_and_keeps_frame_counts() -> None:
 
     collector = local_collector(postproc=halve, total_frames=40)
     batches = list(collector)
+    # `halve` leaves 3 of 6 steps, but all 12 frames of a batch count.
     assert [batch.shape for batch in batches] == [(3, 2)] * 4
     assert collector.num_frames == 48
     with pytest.raises(TypeError, match="postproc"):

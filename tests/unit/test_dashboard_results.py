@@ -282,7 +282,7 @@ def test_running_trial_is_read_where_tune_writes(
 
 
 @pytest.mark.parametrize("number_of_rows", [2, 9])
-def test_rows_of_another_run_with_these_names_are_not_shown(
+def test_rows_of_another_run_with_the_same_names_are_not_shown(
     root: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number_of_rows: int
 ) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))

@@ -212,6 +212,7 @@ def test_epsilon_follows_environment_steps_and_weights() -> None:
         worker.set_weights(learner.get_weights())
         actions, extras = worker.compute_actions(obs, rng=rng)
         best = extras["action_dist_inputs"][0].argmax()
+        # With probability epsilon, the action is uniform. Two of three actions are not the best.
         assert (actions == best).mean() == pytest.approx(1.0 - epsilon * 2 / 3, abs=0.02)
         counts = np.bincount(actions, minlength=3) / len(actions)
         assert np.delete(counts, best) == pytest.approx([epsilon / 3] * 2, abs=0.02)

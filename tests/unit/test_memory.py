@@ -480,6 +480,7 @@ def test_predict_acts_as_in_sampling() -> None:
 
 
 def test_state_of_another_shape_is_refused() -> None:
+    """The state contains the hidden and cell states of two LSTMs with 5 cells, 20 numbers."""
     policy = with_memory(Clock(3))
     with pytest.raises(ValueError, match=r"state must have shape \[20\]; got \[3, 20\]"):
         policy.predict(0, np.zeros((3, 20)))

@@ -213,6 +213,7 @@ def test_categories_masks_flags_and_images_keep_their_values() -> None:
     assert len(normalizer.moments.mean) == 2
     normalizer.moments = Moments(4, np.array([1.0, 2.0]), np.array([16.0, 64.0]))
     row = np.array([[1, 0, 0, 1, 0, 1, 200, 30, 1.5, -10]], np.float32)
+    # The standard deviations are 2 and 4. The last value is -3, and is clipped to -0.5.
     expected = [[1, 0, 0, 1, 0, 1, 200, 30, 0.25, -0.5]]
     np.testing.assert_allclose(normalizer.observations(row), expected, rtol=1e-6)
 

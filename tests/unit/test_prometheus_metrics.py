@@ -175,7 +175,9 @@ def test_trainer_records_each_result_once(recorded: Any, tmp_path: Path) -> None
     assert of(recorded, "polopt_env_steps", **tags) == [first["num_env_steps_sampled_lifetime"]]
     trainer.restore(str(tmp_path))
     trainer.train()
-    assert len(of(recorded, "polopt_env_steps", **tags)) == 1, "a baseline after the restore"
+    assert len(of(recorded, "polopt_env_steps", **tags)) == 1, (
+        "the first result after the restore is a baseline"
+    )
     trainer.train()
     assert len(of(recorded, "polopt_env_steps", **tags)) == 2
     trainer.stop()
