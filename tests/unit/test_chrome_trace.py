@@ -97,6 +97,7 @@ def test_counters_follow_requests_and_lag(trace: dict[str, Any]) -> None:
 
 def test_arrows_lead_from_gradients_to_updates(trace: dict[str, Any]) -> None:
     begins, ends = events(trace, "s"), events(trace, "f")
+    # An arrow begins half a microsecond before the end of the gradient, within its span.
     assert [begin["ts"] for begin in begins] == [1.5e6 - 0.5, 3.5e6 - 0.5]
     assert [end["ts"] for end in ends] == [2e6, 4e6]
     assert [begin["id"] for begin in begins] == [end["id"] for end in ends]

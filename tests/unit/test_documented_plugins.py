@@ -127,7 +127,7 @@ def test_elastic_workers_keep_their_own_weights() -> None:
 
 def test_elastic_differences_are_those_of_the_paper() -> None:
     optimizer = make("elastic_averaging", lr=1e-2)
-    alpha = 0.9 / 3
+    alpha = 0.9 / 3  # the default of `moving_rate`, divided by the number of workers
     center = optimizer.policy.get_weights().flat
     sent: dict[int, list[np.ndarray]] = {1: [], 2: [], 3: []}
     learned: dict[int, list[np.ndarray]] = {1: [], 2: [], 3: []}
@@ -241,7 +241,7 @@ def test_counts_lack_only_the_work_of_workers_that_died(
     counted, made = counted_by(optimizer), made_in(tmp_path)
     assert len(killed) == optimizer.workers.faults.num_restarts > 3
     assert 0 < made.faults - counted.faults < made.faults
-    # An exception costs at most one row of the fragment.
+    # Each death loses one call. Each row of this call is a step or an exception.
     lost = made.steps - counted.steps + made.faults - counted.faults
     assert lost == len(killed) * ROUNDS * ROWS
 

@@ -192,6 +192,9 @@ def test_plain_state_comes_back_from_a_checkpoint(tmp_path: Path) -> None:
 def test_environments_that_cannot_be_restored_begin_new_episodes(
     restore: Any, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Restoring fails in the second of two environments, or the environments have no such method
+    (`restore` is None)."""
+
     class Half(Drift):
         """An environment whose state only the first of two instances can restore."""
 

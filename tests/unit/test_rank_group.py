@@ -200,6 +200,7 @@ def test_death_while_forming_replaces_one_rank(
     group.broken = True
     group.ensure()
     if (function, dying == 1) in {("policy_state", False), ("take_policy_state", True)}:
+        # Only the leader, rank 1, sends its state, and only the other ranks receive this state.
         assert workers.faults.num_restarts == 0, "the function is not called"
         return
     assert workers.faults.num_restarts == 1

@@ -302,6 +302,8 @@ def test_random_streams_equal_slow_reference(
 
 
 def test_last_rows_wait_for_the_next_fragment() -> None:
+    """A row with a window of three steps waits until the observation after its window is stored.
+    The next fragment stores the observation after the last step."""
     buffer = ReplayBuffer(100, GAMMA, 3)
     buffer.add(fragment(0))
     assert places(drawn(buffer)) == {0, 1000}
