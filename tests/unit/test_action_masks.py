@@ -76,8 +76,8 @@ def spread(policy: Policy) -> Policy:
 
 
 def allowed_logits(logits: Tensor, mask: np.ndarray, kind: str) -> list[Tensor]:
-    """Returns the logits of the allowed categories of one row. A MultiDiscrete action has a tensor
-    for each of its components."""
+    """Returns the logits of the allowed categories of one row, with a tensor for each component of
+    a MultiDiscrete action."""
     parts = logits.split(sizes(ACTIONS[kind]))
     masks = torch.as_tensor(mask).bool().split(sizes(ACTIONS[kind]))
     return [part[allowed] for part, allowed in zip(parts, masks, strict=True)]

@@ -112,7 +112,7 @@ def test_self_times_exclude_nested_spans() -> None:
     assert times == {"driver": {}, "worker 1": {"learn": 2.5, "skew": 0.25, "allreduce": 1.25}}
 
 
-@pytest.mark.parametrize("started_s", [50.0, 3e7])  # the machine just started, or did long ago
+@pytest.mark.parametrize("started_s", [50.0, 3e7])  # the machine started just now, or long ago
 def test_spans_that_meet_are_not_nested(started_s: float) -> None:
     # Starts and durations are rounded, so some spans begin a rounding step before the end of the
     # previous span.
