@@ -1,4 +1,5 @@
-"""Records of runs, and reruns of them, with simulated processes or in one process without Ray."""
+"""Tests of recorded runs and their reruns, with simulated processes or in one process without
+Ray."""
 
 from __future__ import annotations
 
@@ -115,7 +116,7 @@ def test_a_rerun_is_equal_whatever_the_order_of_arrival(name: str) -> None:
     assert repeated.restart_counts == workers.restart_counts
     free, *_ = run(name, oldest_first)
     if name in ASYNCHRONOUS:
-        assert free[2] != digests[2], "before the death, only the order differs"
+        assert free[2] != digests[2], "another order of arrival has other weights"
 
 
 def test_a_hang_is_repeated_at_the_same_point() -> None:
@@ -149,7 +150,7 @@ def test_error_names_the_first_different_event_and_its_worker() -> None:
     ) as e:
         run("async_gradients", oldest_first, recorded, env=Clock)
     first = next(n for n, event in enumerate(recorded["events"]) if event[0] == "reply")
-    assert first <= e.value.event <= first + 8, "soon after the first reply"
+    assert first <= e.value.event <= first + 8, "the error is soon after the first reply"
 
 
 def test_another_program_is_a_difference() -> None:
@@ -205,7 +206,8 @@ def test_sums_fail_as_in_the_recorded_run() -> None:
 
 
 class Watching(SimulatedTransport):
-    """Notes whether the call of the first process has ended when a process is killed."""
+    """A transport that notes, when it kills a process, whether the call of the first process has
+    ended."""
 
     had_ended = False
 
@@ -215,7 +217,7 @@ class Watching(SimulatedTransport):
 
 
 def break_a_sum(worker: RolloutWorker) -> None:
-    from polopt.common import sums  # the function is pickled by value, with a copy of `SUMS`
+    from polopt.common import sums  # a global `SUMS` would be pickled with this function
 
     sums.SUMS.completed()
     sums.SUMS.broken = True
@@ -295,7 +297,7 @@ def test_a_file_is_read_up_to_the_last_flush(tmp_path: Path) -> None:
     assert recorded["events"] == [["start", "worker 1"], ["result", 1, 4, "ab"], ["wait"]]
     rerun = Rerun(recorded, lambda: -1.0)
     assert [rerun.read_clock() for _ in range(3)] == [0.5, 0.6, 0.7]
-    path.write_bytes(path.read_bytes()[:-5])  # the process died while it wrote
+    path.write_bytes(path.read_bytes()[:-5])  # as if the process died while it wrote
     assert read_log(path)[1]["events"][-1] == ["result", 1, 4, "ab"]
     path.write_bytes(whole)
     shown = subprocess.run(["zcat", path], capture_output=True, text=True, check=True).stdout
@@ -505,7 +507,7 @@ def with_config(record: Path, changes: dict[str, Any]) -> None:
     header = json.loads(lines[0])
     header["config"] = merged_options(header["config"], changes)
     lines[0] = json.dumps(header).encode()
-    record.write_bytes(b"".join(map(gzip.compress, lines)))  # each line is a member of the file
+    record.write_bytes(b"".join(map(gzip.compress, lines)))  # each line is a gzip member
 
 
 @pytest.mark.parametrize(
@@ -549,7 +551,7 @@ def test_class_that_the_user_names_replaces_the_name_in_the_record(
     assert rerun_digests(trainer.logdir, policy=given or PPOPolicy) == digests
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rerun_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, _ = trained(tmp_path, monkeypatch)
 
     def command(*arguments: object) -> Any:
@@ -566,6 +568,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the beginning of an iteration" in command("--show", "0:5").output
     assert command("--show", "5").exit_code == 2
     assert command("--pdb").exit_code == 2
+    # Writes the record again, with other weights after iteration 1.
     (record,) = find_records(trainer.logdir)
     _, recorded = read_log(record)
     changed = next(event for event in recorded["events"] if event[0] == "result")

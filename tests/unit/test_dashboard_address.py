@@ -156,7 +156,7 @@ def test_hidden_group_is_left_out_of_all_tabs_and_counted(results: Path) -> None
     assert "hidden group" in trials.info[-1].value
 
 
-def test_pinned_group_is_the_first_of_each_table(results: Path) -> None:
+def test_pinned_group_is_the_first_of_the_trials(results: Path) -> None:
     for pinned in ("A3C", "SyncPPO"):
         page = opened(results, pin=pinned)
         trials = page.dataframe[-1].value

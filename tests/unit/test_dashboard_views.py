@@ -166,7 +166,7 @@ def test_band_holds_finished_runs_and_ends_with_others(results: Path) -> None:
         write_trial(results, "async_gradients", seed, 10 + seed, finished=seed > 0)
     drawn = curves(by_key(compare_tab.panels(select(results)))["return-steps"])
     assert max(drawn["SyncPPO (n=5)"].x) == 14_000
-    assert max(drawn["A3C (n=5)"].x) == 9_000  # of the run that continues
+    assert max(drawn["A3C (n=5)"].x) == 9_000  # the end of the run that has not finished
 
 
 def test_runs_that_do_not_reach_the_return_are_counted(results: Path) -> None:
@@ -254,6 +254,7 @@ def test_runs_that_ended_early_do_not_cut_a_band(results: Path) -> None:
 
 
 def test_startup_is_left_out_of_seconds_unless_asked_for(results: Path) -> None:
+    # The run makes 9,000 steps in 5 s of training, after a start-up of 45 s.
     write_trial(results, "async_gradients", 0, 10, startup_s=45.0)
     for startup, seconds, rate, share in ((False, 5.0, 1800.0, 0.0), (True, 50.0, 180.0, 0.9)):
         selection = select(results, startup=startup)
@@ -441,7 +442,7 @@ def test_long_names_of_rows_are_broken_into_lines(results: Path) -> None:
 
 
 def test_rate_of_the_start_up_is_not_in_the_throughput(results: Path) -> None:
-    """The interval with start-up has steps from a longer time than its training time."""
+    """The first interval contains the start-up, so its rate is not drawn."""
     write_trial(results, "async_gradients", 0, 10, startup_s=45.0)
     selection = select(results)
     rates = selection.runs[0].trial.values("optimizer/env_steps_per_s")
@@ -584,7 +585,7 @@ PLUGIN = OptimizerTab(
 
 
 def write_plugin(results: Path, content: str) -> None:
-    """A trial of an optimizer that this process does not know."""
+    """Writes a trial of an optimizer that this process does not know."""
     folder = write_trial(results, "sync_samples", 0, 6, tab=False)
     lines = [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
     for number, line in enumerate(lines):
@@ -629,7 +630,7 @@ def test_equal_returns_are_one_bar_of_some_width(results: Path) -> None:
 
 def test_bands_of_episodes_hold_half_and_ninety_percent(results: Path) -> None:
     folder = write_trial(results, "sync_samples", 0, 5)
-    blocks = [row["env_runners"] for row in rows_of(folder)][1:]  # before it no episode has ended
+    blocks = [row["env_runners"] for row in rows_of(folder)][1:]  # no episode ends in the first row
     panel = of_optimizer(select(results))["return-quantiles"]
     assert panel.figure is not None
     wide, narrow, *lines = panel.figure.data
@@ -809,7 +810,9 @@ def _plotly() -> str:
     return str(get_plotlyjs())
 
 
-def test_report_refuses_what_it_cannot_use(results: Path, tmp_path: Path) -> None:
+def test_report_refuses_missing_empty_and_unwritable_directories(
+    results: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         report.write_report(results, tmp_path / "report.html")
     results.mkdir()
@@ -882,7 +885,8 @@ def test_equal_findings_of_groups_are_one_entry_with_the_worst_first(results: Pa
 
 
 def test_changes_that_differ_are_different_entries(results: Path) -> None:
-    """In one optimizer the other workers wait for a slow worker, and in the other they do not."""
+    """With `sync_samples`, the other workers wait for the slow worker. With `async_gradients`, they
+    do not wait. The findings therefore propose different changes."""
     for optimizer in ("sync_samples", "async_gradients"):
         write_trial(results, optimizer, 0, 12, num_workers=4, slow=1.0)
     selection = select(results)

@@ -21,7 +21,7 @@ COUNT = 30
 
 
 def healthy(phases: tuple[str, str, str] = ("wait", "apply", "dispatch"), workers: int = 4) -> Rows:
-    """Results of a run on 16 cores that learns for 15 s, after a start-up of 3 s."""
+    """Returns results of a run on 16 cores that learns for 15 s, after a start-up of 3 s."""
     first, second, third = phases
     rows = []
     for i in range(COUNT):
@@ -539,6 +539,7 @@ def test_rates_of_a_long_run_include_the_merged_results(
         row["optimizer"]["workers"]["share"]["idle"] = 0.2 * (number % 2)
         history.add(row)
     results = history.results()
+    # In each result, the learner is blocked for 0.15 s of 0.5 s.
     assert results.rise("learner_blocked_s") == pytest.approx(0.15 * count)
     assert results.rise_per_s("learner_blocked_s") == pytest.approx(0.3)
     assert results.share("workers_idle") == pytest.approx(0.1, abs=0.01)

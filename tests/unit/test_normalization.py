@@ -1,4 +1,5 @@
-"""Normalisation of observations and rewards: moments, their rows, and learning with them."""
+"""Normalisation of observations and rewards. The moments of rows are their number, mean and sum of
+squared deviations."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def with_moments(policy: Policy, seed: int = 0, size: int = 3) -> Policy:
 
 
 def batch_of(policy: Any, steps: int = 6, envs: int = 4, seed: int = 0) -> SampleBatch:
-    """A batch in which the policy has acted with its current moments."""
+    """Returns a batch in which the policy has acted with its current moments."""
     return random_batch(policy, steps, envs, np.random.default_rng(seed))
 
 
@@ -212,6 +213,7 @@ def test_categories_masks_flags_and_images_keep_their_values() -> None:
     assert len(normalizer.moments.mean) == 2
     normalizer.moments = Moments(4, np.array([1.0, 2.0]), np.array([16.0, 64.0]))
     row = np.array([[1, 0, 0, 1, 0, 1, 200, 30, 1.5, -10]], np.float32)
+    # The standard deviations are 2 and 4. The last value is -3, and is clipped to -0.5.
     expected = [[1, 0, 0, 1, 0, 1, 200, 30, 0.25, -0.5]]
     np.testing.assert_allclose(normalizer.observations(row), expected, rtol=1e-6)
 
@@ -458,8 +460,8 @@ class Chain(gymnasium.Env[int, int]):
 
 
 def error_of_chain(**options: Any) -> float:
-    """The largest difference between a learned value and the closed form, in units of the
-    rewards."""
+    """Trains a policy on `Chain`. Returns the largest difference between a learned value and the
+    closed form, in units of the rewards."""
     env = SyncVectorEnv([Chain] * 4, autoreset_mode=AutoresetMode.SAME_STEP)
     policy: Any = make_policy("ppo", env, gamma=GAMMA, lr=3e-3, **options)
     sampler = make_sampler(env, policy, 40)

@@ -173,7 +173,7 @@ def broken_env() -> Any:
 
 
 # Gymnasium's vector environments log errors when an environment that could not be made is
-# collected.
+# garbage-collected.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("preset", PRESETS.values())
 @pytest.mark.parametrize(
