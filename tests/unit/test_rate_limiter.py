@@ -90,7 +90,6 @@ def test_delivered_intensity() -> None:
         step(limiter, 4)
     assert limiter.num_counted == 416 - 64
     assert limiter.delivered == 8.0
-    assert limiter.delivered == 8.0
 
 
 def test_changed_intensity_counts_from_now_on() -> None:
