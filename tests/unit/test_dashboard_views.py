@@ -1064,3 +1064,37 @@ def test_runs_without_a_preset_are_named_by_optimizer(results: Path) -> None:
         params = {"optimizer": optimizer}
         write_trial(results, optimizer, 0, 3, preset="PolicyOptimizerTrainer", params=params)
     assert set(select(results).groups) == {"async_gradients", "sync_samples"}
+
+
+@pytest.mark.parametrize("name", ["/evil", "../../evil", "a/b", "x" * 900, "\x00", ".."])
+def test_names_in_results_do_not_choose_the_folder_of_figures(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("plotly.io.write_images", lambda *_, **__: None)
+    folder = write_trial(results, "sync_samples", 1, 4)
+    name = f"{tmp_path}{name}" if name.startswith("/") else name
+    text = (folder / "result.json").read_text().replace('"sync_samples"', json.dumps(name))
+    (folder / "result.json").write_text(text)
+    keys = {"updates": "optimizer/num_updates"}
+    # Two keys that differ only in characters that file names cannot contain.
+    plots = tuple(Plot(f"{name}{end}", "t", "h", "u", keys) for end in ("/1", "?1"))
+    declared = OptimizerTab(name, "Title", extra_stats=(name,), tab=Tab(plots=plots))
+    (folder / "optimizer.json").write_text(declared.to_json())
+    figures = tmp_path / "a" / "b" / "figures"
+    report.write_report(results, tmp_path / "report.html", figures)
+    written = set(tmp_path.rglob("*.csv"))
+    assert {path.parent for path in written} == {figures}
+    num_plots = (tmp_path / "report.html").read_text().count("draw('p")
+    assert len(written) >= num_plots > 20
+
+
+def test_error_without_text_does_not_stop_the_report(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr("plotly.io.write_images", fail)
+    write_trial(results, "sync_samples", 1, 4)
+    (note,) = report.write_report(results, tmp_path / "report.html", tmp_path / "figures")
+    assert note.startswith("no PNG files: RuntimeError (")
