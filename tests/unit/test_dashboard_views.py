@@ -471,6 +471,8 @@ def test_plots_of_many_groups_have_room_for_their_names(results: Path) -> None:
     for key in ("throughput", "final-score", "target-steps"):
         assert panels[key].figure.layout.height >= 30 * 16 + 60, key
     table = panels["config-differences"]
+    pairs = panels["probability-of-improvement"]
+    assert pairs.note == "Only the first 12 of 30 groups are shown."
     assert list(table.columns) == ["group", "lr", "num_sgd_iter"]
     assert len(table.rows) == 30
     assert table.rows[0] == ["SyncPPO, lr 0.001, num_sgd_iter 4", "0.001", "4"]
@@ -506,6 +508,26 @@ def test_restored_counter_is_no_fault(results: Path) -> None:
     marks = curves(of_optimizer(selection)["bytes"])["worker restarts"]
     assert list(marks.x) == [1.0]
     assert faults_tab.total_faults(selection.runs[0]) == 1
+
+
+def test_faults_before_and_after_a_restore_count(results: Path) -> None:
+    write_trial(results, "async_gradients", 0, 10, deaths=(2, 3, 4), finished=False)
+    write_trial(results, "async_gradients", 0, 5, first=11, deaths=(1, 12))
+    (run,) = select(results).runs
+    assert list(run.trial.values("fault_tolerance/num_remote_worker_restarts")) == [
+        *(0, 1, 2, 3, 3, 3, 3, 3, 3, 3),
+        *(1, 2, 2, 2, 2),
+    ]
+    assert faults_tab.total_faults(run) == 5
+
+
+@pytest.mark.parametrize("number", [31, 32])
+def test_caption_of_actions_is_true_for_the_largest_number_of_rows(
+    results: Path, number: int
+) -> None:
+    write_trial(results, "sync_samples", 0, 4, action_sizes=(number,))
+    told = of_optimizer(select(results))["actions"].help
+    assert ("With more than 32 actions, row 31 also counts" in told) == (number == 32)
 
 
 def test_lag_map_has_the_limit_and_sums_to_one(results: Path) -> None:
