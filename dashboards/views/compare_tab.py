@@ -314,6 +314,8 @@ def _pairs(panel: tuple[str, str, str], scores: dict[str, list[Array]]) -> Panel
     names = list(scores)[:_MOST_PAIRED]
     if len(names) < 2:
         return Panel(*panel, missing="This plot needs at least two groups of runs")
+    is_part = len(names) < len(scores)
+    note = f"Only the first {len(names)} of {len(scores)} groups are shown." if is_part else ""
     estimates = [
         [
             Estimate(float("nan")) if x == y else probability_of_improvement(scores[x], scores[y])
@@ -335,7 +337,7 @@ def _pairs(panel: tuple[str, str, str], scores: dict[str, list[Array]]) -> Panel
 
     if not any(is_known(x, y) for x in names for y in names):
         why = f"{_TOO_FEW.capitalize()}: two groups need at least {LEAST_RUNS_FOR_BAND} seeds each"
-        return Panel(*panel, missing=why)
+        return Panel(*panel, missing=why, note=note)
     figure = new_figure("lower return", "higher return")
     # A line break keeps the text large, because Plotly shrinks all cells until the longest line
     # fits.
@@ -373,7 +375,7 @@ def _pairs(panel: tuple[str, str, str], scores: dict[str, list[Array]]) -> Panel
     )
     figure.update_yaxes(autorange="reversed", showgrid=False, **broken_names(labels))
     figure.update_xaxes(showgrid=False, **broken_names(labels))
-    return Panel(*panel, figure=figure)
+    return Panel(*panel, figure=figure, note=note)
 
 
 def _interval_text(found: Estimate) -> str:

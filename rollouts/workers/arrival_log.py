@@ -60,6 +60,7 @@ MOST_EVENTS, MOST_READINGS = 20_000, 100_000
 #: `read_log` refuses files above this size.
 MOST_BYTES = 2**33
 _US = 1e6
+_HEADER_BYTES = 10  # of a gzip member
 
 Event = list[Any]
 
@@ -475,19 +476,21 @@ def lines_of(events: list[Event], first: int, last: int) -> Iterator[str]:
 
 
 def read_log(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Reads a file that an `ArrivalLog` wrote. Stops at the first gzip member that is incomplete or
-    cannot be unpacked. A process that dies may leave an incomplete member at the end.
+    """Reads a file that an `ArrivalLog` wrote. Ignores an incomplete gzip member at the end of the
+    file, because a process that dies may leave such a member.
 
     Returns:
         the header, and all events and deltas of the clock (see `Rerun`).
 
     Raises:
-        ConfigError: the file cannot be read, is not a record of format `FORMAT`, or has a line that
-            does not hold events and clock readings.
+        ConfigError: the file cannot be read, is not a record of format `FORMAT`, has a gzip member
+            that cannot be unpacked, or has a line that does not hold events and clock readings.
     """
     try:
         lines = _lines(read_regular(path, MOST_BYTES))
         header = next(lines, None)
+    except zlib.error:
+        header = None
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error}") from error
     if not isinstance(header, dict) or header.get("polopt_arrivals") != FORMAT:
@@ -501,19 +504,22 @@ def read_log(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         for line in lines:
             events += line["events"]
             deltas += line["clock"]
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{str(path)!r} is damaged: {error!r}") from error
+    except (KeyError, TypeError, ValueError, RecursionError, zlib.error) as error:
+        raise ConfigError(
+            f"{str(path)!r} is damaged after event {len(events)}: {error!r}. Copy the file again, "
+            "or record the run again"
+        ) from error
     return header, {"events": events, "clock": deltas}
 
 
 def _lines(data: bytes) -> Iterator[Any]:
     while data:
         unpacker = zlib.decompressobj(wbits=31)
-        try:
-            text = unpacker.decompress(data)
-        except zlib.error:
-            return
+        text = unpacker.decompress(data)
         if not unpacker.eof:
+            # All members begin with the same bytes.
+            if data.find(data[:_HEADER_BYTES], 1) > 0:
+                raise zlib.error("a gzip member before the last member has no end")
             return  # the process died while it wrote this member
         yield json.loads(text)
         data = unpacker.unused_data

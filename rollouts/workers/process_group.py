@@ -107,8 +107,8 @@ class ProcessGroup(ABC):
         """Returns the name of a process for error messages about its calls."""
         return f"{self.who} {worker.index}"
 
-    def describe_hang(self) -> str:
-        """Returns the time limit as text, for messages about hangs."""
+    def describe_hang(self, worker: WorkerHandle) -> str:
+        """Returns the time limit of a process as text, for messages about hangs."""
         return f"worker_timeout_s={self.options.worker_timeout_s:g}"
 
     def next_call_number(self) -> int:

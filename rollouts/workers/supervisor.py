@@ -214,7 +214,7 @@ class Supervisor:
             )
         else:
             limit = (
-                self._groups[call.worker.who].describe_hang()
+                self._groups[call.worker.who].describe_hang(call.worker)
                 if own_s is None
                 else f"limit of this call: {own_s:g} s"
             )

@@ -176,13 +176,14 @@ class WorkerSet(ProcessGroup):
         policy_name = getattr(policy, "__name__", type(policy).__name__)
         return (
             f"{self.who} {worker.index} (policy {policy_name!r}, environment "
-            f"{env_name(self.config.env)!r})"
+            f"{env_name(self.config_of(worker.index or 1).env)!r})"
         )
 
-    def describe_hang(self) -> str:
-        """Returns the time limit and the size of a fragment as text, for messages about hangs."""
+    def describe_hang(self, worker: WorkerHandle) -> str:
+        """Returns the time limit, and the size of a fragment of a worker, as text for messages
+        about hangs."""
         options = self.options
-        envs = options.num_envs_per_worker
+        envs = self.num_envs_of(worker.index)
         return (
             f"worker_timeout_s={options.worker_timeout_s:g}, the longest time without progress, "
             "such as a step of an environment. A fragment has "

@@ -31,7 +31,7 @@ from polopt.rollouts.workers.errors import FunctionError, NonFiniteError, Worker
 from polopt.rollouts.workers.fault_log import WorkerFailure
 from polopt.rollouts.workers.gathering import sample
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.rollouts.workers.worker_handle import WorkerHandle
+from polopt.rollouts.workers.worker_handle import WorkerHandle, WorkerSpec
 
 TIMEOUT_S, STARTUP_S = 10.0, 50.0
 DEATH = LostProcessError("the process died")
@@ -212,6 +212,22 @@ def test_no_answer_within_the_limit_is_a_hang(fake: FakeTransport, make: Any) ->
     assert "A fragment has 5 steps of 2 environments" in reply.failure.message
     assert fake.clock.now_s == 1000.0 + TIMEOUT_S
     assert [call.work.tag for call in calls.pending() if call.worker is other] == ["later"]
+
+
+def test_hang_of_a_worker_with_its_own_environments_names_them(
+    fake: FakeTransport, make: Any
+) -> None:
+    workers, calls = make(1)
+    workers.add_workers([WorkerSpec(env="CartPole-v1", num_envs=3)])
+    for worker in workers.remote:
+        calls.send(worker, echo)
+    fake.script = none_ready
+    hangs = [calls.next() for _ in range(2)]
+    said = {one.worker.index: one.failure.message for one in hangs if one.failure is not None}
+    assert "environment 'Drift')" in said[1]
+    assert "environment 'CartPole-v1')" in said[2]
+    assert "5 steps of 2 environments" in said[1]
+    assert "5 steps of 3 environments" in said[2]
 
 
 def test_hang_is_found_while_others_are_always_ready(fake: FakeTransport, make: Any) -> None:

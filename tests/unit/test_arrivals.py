@@ -307,6 +307,27 @@ def test_a_file_is_read_up_to_the_last_flush(tmp_path: Path) -> None:
         read_log(path)
 
 
+def test_damage_in_the_middle_of_a_record_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "arrivals.gz"
+    log = ArrivalLog(itertools.count().__next__)
+    log.open(path, {})
+    ends = [path.stat().st_size]
+    for iteration in range(3):
+        log.result(iteration, 4, "ab")
+        ends.append(path.stat().st_size)
+    log.close()
+    data = path.read_bytes()
+    damaged = bytearray(data)
+    damaged[ends[2] - 6] ^= 1  # the checksum of the second result
+    without_end = data[: ends[2] - 4] + data[ends[2] :]
+    zeros, text = data[: ends[2]] + b"\0" * 50, data[: ends[2]] + b"text"
+    endless = data[: ends[1]] + b"".join([data[:10], b"\0\xff\xff\0\0", data[ends[1] :]])
+    for content in (bytes(damaged), without_end, zeros, text, endless):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"is damaged after event [12]: "):
+            read_log(path)
+
+
 def test_number_of_events_in_memory_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -493,6 +493,35 @@ def test_unreadable_state_hides_no_trial(root: Path, cache: Path, text: str) -> 
     assert states(root, cache) == {folder.name: "finished"}
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"storage": {"_type": "CLOUDPICKLE_FALLBACK", "value": "no hex"}},
+        {"storage": {"_type": "CLOUDPICKLE_FALLBACK", "value": 1}},
+        {"storage": {"_type": "CLOUDPICKLE_FALLBACK"}},
+        {"stopping_criterion": {"training_iteration": 10**400}},
+    ],
+)
+def test_damaged_value_of_a_state_hides_no_trial(
+    root: Path, cache: Path, damage: dict[str, Any]
+) -> None:
+    folder = write_trial(root / "exp", "sync_samples", 1, 5)
+    path = write_state(root / "exp", {folder.name: {"status": "TERMINATED"}})
+    content = json.loads(path.read_text())
+    content["trial_data"] = [
+        [json.dumps(json.loads(static) | damage), other] for static, other in content["trial_data"]
+    ]
+    path.write_text(json.dumps(content))
+    assert states(root, cache) == {folder.name: "finished"}
+
+
+def test_limit_of_a_scheduler_may_be_damaged(root: Path, cache: Path) -> None:
+    folder = write_trial(root / "exp", "sync_samples", 1, 5)
+    scheduler = AsyncHyperBandScheduler(10**400)
+    write_state(root / "exp", {folder.name: {"status": "TERMINATED"}}, scheduler=scheduler)
+    assert states(root, cache) == {folder.name: "finished"}
+
+
 @pytest.mark.parametrize("size", [0, 1, 10, 40, 60, 80])
 def test_half_a_pickle_is_scanned_as_far_as_it_goes(size: int) -> None:
     data = pickle.dumps({"scheduler": AsyncHyperBandScheduler(8), "after": 3})

@@ -472,6 +472,8 @@ def test_plots_of_many_groups_have_room_for_their_names(results: Path) -> None:
     for key in ("throughput", "final-score", "target-steps"):
         assert panels[key].figure.layout.height >= 30 * 16 + 60, key
     table = panels["config-differences"]
+    pairs = panels["probability-of-improvement"]
+    assert pairs.note == "Only the first 12 of 30 groups are shown."
     assert list(table.columns) == ["group", "lr", "num_sgd_iter"]
     assert len(table.rows) == 30
     assert table.rows[0] == ["SyncPPO, lr 0.001, num_sgd_iter 4", "0.001", "4"]
@@ -507,6 +509,26 @@ def test_restored_counter_is_no_fault(results: Path) -> None:
     marks = curves(of_optimizer(selection)["bytes"])["worker restarts"]
     assert list(marks.x) == [1.0]
     assert faults_tab.total_faults(selection.runs[0]) == 1
+
+
+def test_faults_before_and_after_a_restore_count(results: Path) -> None:
+    write_trial(results, "async_gradients", 0, 10, deaths=(2, 3, 4), finished=False)
+    write_trial(results, "async_gradients", 0, 5, first=11, deaths=(1, 12))
+    (run,) = select(results).runs
+    assert list(run.trial.values("fault_tolerance/num_remote_worker_restarts")) == [
+        *(0, 1, 2, 3, 3, 3, 3, 3, 3, 3),
+        *(1, 2, 2, 2, 2),
+    ]
+    assert faults_tab.total_faults(run) == 5
+
+
+@pytest.mark.parametrize("number", [31, 32])
+def test_caption_of_actions_is_true_for_the_largest_number_of_rows(
+    results: Path, number: int
+) -> None:
+    write_trial(results, "sync_samples", 0, 4, action_sizes=(number,))
+    told = of_optimizer(select(results))["actions"].help
+    assert ("With more than 32 actions, row 31 also counts" in told) == (number == 32)
 
 
 def test_lag_map_has_the_limit_and_sums_to_one(results: Path) -> None:
@@ -1068,3 +1090,37 @@ def test_runs_without_a_preset_are_named_by_optimizer(results: Path) -> None:
         params = {"optimizer": optimizer}
         write_trial(results, optimizer, 0, 3, preset="PolicyOptimizerTrainer", params=params)
     assert set(select(results).groups) == {"async_gradients", "sync_samples"}
+
+
+@pytest.mark.parametrize("name", ["/evil", "../../evil", "a/b", "x" * 900, "\x00", ".."])
+def test_names_in_results_do_not_choose_the_folder_of_figures(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("plotly.io.write_images", lambda *_, **__: None)
+    folder = write_trial(results, "sync_samples", 1, 4)
+    name = f"{tmp_path}{name}" if name.startswith("/") else name
+    text = (folder / "result.json").read_text().replace('"sync_samples"', json.dumps(name))
+    (folder / "result.json").write_text(text)
+    keys = {"updates": "optimizer/num_updates"}
+    # Two keys that differ only in characters that file names cannot contain.
+    plots = tuple(Plot(f"{name}{end}", "t", "h", "u", keys) for end in ("/1", "?1"))
+    declared = OptimizerTab(name, "Title", extra_stats=(name,), tab=Tab(plots=plots))
+    (folder / "optimizer.json").write_text(declared.to_json())
+    figures = tmp_path / "a" / "b" / "figures"
+    report.write_report(results, tmp_path / "report.html", figures)
+    written = set(tmp_path.rglob("*.csv"))
+    assert {path.parent for path in written} == {figures}
+    num_plots = (tmp_path / "report.html").read_text().count("draw('p")
+    assert len(written) >= num_plots > 20
+
+
+def test_error_without_text_does_not_stop_the_report(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr("plotly.io.write_images", fail)
+    write_trial(results, "sync_samples", 1, 4)
+    (note,) = report.write_report(results, tmp_path / "report.html", tmp_path / "figures")
+    assert note.startswith("no PNG files: RuntimeError (")

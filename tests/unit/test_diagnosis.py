@@ -155,7 +155,10 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
             "optimizer/num_skipped_updates": 2,
             "fault_tolerance/last_non_finite": "rewards: NaN",
         },
-        ("3 fragments and 2 updates were not finite: rewards: NaN",),
+        (
+            "3 fragments or gradients were not finite or too large, and 2 updates were skipped: "
+            "rewards: NaN",
+        ),
     ),
     (
         "worker-failures",
@@ -167,7 +170,7 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
         "non-finite",
         samples,
         {"optimizer/num_skipped_updates": lambda i: int(i > 4)},
-        ("1 update was not finite",),
+        ("1 update was skipped",),
     ),
     (
         "no-reward",

@@ -381,6 +381,36 @@ def refused(trainer: PolicyOptimizerTrainer, directory: Path, message: str) -> N
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", [str, Path])
+def test_home_directory_is_expanded(
+    saved: Path,
+    trainer: PolicyOptimizerTrainer,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Callable[[str], Any],
+) -> None:
+    monkeypatch.setenv("HOME", str(saved.parent))
+    trainer.restore(kind("~/trial/checkpoint_000002"))
+    params = trainer.get_policy().get_state()["params"]
+    assert torch.equal(params, params_in(saved / "checkpoint_000002"))
+
+
+def test_rows_that_do_not_fit_are_a_misfit(tmp_path: Path) -> None:
+    config = {
+        **{key: value for key, value in SMALL.items() if key != "num_sgd_iter"},
+        "policy": "dqn",
+        "optimizer": {"name": "sync_replay", "learning_starts": 16, "save_replay_buffer": True},
+    }
+    trainer = PolicyOptimizerTrainer(config)
+    trainer.train()
+    directory = tmp_path / "checkpoint"
+    trainer.save(str(directory))
+    next((directory / "replay").glob("rows-*")).unlink()
+    sign(directory)  # the manifest no longer lists the rows
+    with pytest.raises(CheckpointError, match="does not fit: RowFilesError: "):
+        trainer.restore(str(directory))
+    trainer.stop()
+
+
 @pytest.mark.parametrize("method", ["drain", "set_state"])
 @pytest.mark.parametrize(
     "error", [RuntimeError, WorkersFailedError, NonFiniteError, EnvironmentFailedError]
