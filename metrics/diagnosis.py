@@ -15,8 +15,8 @@ import numpy as np
 
 from polopt.metrics.run_results import Array, RunResults
 
-#: Maps each optimizer in which all workers wait for the slowest worker to the change of the config
-#: that avoids this wait.
+#: The change of the config that avoids waiting for the slowest worker, by name of the optimizer.
+#: `_slow_worker` handles `decentralized_allreduce` separately.
 _WITHOUT_SLOW = {
     "sync_samples": "fraction_workers below 1, or async_samples",
     "sync_gradients": "async_gradients",
@@ -344,7 +344,7 @@ def _slow_worker(run: RunResults) -> Found:
         f"{rates[slow]:,.0f} steps/s while it samples. Its environment or its machine is slow"
     )
     if allreduce and skew >= 0.1:
-        text += f". The other ranks wait for rank {slow}: waiting takes {skew:.0%} of their time"
+        text += f". The other ranks wait for worker {slow}: waiting takes {skew:.0%} of their time"
     elif otherwise and idle >= 0.1:
         text += f". The other workers wait for it: workers are idle for {idle:.0%} of their time"
     change = "speed up its environment"

@@ -288,7 +288,7 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
             "optimizer/workers/per_worker/2/env_steps_per_sampling_s": 50.0,
             "optimizer/workers/share/skew": 0.35,
         },
-        ("ranks wait for rank 3: waiting takes 35%", "fraction_workers"),
+        ("ranks wait for worker 3: waiting takes 35%", "fraction_workers"),
     ),
     (
         "machine-busy",
