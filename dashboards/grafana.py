@@ -82,8 +82,8 @@ VIEWS = (
     ),
     View(
         "Lag in rollouts",
-        "Mean number of rollouts from which the policy has learned since the weights that chose "
-        "the actions were current.",
+        "Mean age of the weights that chose the actions. The age is the number of rollouts from "
+        "which the policy has learned since.",
         ("polopt_lag_rollouts",),
     ),
     View(

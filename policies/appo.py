@@ -61,8 +61,8 @@ class AppoPolicy(PPOPolicy):
     Every few updates, the policy copies its network to the target network. `AppoPolicy` differs
     from `PPOPolicy` in three points:
 
-    - The clipped ratio divides by the probability under the target policy, with the lower bound
-      that `prepare_batch` describes.
+    - The clipped ratio divides by the probability under the target policy. `prepare_batch`
+      describes the lower bound of this divisor.
     - V-trace computes the advantages and value targets, with the target policy as the policy that
       learns.
     - The KL divergence is measured from the target policy.
