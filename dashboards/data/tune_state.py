@@ -243,7 +243,7 @@ def scan_pickle(data: bytes, keys: Collection[str]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     memo: list[Any] = []
-    pushed: list[Any] = []  # pushed values in order, with None for other types
+    pushed: list[Any] = []  # pushed numbers and texts in order, and None for other values
     try:
         for opcode, argument, _ in pickletools.genops(data):
             name = opcode.name

@@ -171,11 +171,7 @@ def _returns(selection: Selection, axis: str, scored: Sequence[Scored]) -> Panel
         f"Interquartile mean over seeds, with its 95 percent bootstrap interval. Groups with fewer "
         f"than {LEAST_RUNS_FOR_BAND} seeds are drawn as single runs. Finished runs keep their last "
         "return."
-        + (
-            " Lines with markers and another dash are evaluations of single runs."
-            if evaluated
-            else ""
-        )
+        + (" Lines with markers are evaluations of single runs." if evaluated else "")
         + (f" Runs that ended early ({early}) are drawn as single lines." if early else "")
         + (
             " Returns are normalised: in each task, 0 is the lowest return of the selected runs and"
@@ -243,7 +239,7 @@ def _final_scores(selection: Selection, scored: Sequence[Scored]) -> list[Panel]
         "The side bar sets this number of steps."
         if chosen
         else "At least half of the runs of each group have reached this number of steps. The side "
-        "bar can set another number."
+        "bar of polopt dashboard can set another number."
     )
     left_out = ended_before(scored, budget)
     about = f"{why_at} Finished runs keep their last return.{_left_out(left_out)}"

@@ -20,7 +20,8 @@ def panels(selection: Selection) -> list[Panel]:
     healthy = (
         "healthy-workers",
         "Healthy workers",
-        "The number of workers that are up. If the line stays low, a worker was given up.",
+        "The number of workers that are up. If the line stays low, a failed worker was not "
+        "replaced.",
     )
     name = "fault_tolerance/num_healthy_workers"
     return [
