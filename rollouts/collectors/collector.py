@@ -199,8 +199,8 @@ class Collector:
         batch.device = config.storing_device
         if not config.split_trajs:
             return batch
-        parts = split_trajectories(batch)
-        return parts if config.split_trajs == "list" else pad_trajectories(parts)
+        as_list = config.split_trajs == "list"
+        return split_trajectories(batch) if as_list else pad_trajectories(batch)
 
     # ---- fragments ------------------------------------------------------------------------------
 

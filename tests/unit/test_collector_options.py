@@ -410,6 +410,25 @@ def test_trajectories_are_split(mode: str) -> None:
     assert {int(part["truncated"].sum()) for part in as_list[:2]} == {1}
 
 
+@pytest.mark.parametrize("split", ["padded", "list"])
+def test_batch_without_valid_rows_has_no_trajectories(split: str) -> None:
+    options = {"autoreset_mode": "next_step", "num_envs": 1, "frames_per_batch": 3}
+    collector = local_collector(lambda: Clock(3), split_trajs=split, **options)
+    first = next(collector)
+    collector.stop_batch_early(1)  # the only row is then the reset row of the first episode
+    second = next(collector)
+    if split == "list":
+        assert (len(first), second) == (1, [])
+        return
+    assert first.env_steps == 3
+    assert (second.shape[1], second.env_steps, len(second)) == (0, 0, 0)
+    described = [
+        [(name, rows.dtype, rows.shape[1:]) for name, rows in batch.iter_rows()]
+        for batch in (first, second)
+    ]
+    assert described[0] == described[1]
+
+
 @pytest.mark.parametrize("num_envs", [1, 4])
 def test_reset_rows_are_made_up_for(num_envs: int) -> None:
     """CartPole has its own vector implementation, in which each reset takes one row."""
