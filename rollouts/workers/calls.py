@@ -469,10 +469,11 @@ class Calls:
 
     def stop_early(self, calls: Sequence[Pending], keep_steps: int) -> None:
         """Asks workers to end the fragments of these calls once the fragments have `keep_steps`
-        steps. Does not wait. Asks only once per call: a later request has no effect."""
+        steps. Does not wait. For each call, a later request has an effect only if it asks for
+        fewer steps."""
         for call in calls:
-            if not call.stopped:
-                call.stopped = True
+            if keep_steps < call.keep_steps:
+                call.keep_steps = keep_steps
                 call.worker.channel.stop_early(call.number, keep_steps)
 
     def interrupt(self) -> None:
@@ -480,9 +481,7 @@ class Calls:
         all sent calls after the current step. The replies of these calls can be taken once
         `interrupted` is False again."""
         self.interrupted = True
-        for call in self.pending():  # also the calls that `stop_early` asked to end later
-            call.stopped = True
-            call.worker.channel.stop_early(call.number, 1)
+        self.stop_early(self.pending(), 1)
 
     def kill_busy(self) -> None:
         """Kills the remote workers that have not answered their calls. `Calls` replaces these
