@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -408,6 +409,19 @@ def test_trajectories_are_split(mode: str) -> None:
     assert padded.shape == (3, len(expected) * 2)
     assert padded.env_steps == sum(part.env_steps for part in as_list)
     assert {int(part["truncated"].sum()) for part in as_list[:2]} == {1}
+
+
+def test_environment_that_cannot_be_sent_to_collectors_is_refused() -> None:
+    lock = threading.Lock()
+
+    def make() -> Drift:
+        with lock:
+            return Drift()
+
+    for envs in (make, [Drift, make]):
+        with pytest.raises(ConfigError, match=r"key 'create_env_fn': got .*_thread.lock"):
+            Collector(envs, num_collectors=2, frames_per_batch=10)
+    next(local_collector(make))
 
 
 @pytest.mark.parametrize("split", ["padded", "list"])
