@@ -49,9 +49,10 @@ class EnvFault:
     Attributes:
         lost_step: whether `step` raised. If True, the row of this step holds no transition, and the
             episode is discarded. If False, `__init__` or `reset` raised before an episode began.
-        count: the number of exceptions until an environment worked again.
-        traceback: the traceback of the last exception. If one environment raised, and not the whole
-            vector, the first line names the environment and the step.
+        count: the number of exceptions until an environment worked again. 0 if the whole vector
+            raised, because `SamplerFaults` counts the exceptions of the vector.
+        traceback: the traceback of the last exception. The first line names the environment, or
+            the vector environment, and the step.
     """
 
     lost_step: bool

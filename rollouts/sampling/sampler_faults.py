@@ -73,10 +73,13 @@ class SamplerFaults:
         lost = np.zeros(len(reported), dtype=bool)
         for index, fault in enumerate(reported):
             if isinstance(fault, EnvFault):
-                count = self._faults.env_faults + fault.count
-                self._faults = DataFaults(count, index, fault.traceback)
                 lost[index] = fault.lost_step
+                if fault.count:
+                    self._add(fault.count, index, fault.traceback)
         return lost
+
+    def _add(self, count: int, env_index: int, traceback: str) -> None:
+        self._faults = DataFaults(self._faults.env_faults + count, env_index, traceback)
 
     def take(self) -> DataFaults:
         """Returns the faults since the last call of `take`."""
@@ -120,11 +123,9 @@ class SamplerFaults:
             except Exception as another:
                 error = another
                 continue
-            # The number of exceptions is reported only for the first environment, but every
-            # environment has lost its step.
-            array = np.full(env.num_envs, None, dtype=object)
-            for index in range(env.num_envs):
-                array[index] = EnvFault(True, failures if index == 0 else 0, trace)
+            self._add(failures, -1, trace)
+            lost_step = EnvFault(True, 0, trace)  # the exceptions are already counted
+            array = np.full(env.num_envs, lost_step, dtype=object)
             return env, obs, {**infos, FAULT_KEY: array}
 
     def check(self, env: _Vector, obs: Any) -> None:
@@ -170,7 +171,7 @@ class SamplerFaults:
                 f"between (max_consecutive_env_faults={self._max_failures}), the last time at "
                 f"step {step}{other_thread()}: {type(error).__name__}: {error}\n{trace}"
             ) from None
-        return trace
+        return f"{self.place} raised at step {step}{other_thread()}:\n{trace}"
 
     def _new_seeds(self, env: _Vector, seeds: Seeds) -> Any:
         root = np.random.SeedSequence(seeds.envs[0], spawn_key=(self._rebuilt,))

@@ -54,8 +54,8 @@ EVENT_KINDS = {
     "restore": "path: the driver restores a checkpoint",
     "result": "iteration, version of the weights, SHA-256 of the weights: an iteration has ended",
 }
-#: Once the log holds this number of events or of clock readings in memory, the next event makes the
-#: log write them to its file. A log without a file drops them.
+#: Once a log with a file holds this number of events or of clock readings in memory, it writes them
+#: to the file. If the file is already closed, the log drops them.
 MOST_EVENTS, MOST_READINGS = 20_000, 100_000
 #: `read_log` refuses files above this size.
 MOST_BYTES = 2**33
@@ -67,7 +67,8 @@ Event = list[Any]
 
 class ArrivalLog:
     """Records a run. `open` gives the log a file, and `take` returns the events of a log without a
-    file. The log keeps a limited number of events in memory (`MOST_EVENTS`).
+    file. A log with a file keeps a limited number of events in memory (`MOST_EVENTS`). A log
+    without a file keeps all events until `take` returns them.
 
     Only the thread that waits for calls may add events, and only its clock readings are recorded.
     Other threads read the real clock.
@@ -118,9 +119,10 @@ class ArrivalLog:
         """Adds an event."""
         self._events.append([*event])
         self.num_events += 1
-        if len(self._events) >= MOST_EVENTS or len(self._readings) >= MOST_READINGS:
+        is_full = len(self._events) >= MOST_EVENTS or len(self._readings) >= MOST_READINGS
+        if is_full and self._path is not None:
             self.flush()
-            self.take()  # without a file, these events are lost
+            self.take()  # drops the events if the file is closed
 
     def next(self, kind: str, *expected: Any) -> Event | None:
         """Returns None, because this log does not repeat a record. See `Rerun.next`."""

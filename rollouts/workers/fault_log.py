@@ -180,21 +180,27 @@ class FaultLog:
         at_start = failure.at_start or failure.kind == "environment"
         if at_start and not self.any_success:
             raise WorkersFailedError(f"{self._who} {index}: {failure.message}")
-        in_a_row = max(self._consecutive, self._without_fragment)
-        if in_a_row >= self._limit:
+        if max(self._consecutive, self._without_fragment) >= self._limit:
+            what = (
+                f"{self._consecutive} calls to workers failed in a row, without a success in "
+                "between"
+                if self._consecutive >= self._limit
+                else f"environments failed in {self._without_fragment} calls to workers, and no "
+                "call sampled in between"
+            )
             raise WorkersFailedError(
-                f"{in_a_row} calls to workers failed in a row, without a success in between "
-                f"(max_consecutive_failures={self._limit}). The last failure, of {self._who} "
-                f"{failure.worker_index} ({failure.kind}):\n{failure.message}"
+                f"{what} (max_consecutive_failures={self._limit}). The last failure, of "
+                f"{self._who} {failure.worker_index} ({failure.kind}):\n{failure.message}"
             )
         last_line = failure.message.strip().splitlines()[-1] if failure.message.strip() else ""
         event = self._event()
         recorded = "" if event is None else f" (event {event} of the record)"
         logger.warning(
-            "%s %d failed (%s) and is replaced%s. %s",
+            "%s %d failed (%s)%s%s. %s",
             self._who,
             index,
             failure.kind,
+            "" if self.is_unrecoverable(index) else " and is replaced",
             recorded,
             last_line,
         )

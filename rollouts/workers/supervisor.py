@@ -81,7 +81,8 @@ class Pending:
         progress_s: the last time at which the process made progress, as far as the supervisor
             knows.
         latest_s: a deadline that progress does not extend.
-        stopped: True once the driver has asked the process to end the fragments of this call early.
+        keep_steps: the number of steps in the last request to end the fragments of this call early.
+            Infinite without such a request.
     """
 
     work: Work
@@ -92,7 +93,7 @@ class Pending:
     sent_s: float
     progress_s: float = -math.inf
     latest_s: float = math.inf
-    stopped: bool = False
+    keep_steps: float = math.inf
 
     @property
     def began_s(self) -> float:

@@ -888,6 +888,32 @@ def test_workers_killed_by_an_interruption_are_replaced_later(make: Any, rule: s
     assert workers.faults.num_restarts == 2
 
 
+@every_rule
+def test_failure_during_an_interruption_is_handled_once(
+    make: Any, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers, calls = make(2, after_failure=rule)
+    worker = workers.remote[0]
+    worker.channel.next_error = DEATH
+    calls.send(worker, echo, "work")
+    (call,) = calls.pending()
+    result = type(call.ticket).result
+
+    def interrupted(ticket: Any, timeout_s: float) -> Any:
+        calls.interrupt()
+        return result(ticket, timeout_s)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(call.ticket), "result", interrupted)
+        with pytest.raises(CallsInterrupted):
+            calls.first()
+    assert workers.faults.counts["death"] == 0
+    calls.interrupted = False
+    assert values(calls.all()) == ([] if rule == "drop" else ["work"])
+    assert (workers.faults.counts["death"], workers.faults.num_restarts) == (1, 1)
+    assert worker.removed
+
+
 def test_load_counts_pending_calls(make: Any) -> None:
     workers, calls = make(3)
     calls.fill(version_of, workers.remote)

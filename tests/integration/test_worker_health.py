@@ -236,9 +236,20 @@ def test_worker_that_always_fails_is_unrecoverable() -> None:
     assert not log.is_unrecoverable(2)
 
 
+def test_environment_failures_are_counted_up_to_the_next_fragment() -> None:
+    log = FaultLog(max_consecutive_failures=2)
+    failure = WorkerFailure("environment", 1, "it fell")
+    log.success(1)
+    log.failure(failure)
+    log.success(1)  # of a call that did not sample
+    message = "environments failed in 2 calls to workers, and no call sampled in between"
+    with pytest.raises(WorkersFailedError, match=message):
+        log.failure(failure)
+
+
 @pytest.mark.parametrize("min_workers", [None, 1])
 def test_unrecoverable_worker_ends_the_run_or_is_given_up(
-    fake: FakeTransport, min_workers: int | None
+    fake: FakeTransport, min_workers: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     class BrokenReplacements(FakeWorkerSet):
         """A worker set in which the first call of each replacement fails."""
@@ -263,6 +274,10 @@ def test_unrecoverable_worker_ends_the_run_or_is_given_up(
     stats = workers.stats()
     assert (stats["num_worker_deaths"], stats["num_remote_worker_restarts"]) == (4, 3)
     assert stats["num_workers_given_up"] == 1
+    first, *_, last, given_up = [line for line in caplog.messages if "worker 2" in line]
+    assert first == "worker 2 failed (death) and is replaced. the process died"
+    assert last == "worker 2 failed (death). the process died"
+    assert "The run continues without this process" in given_up
 
 
 # ---- adding and removing -----------------------------------------------------------------

@@ -328,7 +328,7 @@ def test_damage_in_the_middle_of_a_record_is_an_error(tmp_path: Path) -> None:
             read_log(path)
 
 
-def test_number_of_events_in_memory_is_bounded(
+def test_number_of_events_in_memory_is_bounded_with_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arrival_log, "MOST_EVENTS", 10)
@@ -336,11 +336,15 @@ def test_number_of_events_in_memory_is_bounded(
     log.open(tmp_path / "a.jsonl.gz", {})
     for number in range(25):
         log.note("wait", number)
-    assert len(log.take()["events"]) == 5
-    below = ArrivalLog(time.monotonic)  # without a file
+    log.close()
     for _ in range(25):
-        below.note("wait")
-    assert len(below.take()["events"]) == 5
+        log.note("wait")
+    assert len(log.take()["events"]) == 5
+    assert read_log(tmp_path / "a.jsonl.gz")[1]["events"] == [["wait", n] for n in range(25)]
+    below = ArrivalLog(time.monotonic)  # without a file
+    for number in range(25):
+        below.note("wait", number)
+    assert below.take()["events"] == [["wait", number] for number in range(25)]
     assert below.num_events == 25
 
 

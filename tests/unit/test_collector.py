@@ -98,6 +98,24 @@ def test_early_stop_of_a_batch_spares_later_fragments(sync: bool, expected: list
     assert [channel.target.stops for channel in collector.workers.channels] == expected
 
 
+@pytest.mark.parametrize(("sync", "expected"), [(True, [[2], [2]]), (False, [[2], []])])
+def test_early_stop_of_a_batch_ends_with_the_batch(sync: bool, expected: list[Any]) -> None:
+    collector = fake_collector(2, sync=sync, broadcast_interval=1)
+    collector.stop_batch_early(2)
+    for _ in range(3):
+        next(collector)
+    assert [channel.target.stops for channel in collector.workers.channels] == expected
+
+
+def test_later_request_can_stop_a_fragment_earlier() -> None:
+    collector = fake_collector(1, sync=True)
+    next(collector)
+    for keep_steps in (4, 4, 2, 3):
+        collector.calls.stop_early(collector.calls.pending(), keep_steps)
+    collector.shutdown()  # asks for one step
+    assert collector.workers.channels[0].target.stops == [4, 2, 1]
+
+
 def test_seeds_and_state_reach_collectors_that_are_starting() -> None:
     one = fake_collector(2, sync=True)
     next(one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -412,6 +413,38 @@ def test_trajectories_are_split(mode: str) -> None:
     assert padded.shape == (3, len(expected) * 2)
     assert padded.env_steps == sum(part.env_steps for part in as_list)
     assert {int(part["truncated"].sum()) for part in as_list[:2]} == {1}
+
+
+def test_environment_that_cannot_be_sent_to_collectors_is_refused() -> None:
+    lock = threading.Lock()
+
+    def make() -> Drift:
+        with lock:
+            return Drift()
+
+    for envs in (make, [Drift, make]):
+        with pytest.raises(ConfigError, match=r"key 'create_env_fn': got .*_thread.lock"):
+            Collector(envs, num_collectors=2, frames_per_batch=10)
+    next(local_collector(make))
+
+
+@pytest.mark.parametrize("split", ["padded", "list"])
+def test_batch_without_valid_rows_has_no_trajectories(split: str) -> None:
+    options = {"autoreset_mode": "next_step", "num_envs": 1, "frames_per_batch": 3}
+    collector = local_collector(lambda: Clock(3), split_trajs=split, **options)
+    first = next(collector)
+    collector.stop_batch_early(1)  # the only row is then the reset row of the first episode
+    second = next(collector)
+    if split == "list":
+        assert (len(first), second) == (1, [])
+        return
+    assert first.env_steps == 3
+    assert (second.shape[1], second.env_steps, len(second)) == (0, 0, 0)
+    described = [
+        [(name, rows.dtype, rows.shape[1:]) for name, rows in batch.iter_rows()]
+        for batch in (first, second)
+    ]
+    assert described[0] == described[1]
 
 
 @pytest.mark.parametrize("num_envs", [1, 4])

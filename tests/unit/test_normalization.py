@@ -19,6 +19,7 @@ from test_several_learners import on_threads
 from toy_envs import AUTORESET, Drift, make_policy, make_sampler, random_batch
 
 from polopt.common.config import ConfigError
+from polopt.common.data_faults import NO_FAULTS
 from polopt.common.moments import Moments, merged
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
@@ -30,7 +31,7 @@ from polopt.policies.spaces import ObservationEncoder
 from polopt.rollouts.collectors.trajectories import split_trajectories
 from polopt.rollouts.sampling.discounted_returns import DiscountedReturns
 from polopt.rollouts.sampling.sample_request import SampleRequest
-from polopt.rollouts.sampling.worker_sampler import sample_frames
+from polopt.rollouts.sampling.worker_sampler import mark_non_finite, sample_frames
 
 BOTH = {"normalize_observations": True, "normalize_rewards": True}
 GAMMA = 0.9
@@ -158,6 +159,25 @@ def test_reset_environments_begin_their_returns_again() -> None:
     sampler.reset_some(np.array([True, False]))
     rows = [*rows_of_ramp(0, 9, 3, 0), *list(rows_of_ramp(1, 9, 6, 0))[3:]]
     assert_equal_moments(sampler.sample().moments, Moments.of(np.array(rows)))
+
+
+class Peak(Ramp):
+    """A ramp whose observation at time 2 is finite, but too large to square."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+
+    def observation(self) -> np.ndarray:
+        return np.array([1e200 if self.time == 2 else self.time, self.number])
+
+
+def test_episodes_continue_after_observations_too_large_to_square() -> None:
+    env = SyncVectorEnv([lambda i=i: Peak(i, 9, "terminated") for i in range(2)])
+    sampler = make_sampler(env, make_policy("a2c", env, **BOTH), 4)
+    batch = mark_non_finite(sampler.sample(), sampler, "Peak")
+    assert "squares of its observations are not finite" in batch.faults.non_finite
+    batch = mark_non_finite(sampler.sample(), sampler, "Peak")
+    assert batch.faults == NO_FAULTS
+    np.testing.assert_array_equal(batch.all_obs[:, :, 0].T, [range(4, 9)] * 2)
 
 
 def test_discarded_episodes_do_not_discount_into_the_next() -> None:
