@@ -321,9 +321,9 @@ class Calls:
         then by the order of `send`. So their order does not depend on the order of arrival.
 
         Args:
-            stragglers: the rule by which the fragments of the slowest workers end early. In this
-                case, `all` also drops work that was not sent yet. None means that no fragment ends
-                early.
+            stragglers: the rule by which the fragments of the slowest workers end early. When they
+                end early, `all` also drops work that was not sent yet. None means that no fragment
+                ends early.
             steps: returns the number of steps T of the fragment that a call samples. Used only with
                 `stragglers`.
 

@@ -58,8 +58,8 @@ class FaultLog:
 
     All workers may die at the same time, for example with their node. This does not mean that
     their replacements would die, too. So several failures in a row count as one failure if each of
-    the workers had succeeded since its previous failure. A failure of a worker without such a
-    success counts as one more failure.
+    the workers had succeeded since its previous failure. If a worker fails again before it has
+    succeeded, this failure counts as one more failure.
 
     Args:
         max_consecutive_failures: the number of consecutive failures, without a success in between,
