@@ -44,7 +44,8 @@ class RolloutConfig(Config):
             collects fragments from several workers. With `sync`, it waits for the fragments of all
             workers, which are sampled with the newest weights. With `overlapped`, the workers
             sample the next fragments while the process learns, with weights that are one batch
-            older than with `sync`. With `async`, the process takes one fragment at a time, in order of arrival.
+            older than with `sync`. With `async`, the process takes one fragment at a time, in order
+            of arrival.
         fraction_workers_below: a share in (0, 1] of the workers below a gradient worker. When this
             share has finished, the fragments of the other workers below are stopped early. 1 means
             that no fragment is stopped early. This option applies to `sync` and `overlapped`

@@ -63,8 +63,8 @@ class SamplerFaults:
         """Adds the faults that are in the infos of a step or a reset.
 
         Returns:
-            `[N]` bool, True for each environment whose step was lost. If the infos have no entry
-            for faults, the shape is `[1]` and the value is False.
+            `[N]` bool, True for each environment whose step was lost (see `EnvFault`). If the infos
+            have no entry for faults, the shape is `[1]` and the value is False.
         """
         reported = infos.get(FAULT_KEY)
         # An environment's own vector implementation may use this key for another purpose.

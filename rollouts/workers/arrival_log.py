@@ -126,7 +126,7 @@ class ArrivalLog:
         return None
 
     def phases(self, names: tuple[str, ...]) -> int:
-        """Returns the number that replies record in place of these names of phases."""
+        """Returns the number that stands for these names of phases in events of kind `reply`."""
         if names not in self._phases:
             self._phases[names] = len(self._phases)
             self.note("phases", *names)
@@ -292,7 +292,7 @@ class Rerun:
         return {key: [one for part in parts for one in part[key]] for key in ("events", "clock")}
 
     def names_of(self, number: int) -> list[str]:
-        """Returns the names of phases for which a recorded reply holds `number`."""
+        """Returns the names of phases for which `number` stands in events of kind `reply`."""
         return self._phases[number]
 
     # ---- called by transports -------------------------------------------------------------------
