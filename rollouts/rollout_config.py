@@ -70,9 +70,9 @@ class RolloutConfig(Config):
             `gym_env_vectorize_mode`.
         autoreset_mode: when an environment is reset after the end of an episode, as in
             `gymnasium.vector.AutoresetMode`: in the same step (`same_step`), in the next step
-            (`next_step`), or by the sampler (`disabled`). `None` means the mode of the
-            environment's own vector implementation if the worker uses this implementation.
-            Otherwise, `None` means `same_step`, in which no rows are lost to resets.
+            (`next_step`), or by the sampler (`disabled`). `None` means `same_step`, in
+            which no rows are lost to resets. With `None`, an environment's own vector
+            implementation and a vector that a callable makes keep their own mode.
         max_frames_per_traj: the number of environment steps after which an episode is truncated.
             `None` means that only the environment's own limit applies. RLlib 0.8: `horizon`.
         num_cpus_per_worker: the Ray CPUs of each remote worker: a fraction of 1, or a whole number.

@@ -168,8 +168,8 @@ def _is_whole(answer: Any) -> bool:
 
 
 def _set_seconds(record: Record, names: Sequence[str], microseconds: Sequence[int]) -> None:
-    """Sets the seconds of each phase to the whole microseconds in the log. A policy optimizer may use
-    these seconds in decisions, so the seconds must be equal in a run and in its rerun."""
+    """Sets the seconds of each phase to the whole microseconds in the log. A policy optimizer may
+    use these seconds in decisions, so the seconds must be equal in a run and in its rerun."""
     record.seconds = {name: us / 1e6 for name, us in zip(names, microseconds, strict=True)}
 
 
