@@ -52,9 +52,9 @@ class RolloutConfig(Config):
             collection.
         fraction_samples_below: a fragment that is stopped early keeps at least this share of its
             steps, in [0, 1].
-        compress_data: the codec that compresses fragments for the network. See
+        compress_data: the codec that compresses fragments before they are sent. See
             `polopt.common.compression`. RLlib 0.8: `compress_observations`.
-        compress_gradients: the codec that compresses gradients for the network.
+        compress_gradients: the codec that compresses gradients before they are sent.
         topk_share: the share of the elements that `compress_gradients: topk` sends, in (0, 1].
         num_envs_per_worker: the number N of environments of one worker. RLlib:
             `num_envs_per_env_runner` (0.8: `num_envs_per_worker`).
