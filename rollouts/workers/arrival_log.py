@@ -1,7 +1,7 @@
 """The record of a run: the events that depend on timing, in the order in which they happened.
 
-The record also has other events, such as results. A rerun repeats the recorded run, and compares
-these other events with its own.
+The record also has events that do not depend on timing, such as results. A rerun repeats the
+recorded run, and compares these events with its own.
 
 The file is a sequence of gzip members. Each flush writes one member, which is a line of JSON. So
 `zcat` shows the file. The first line is the header. Each other line is

@@ -156,7 +156,8 @@ class Calls:
         any process of any group. All groups must share one transport.
 
         Raises:
-            ValueError: the group has another transport, or the same name as an earlier group.
+            ValueError: the group does not share the transport, or this object already has a group
+                with the same name.
         """
         if group.transport is not self._workers.transport or group.who in self._groups:
             raise ValueError(

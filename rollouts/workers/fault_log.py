@@ -35,7 +35,8 @@ class WorkerFailure(NamedTuple):
     Attributes:
         kind: the kind of failure.
             `death`: the process died, or its connection ended.
-            `hang`: the process made no progress within the time limit, or missed another deadline.
+            `hang`: the process made no progress within the time limit, or missed a deadline that
+            progress does not extend.
             `exception`: the call or the start of the process raised, or an answer cannot be used.
             `environment`: an environment cannot be made, or failed repeatedly.
             `reference`: an argument of the call is lost, because the process that made it died. The
