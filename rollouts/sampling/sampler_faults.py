@@ -63,8 +63,8 @@ class SamplerFaults:
         """Adds the faults that are in the infos of a step or a reset.
 
         Returns:
-            `[N]` bool, True for each environment whose step was lost. If the infos have no entry
-            for faults, the shape is `[1]` and the value is False.
+            `[N]` bool, True for each environment whose step was lost (see `EnvFault`). If the infos
+            have no entry for faults, the shape is `[1]` and the value is False.
         """
         reported = infos.get(FAULT_KEY)
         # An environment's own vector implementation may use this key for another purpose.
@@ -129,8 +129,9 @@ class SamplerFaults:
             return env, obs, {**infos, FAULT_KEY: array}
 
     def check(self, env: _Vector, obs: Any) -> None:
-        """Checks a batch of observations from a vector environment that polopt did not make. For
-        other vectors, this method does nothing, because `FaultTolerantEnv` checks each observation.
+        """Checks a batch of observations from a vector whose environments are not
+        `FaultTolerantEnv`s. For vectors of `FaultTolerantEnv`s, this method does nothing, because
+        each `FaultTolerantEnv` checks its own observations.
 
         Raises:
             EnvironmentAPIError: if the batch does not match the observation space.
@@ -145,8 +146,8 @@ class SamplerFaults:
             ) from None
 
     def check_masks(self, env: _Vector, obs: Any, needed: np.ndarray | bool = True) -> None:
-        """Checks the action masks in a batch of observations from a vector environment that polopt
-        did not make. For other vectors, this method does nothing.
+        """Checks the action masks in a batch of observations from a vector whose environments are
+        not `FaultTolerantEnv`s. For vectors of `FaultTolerantEnv`s, this method does nothing.
 
         Args:
             env: the vector environment.
@@ -180,8 +181,9 @@ class SamplerFaults:
 
 
 def checks_each_env(env: _Vector) -> bool:
-    """Returns whether polopt made the vector, so that each environment is a `FaultTolerantEnv`. A
-    user's callable may return a `SyncVectorEnv` or `AsyncVectorEnv` of unchecked environments."""
+    """Returns whether each environment of the vector is a `FaultTolerantEnv`. This is False for an
+    environment's own vector implementation, and for a vector that a user's callable makes, even if
+    it is a `SyncVectorEnv` or `AsyncVectorEnv`."""
     base = env.unwrapped
     makers = base.env_fns if isinstance(base, SyncVectorEnv | AsyncVectorEnv) else []
     return any(getattr(make, "func", None) is FaultTolerantEnv for make in makers)

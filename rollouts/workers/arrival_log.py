@@ -1,7 +1,7 @@
 """The record of a run: the events that depend on timing, in the order in which they happened.
 
-The record also has other events, such as results. A rerun repeats the recorded run, and compares
-these other events with its own.
+The record also has events that do not depend on timing, such as results. A rerun repeats the
+recorded run, and compares these events with its own.
 
 The file is a sequence of gzip members. Each flush writes one member, which is a line of JSON. So
 `zcat` shows the file. The first line is the header. Each other line is
@@ -129,7 +129,7 @@ class ArrivalLog:
         return None
 
     def phases(self, names: tuple[str, ...]) -> int:
-        """Returns the number that replies record in place of these names of phases."""
+        """Returns the number that stands for these names of phases in events of kind `reply`."""
         if names not in self._phases:
             self._phases[names] = len(self._phases)
             self.note("phases", *names)
@@ -295,7 +295,7 @@ class Rerun:
         return {key: [one for part in parts for one in part[key]] for key in ("events", "clock")}
 
     def names_of(self, number: int) -> list[str]:
-        """Returns the names of phases for which a recorded reply holds `number`."""
+        """Returns the names of phases for which `number` stands in events of kind `reply`."""
         return self._phases[number]
 
     # ---- called by transports -------------------------------------------------------------------

@@ -157,7 +157,8 @@ class Calls:
         any process of any group. All groups must share one transport.
 
         Raises:
-            ValueError: the group has another transport, or the same name as an earlier group.
+            ValueError: the group does not share the transport, or this object already has a group
+                with the same name.
         """
         if group.transport is not self._workers.transport or group.who in self._groups:
             raise ValueError(
@@ -322,9 +323,9 @@ class Calls:
         then by the order of `send`. So their order does not depend on the order of arrival.
 
         Args:
-            stragglers: the rule by which the fragments of the slowest workers end early. In this
-                case, `all` also drops work that was not sent yet. None means that no fragment ends
-                early.
+            stragglers: the rule by which the fragments of the slowest workers end early. When they
+                end early, `all` also drops work that was not sent yet. None means that no fragment
+                ends early.
             steps: returns the number of steps T of the fragment that a call samples. Used only with
                 `stragglers`.
 

@@ -35,7 +35,8 @@ class WorkerFailure(NamedTuple):
     Attributes:
         kind: the kind of failure.
             `death`: the process died, or its connection ended.
-            `hang`: the process made no progress within the time limit, or missed another deadline.
+            `hang`: the process made no progress within the time limit, or missed a deadline that
+            progress does not extend.
             `exception`: the call or the start of the process raised, or an answer cannot be used.
             `environment`: an environment cannot be made, or failed repeatedly.
             `reference`: an argument of the call is lost, because the process that made it died. The
@@ -58,8 +59,8 @@ class FaultLog:
 
     All workers may die at the same time, for example with their node. This does not mean that
     their replacements would die, too. So several failures in a row count as one failure if each of
-    the workers had succeeded since its previous failure. A failure of a worker without such a
-    success counts as one more failure.
+    the workers had succeeded since its previous failure. If a worker fails again before it has
+    succeeded, this failure counts as one more failure.
 
     Args:
         max_consecutive_failures: the number of consecutive failures, without a success in between,

@@ -34,9 +34,10 @@ STOP_TIMEOUT_S = 1.0
 class ProcessGroup(ABC):
     """A group of processes of one kind. Each process holds an object, and runs calls on it.
 
-    A process is up once it has reported its start and has run its set-up calls. Only processes that
-    are up get work. If a process fails, the group replaces it by a new process with the same index,
-    unless it failed too often (see `replace`). A subclass defines how a process starts:
+    A process is up once it has reported its start and has run its set-up calls, which are the calls
+    in `WorkerHandle.set_up`. Only processes that are up get work. If a process fails, the group
+    replaces it by a new process with the same index, unless it failed too often (see `replace`). A
+    subclass defines how a process starts:
 
         class Shards(ProcessGroup):
             def _start_process(self, index):

@@ -122,7 +122,8 @@ class Supervisor:
 
     Args:
         groups: the groups of processes, by `ProcessGroup.who`.
-        owner: name of the strategy or other owner of the calls, for error messages.
+        owner: name of the owner of the calls, such as a strategy (the optimizer of a run), for
+            error messages.
         is_work: True if the calls do the strategy's work. A success then resets the count of
             consecutive failures. False for calls that, for example, only read a state, because a
             process with broken environments can answer such calls, too. The supervisor also does

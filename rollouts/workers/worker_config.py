@@ -38,7 +38,7 @@ class WorkerConfig:
             that no earlier worker with this index has used.
         restore_count: number of times the run was restored from a checkpoint. After each restore,
             workers use new random numbers.
-        device: the device on which the policy learns.
+        device: torch device of the policy's networks.
         postproc: a function of the user. A `Collector`'s worker applies this function to each batch
             as the last step.
         callbacks: class of the user's callbacks. None if the user has no callbacks.
@@ -110,7 +110,7 @@ def make_worker_config(
         policy: options of the policy.
         env: result of `resolve_env`. None means that this function resolves `rollout.env`.
         keys: see `polopt.rollouts.envs.vector_env.ENV_KEYS`.
-        device: the device on which the policy learns. None means `cuda` if `num_gpus_per_worker` is
+        device: torch device of the policy's networks. None means `cuda` if `num_gpus_per_worker` is
             above 0, and `cpu` otherwise.
         postproc: see `WorkerConfig`.
         callbacks: see `WorkerConfig`.

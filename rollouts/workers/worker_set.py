@@ -253,7 +253,7 @@ class WorkerSet(ProcessGroup):
         learner_device: str = "cpu",
         local: RolloutWorker | None = None,
     ) -> bool:
-        """Makes new workers from another config inside the running processes. Replaces processes
+        """Makes new workers from a new config inside the running processes. Replaces processes
         that are still starting. Does not wait until the new workers are up.
 
         Args:
@@ -262,9 +262,9 @@ class WorkerSet(ProcessGroup):
             local: the new local worker. None means that this set makes the local worker.
 
         Returns:
-            True if the set has begun to make the new workers. False if the new config needs other
-            processes, for example another number of workers or other resources. In this case,
-            nothing has changed.
+            True if the set has begun to make the new workers. False if the running processes do not
+            suit the new config, for example because the number of workers or their resources
+            differ. In this case, nothing has changed.
 
         Raises:
             WorkersFailedError: workers that were starting with the old config keep failing.
