@@ -123,7 +123,7 @@ class TorchRL:
 
 
 def measure(collecting: Polopt | TorchRL, seconds: float) -> float:
-    """Returns the frames per second from the end of one batch to the end of another batch.
+    """Returns the frames per second from the end of one batch to the end of a later batch.
 
     Batches that were ready before the clock started do not count.
     """

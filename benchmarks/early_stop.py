@@ -61,7 +61,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def measure(trainer: Any, seconds: float) -> tuple[float, float]:
-    """Returns the environment steps and updates per second."""
+    """Returns the environment steps and the batches per second."""
     first = last = trainer.train()
     started_s = time.perf_counter()
     updates = 0

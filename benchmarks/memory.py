@@ -218,9 +218,9 @@ def main() -> None:
             kept.append({"preset": preset, "workers": workers, "slopes": of, "series_mib": series})
     where = about()
     print(
-        f"\nFirst and last: means of the outer ones of {BLOCKS} blocks, the first {WARM_UP:.0%} of"
+        f"\nFirst and last: means of the first and last of {BLOCKS} blocks after {WARM_UP:.0%} of"
     )
-    print(f"the run left out. Flat: below {args.limit:g} MiB an hour, or within 2 errors of 0.")
+    print(f"the run. Flat: below {args.limit:g} MiB an hour, or within 2 standard errors of 0.")
     print(f"\n{', '.join(f'{key} {value}' for key, value in where.items())}.")
     print(f"Command: `{' '.join(['python', *sys.argv])}`")
     args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -13,12 +13,10 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
 import polopt
+from polopt.metrics.record import Record
 
 GRADIENTS = 10_000
 
@@ -30,8 +28,9 @@ def main() -> None:
     args = parser.parse_args()
     off_us, gradient_us, steps_per_s = measure(args.iterations, args.num_workers, False)
     on_us, *_ = measure(args.iterations, args.num_workers, True)
-    # A gradient has five trace events. `calls_us` causes three of them, one for each phase.
-    trace_us = (on_us - off_us) * 5 / 3
+    # A gradient has five trace events. `calls_us` causes four of them, one for each phase and one
+    # for the lag. The fifth event is the request.
+    trace_us = (on_us - off_us) * 5 / 4
     print(f"A3C: {gradient_us:.0f} us for each gradient, {steps_per_s:,.0f} environment steps/s")
     print(f"statistics: {off_us:.2f} us, {100.0 * off_us / gradient_us:.2f} percent")
     print(
@@ -40,32 +39,49 @@ def main() -> None:
     print(f"Microseconds for each gradient, medians of 7 times {GRADIENTS:,}.")
 
 
-def calls_us(optimizer: Any) -> float:
-    """Returns the microseconds of statistics for one gradient: three phases, one reply, one lag,
-    one count of pending calls, and a 1,000th of a report."""
+def calls_us(optimizer: Any, record: Record) -> float:
+    """Returns the microseconds of statistics for one gradient: three phases, one record, one lag,
+    one update, one count of pending calls, and a 1,000th of a report.
+
+    Args:
+        optimizer: its phases are timed.
+        record: the record of a call of this optimizer.
+    """
     stats, load = type(optimizer.metrics)(optimizer.phases), type(optimizer.calls.load)()
     wait, apply, dispatch = (stats.timers[phase] for phase in optimizer.phases)
-    no_episodes: Any = SimpleNamespace(returns=np.zeros(0), lengths=np.zeros(0, int))
-    actions: Any = SimpleNamespace(counts=([60, 40],), moments=None)
     started_s = time.perf_counter()
     for i in range(GRADIENTS):
         with wait:
             load.add(4)
         with apply:
-            parts = {"sample": 2e-4, "gradient": 1e-4, "other": 1e-5}
-            stats.add_samples(100, no_episodes)
-            stats.actions.add(actions)
-            stats.worker_times.add(1 + i % 4, parts, 100)
-            stats.num_bytes_received += 4
+            stats.add_record(1 + i % 4, record, in_driver=False)
             stats.add_lag(i, i + 1, computed=i)
             stats.num_gradients_accepted += 1
-            stats.add_update_rows(1, 100)
+            stats.add_training(160, 1, {"policy_loss": 0.1, "vf_loss": 0.2, "entropy": 0.3})
+            stats.add_update_rows(1, 160)
         with dispatch:
             pass
         if i % 1000 == 999:
             stats.report((1, 2, 3, 4))
             load.report()
     return 1e6 * (time.perf_counter() - started_s) / GRADIENTS
+
+
+def record_of_a_call(optimizer: Any) -> Record:
+    """Returns the record of the next call of the optimizer."""
+    records: list[Record] = []
+    add_record = optimizer.metrics.add_record
+
+    def add(worker_index: int, record: Record, in_driver: bool) -> None:
+        records.append(record)
+        add_record(worker_index, record, in_driver)
+
+    optimizer.metrics.add_record = add
+    try:
+        optimizer.step()
+    finally:
+        del optimizer.metrics.add_record
+    return records[0]
 
 
 def measure(iterations: int, num_workers: int, trace: bool) -> tuple[float, float, float]:
@@ -87,7 +103,8 @@ def measure(iterations: int, num_workers: int, trace: bool) -> tuple[float, floa
     try:
         trainer.train()  # workers start
         blocks = [trainer.train()["optimizer"] for _ in range(iterations)]
-        call_us = statistics.median(calls_us(trainer.optimizer) for _ in range(7))
+        record = record_of_a_call(trainer.optimizer)
+        call_us = statistics.median(calls_us(trainer.optimizer, record) for _ in range(7))
     finally:
         trainer.stop()
     best = max(blocks, key=lambda block: float(block["updates_per_s"]))

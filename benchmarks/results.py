@@ -132,7 +132,7 @@ UNTUNED: dict[str, dict[str, Any]] = {
             "min_sample_timesteps_per_iteration": 4096,
         },
     },
-    # The Zoo's settings for Stable-Baselines3, with double Q-learning and a dueling network.
+    # RL Zoo's settings for Stable-Baselines3, with double Q-learning and a dueling network.
     "cartpole_dqn": {
         "run": "DQN",
         "config": {
@@ -429,7 +429,7 @@ def figure_of(name: str, task: Task, runs: dict[str, list[dict[str, Any]]]) -> A
         found = runs[cell.source]
         curves = []
         for run in found:
-            # The return of an evaluation is no point of the curve, which shows training episodes.
+            # The curve shows training episodes, so it does not include the return of an evaluation.
             last = [] if task.episodes else [[run["env_steps"], run["return"]]]
             steps, means = np.array([*run["curve"], *last]).T
             shown = np.interp(grid, steps, means, left=np.nan)

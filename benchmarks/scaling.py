@@ -1,4 +1,4 @@
-"""Measures the throughput of each optimizer with 1, 2, 4 and 8 workers whose environments sleep.
+"""Measures the throughput of three optimizers with 1 to 8 workers whose environments sleep.
 
     python benchmarks/scaling.py [--workers 1 2 4 8] [--seconds 10] [--repeats 3]
 

@@ -100,7 +100,7 @@ CASES = (
     ),
     Case(
         "apex-learned",
-        "AsyncReplay, Ape-X, rows learned from per second, beside these samplers",
+        "AsyncReplay, Ape-X, rows learned per second, beside four samplers of 5 ms environments",
         "apex-learned",
         (Opponent("rllib085", ("apex-learned",), None),),
     ),

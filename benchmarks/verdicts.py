@@ -92,7 +92,7 @@ def learn_rows(case: Case, peer: str, goal: float | None, ours: Turns, theirs: T
     """Compares the seconds until the task is solved, without and with start-up. If there is a goal,
     the goal for the row with start-up is 1.
 
-    Each turn has another seed. The seeds of two systems are unrelated, so the rows compare medians.
+    Each turn has its own seed. The seeds of two systems are unrelated, so the rows compare medians.
     """
     if not ours or not theirs:
         return [Row(case.name, case.what, peer, goal=goal, note="no turn measured both")]

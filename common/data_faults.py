@@ -14,7 +14,7 @@ class DataFaults(NamedTuple):
         env_faults: the number of exceptions that environments raised. Exceptions while a failed
             environment is replaced also count.
         env_index: the index of the environment that raised the last exception, within its worker.
-            If a whole vector environment raised, this is the index of its last environment.
+            -1 if a whole vector environment raised.
         traceback: the traceback of the last exception. It does not begin with polopt's own frames.
         non_finite: a description of the non-finite values in the fragment, or in values that were
             computed from the fragment. Empty if all values are finite. A learner must not use a

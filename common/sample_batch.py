@@ -155,7 +155,7 @@ class SampleBatch:
         """Returns a column with time and environments flattened, `[T * N, ...]`. The result is a
         view if the column is contiguous."""
         column = self[name]
-        return column.reshape(-1, *column.shape[2:])
+        return column.reshape(len(self), *column.shape[2:])
 
     def steps(self, start: int, stop: int) -> SampleBatch:
         """Returns the steps from `start` up to, but not including, `stop` of all environments,

@@ -58,8 +58,9 @@ VIEWS = (
     ),
     View(
         "Driver's time",
-        "The driver is idle in the phases wait and sample, and also in the phase learn if the "
-        "workers learn. If the share of these phases is near 0, the driver limits the run.",
+        "With remote workers, the driver is idle in the phases wait and sample, and also in the "
+        "phase learn if the workers learn. If the share of these phases is near 0, the driver "
+        "limits the run.",
         ("polopt_driver_share",),
         stacked=True,
     ),
@@ -79,7 +80,12 @@ VIEWS = (
         "Policy, gradient and priority lag, in updates.",
         ("polopt_lag_mean", "polopt_lag_max"),
     ),
-    View("Lag in rollouts", "Mean policy lag in rollouts.", ("polopt_lag_rollouts",)),
+    View(
+        "Lag in rollouts",
+        "Mean age of the weights that chose the actions. The age is the number of rollouts from "
+        "which the policy has learned since.",
+        ("polopt_lag_rollouts",),
+    ),
     View(
         "Driver's phases, p50 and p99",
         "Percentiles of the durations of each phase since the last result.",
@@ -139,8 +145,8 @@ VIEWS = (
     ),
     View(
         "Faults",
-        "Numbers of faults so far. If another curve dips when a number rises, the fault is a "
-        "likely cause.",
+        "Numbers of faults so far. If a curve of another panel dips when a number rises, the "
+        "fault is a likely cause.",
         (
             "polopt_worker_restarts",
             "polopt_worker_failures",
@@ -150,8 +156,8 @@ VIEWS = (
         ),
     ),
     View("Healthy workers", "Number of workers that are up.", ("polopt_healthy_workers",)),
-    # The statistics have several panels, because each axis should have values of similar size. For
-    # example, the learning rate would be a flat line beside the losses.
+    # The learner's statistics have several panels, because each axis should have values of similar
+    # size. For example, the learning rate would be a flat line beside the losses.
     View(
         "Losses",
         "Losses of the learner. mean_kl_loss is the KL divergence.",
@@ -160,8 +166,9 @@ VIEWS = (
     ),
     View(
         "Entropy and other statistics of the learner",
-        "With discrete actions, an entropy near 0 means that exploration has ended. A clip "
-        "fraction above 0.3 means that updates are too large.",
+        "With discrete actions, a fall of the entropy to 0 means that exploration has ended. A "
+        "clip fraction above 0.5 together with a KL divergence above 0.05 means that updates are "
+        "too large.",
         _LEARNER,
         where='statistic!~".*loss|grad_norm|.*learning_rate"',
     ),

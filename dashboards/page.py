@@ -1,7 +1,8 @@
 """The live page: a Streamlit script that `polopt dashboard` runs.
 
 Streamlit runs this script from the top when the user changes a control of the side bar. For a
-refresh, and when the user opens another tab, it runs only the function `_content`. Results stay in
+refresh, and when the user opens another tab, it runs only the function `_content`. If the choices
+of the side bar have changed, `_content` makes Streamlit run the whole script. Results stay in
 memory in between.
 
 The address of the page contains the user's choices, under the keys of the widgets. So a link shows
@@ -103,6 +104,11 @@ def _choices(runs: Sequence[Run]) -> Filters:
             config[key] = frozenset(_several(_plain(key), differing[key], f"config-{key}"))
     hidden = _groups("Hide groups", runs, "hide")
     return Filters(frozenset(chosen_experiments), frozenset(chosen_optimizers), config, hidden)
+
+
+def _choosable(runs: Sequence[Run]) -> list[object]:
+    """Returns everything in `runs` on which the choices of the side bar depend."""
+    return [(run.trial.folder, run.trial.optimizer, run.group, run.trial.settings) for run in runs]
 
 
 def _groups(label: str, runs: Sequence[Run], key: str) -> frozenset[str]:
@@ -213,10 +219,26 @@ def _key(tab: Tab, selection: Selection) -> str:
     return repr((tab.key, options, sorted(selection.pinned), shown))
 
 
-def _content(directory: ResultsDirectory, filters: Filters, options: Selection) -> None:
+def _content(
+    directory: ResultsDirectory, offered: list[object], filters: Filters, options: Selection
+) -> None:
+    """Draws the tabs.
+
+    Args:
+        directory: the results.
+        offered: the return value of `_choosable` for the runs that the side bar offers.
+        filters: the user's choice of runs.
+        options: the user's options.
+    """
     begun = time.perf_counter()
     _open(directory)
-    options = options.with_runs(filters.shown(make_runs(directory.trials)))
+    every = make_runs(directory.trials)
+    if _choosable(every) != offered:
+        st.rerun()  # the side bar also has to offer the new runs
+    if not every:
+        st.info("There are no results yet. The page shows results as soon as a run writes them.")
+        return
+    options = options.with_runs(filters.shown(every))
     runs = options.runs
     if not runs:
         st.info("No trials are selected. Clear a filter, or show a hidden group, in the side bar.")
@@ -312,10 +334,8 @@ def main(folder: str) -> None:
         runs = make_runs(directory.trials)
         filters = _choices(runs)
         options = _options(runs, filters.shown(runs))
-    if not directory.trials:
-        st.info("There are no results yet. The page shows results as soon as a run writes them.")
     run_every = _REFRESH_S if automatic else None
-    st.fragment(_content, run_every=run_every)(directory, filters, options)
+    st.fragment(_content, run_every=run_every)(directory, _choosable(runs), filters, options)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import html
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from polopt.dashboards.views.drawing import Panel
 from polopt.dashboards.views.tabs import Tab, tabs_of
 
 _PNG_WIDTH, _PNG_SCALE = 800, 2
+_MOST_NAME_BYTES = 200  # of a file name without its suffix. File systems allow about 255 bytes
 _STYLE = """
 :root { color-scheme: light dark; --text: #1f2933; --muted: #616e7c; --line: #d9dee4; --bg: #fff; }
 @media (prefers-color-scheme: dark) {
@@ -201,12 +203,13 @@ def _write_figures(folder: Path, sections: Sequence[_Section]) -> list[str]:
     figures: list[go.Figure] = []
     paths: list[Path] = []
     seen: dict[str, int] = {}
+    used: dict[str, int] = {}
     for section in sections:
         key = section.tab.key
         seen[key] = number = seen.get(key, 0) + 1
         suffix = f"-{number}" if number > 1 else ""
         for panel in section.panels:
-            path = folder / f"{key}{suffix}-{panel.key}"
+            path = folder / _file_name(f"{key}{suffix}-{panel.key}", used)
             if panel.figure is not None:
                 _write_csv(path.with_suffix(".csv"), *figure_table(panel.figure))
                 figures.append(panel.figure)
@@ -217,6 +220,15 @@ def _write_figures(folder: Path, sections: Sequence[_Section]) -> list[str]:
             elif panel.columns:
                 _write_csv(path.with_suffix(".csv"), panel.columns, panel.rows)
     return _write_pngs(figures, paths)
+
+
+def _file_name(name: str, used: dict[str, int]) -> str:
+    """Returns a file name without a suffix. `name` contains text of results, which is not trusted.
+    Therefore, `_` replaces all characters that are not letters, digits, `_` or `-`. The file name
+    has at most `_MOST_NAME_BYTES` bytes. If it is in `used`, a number is appended."""
+    plain = re.sub(r"[^\w-]", "_", name).encode()[:_MOST_NAME_BYTES].decode(errors="ignore")
+    used[plain] = number = used.get(plain, 0) + 1
+    return plain if number == 1 else f"{plain}+{number}"
 
 
 def _write_csv(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -266,6 +278,6 @@ def _write_pngs(figures: Sequence[go.Figure], paths: Sequence[Path]) -> list[str
             scale=_PNG_SCALE,
         )
     except (ImportError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         return [f"no PNG files: {reason} (they need `pip install kaleido` and Chrome or Chromium)"]
     return []

@@ -15,8 +15,8 @@ import numpy as np
 
 from polopt.metrics.run_results import Array, RunResults
 
-#: Maps each optimizer in which all workers wait for the slowest worker to the change of the config
-#: that avoids this wait.
+#: The change of the config that avoids waiting for the slowest worker, by name of the optimizer.
+#: `_slow_worker` handles `decentralized_allreduce` separately.
 _WITHOUT_SLOW = {
     "sync_samples": "fraction_workers below 1, or async_samples",
     "sync_gradients": "async_gradients",
@@ -111,19 +111,23 @@ def _worker_failures(run: RunResults) -> Found:
     )
 
 
-@_rule("non-finite", "data or gradients were not finite")
+@_rule("non-finite", "data or gradients were not finite, or too large")
 def _non_finite(run: RunResults) -> Found:
-    fragments = run.rise("num_non_finite")
+    # A gradient that the driver skips counts in both counters.
+    discarded = run.rise("num_non_finite")
     skipped = run.rise("num_skipped_updates")
-    if fragments + skipped < 1:
+    if discarded + skipped < 1:
         return None
-    counts = {"fragment": fragments, "update": skipped}
-    named = [f"{count:,.0f} {_plural(noun, count)}" for noun, count in counts.items() if count]
-    verb = "was" if fragments + skipped == 1 else "were"
+    told = []
+    if discarded:
+        noun = "fragment or gradient was" if discarded == 1 else "fragments or gradients were"
+        told.append(f"{discarded:,.0f} {noun} not finite or too large")
+    if skipped:
+        told.append(f"{skipped:,.0f} {'update was' if skipped == 1 else 'updates were'} skipped")
     return (
-        f"{' and '.join(named)} {verb} not finite" + _reason(run, "last_non_finite"),
+        ", and ".join(told) + _reason(run, "last_non_finite"),
         "look for NaN in rewards and observations; lower lr or set grad_clip",
-        fragments + skipped,
+        discarded + skipped,
     )
 
 
@@ -340,7 +344,7 @@ def _slow_worker(run: RunResults) -> Found:
         f"{rates[slow]:,.0f} steps/s while it samples. Its environment or its machine is slow"
     )
     if allreduce and skew >= 0.1:
-        text += f". The other ranks wait for rank {slow}: waiting takes {skew:.0%} of their time"
+        text += f". The other ranks wait for worker {slow}: waiting takes {skew:.0%} of their time"
     elif otherwise and idle >= 0.1:
         text += f". The other workers wait for it: workers are idle for {idle:.0%} of their time"
     change = "speed up its environment"

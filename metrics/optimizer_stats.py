@@ -172,8 +172,8 @@ class OptimizerStats:
             worker_index: index of the worker that ran the call.
             record: the record of the call.
             in_driver: True if the call ran in the driver's process. The updates of such a call
-                have already changed the driver's policy. Updates in other processes are counted
-                later, when the driver adopts the weights of these processes.
+                have already changed the driver's policy. The optimizer counts updates in other
+                processes separately, with `add_training`.
         """
         self.num_env_steps_sampled += record.env_steps
         self.num_env_steps_discarded += record.env_steps_discarded

@@ -66,7 +66,8 @@ POLICY_LAG = Plot(
     "policy-lag-rollouts",
     "Policy lag in rollouts",
     "The number of rollouts that the learner has finished since the weights that chose the actions "
-    "were current. The lag is 0 for synchronous sampling.",
+    "were current. The lag is 0 for synchronous sampling. With async_replay, the lag is the number "
+    "of fragments that have arrived since then.",
     "lag (rollouts)",
     {"lag": _OPT + "policy_lag_rollouts/histogram"},
     kind="heatmap",

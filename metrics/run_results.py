@@ -171,8 +171,8 @@ class RunResults:
 class History:
     """Collects the columns that the rules read, from results as they arrive.
 
-    Memory is bounded: when the history is full, it merges each pair of neighboring results into one
-    row. From then on, a row contains twice as many new results as before.
+    Memory is bounded: when the history is full, it merges each pair of neighboring rows into one
+    row. From then on, each new row contains twice as many results as before.
 
     Attributes:
         num_results: number of results added so far.

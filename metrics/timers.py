@@ -12,7 +12,7 @@ from polopt.common.tracer import TRACER
 
 #: The phase of the driver between a result and the next iteration.
 REPORT = "report"
-#: The phase of the driver between two iterations, in which the driver evaluates the policy and
+#: The phase of the driver at the end of an iteration, in which the driver evaluates the policy and
 #: saves the best policy. The driver plays the episodes itself, or requests them from workers.
 EVALUATION = "evaluation"
 #: The phase of start-up. No other phase includes this time. See `OptimizerStats`.

@@ -31,7 +31,7 @@ class GradientsConfig(OptimizerConfig):
     Attributes:
         grads_per_step: number of gradients that the driver receives in one `step()`.
             `sync_gradients` takes the gradients of all workers at once, so a step of this optimizer
-            may receive more gradients.
+            may receive more gradients than this number.
     """
 
     grads_per_step: int = pydantic.Field(default=100, ge=1, le=10**7)

@@ -100,9 +100,9 @@ class AsyncReplayConfig(ReplayOptions):
             math.ceil(self.training_intensity * most)
             + self.prefetch_batches * self.train_batch_size
         )
-        # A row can be drawn at the latest when n further steps of its environment are stored.
-        # `window` is n times the number of environments. With one row more, at least one
-        # environment has more than n steps, so that at least one row can be drawn.
+        # With n-step returns, a row can be drawn at the latest when n further steps of its
+        # environment are stored. `window` is n times the number of environments. With one row more,
+        # at least one environment has more than n steps, so that at least one row can be drawn.
         window = getattr(policy, "n_step", 1) * rollout.num_workers * rollout.num_envs_per_worker
         start = max(self.learning_starts, window + 1)
         limiter = RateLimiter(self.training_intensity, start, bound)

@@ -149,7 +149,7 @@ class AsyncSamples(PolicyOptimizer):
         """Requests as many fragments as the options allow. Workers with the fewest requested
         fragments come first.
 
-        Number the fragments that the driver has not learned from, k = 0, 1, ... With `size`
+        The fragments that the driver has not learned from are numbered k = 0, 1, ... With `size`
         fragments in a batch, the driver learns from fragment k after `k // size` further batches.
         This is the lag of the fragment.
 

@@ -292,7 +292,7 @@ class PolicyOptimizer(ABC):
 
         The state consists of counters, episode statistics, the policy, and the running statistics
         of the environments' wrappers. Subclasses may add further parts. The values are of types
-        that checkpoints can contain. `set_state` of any other optimizer with the same policy
+        that checkpoints can contain. `set_state` of any optimizer with the same policy
         accepts this state."""
         self.drain()
         return {**self.get_driver_state(), "workers": self.worker_states()}

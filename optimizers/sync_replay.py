@@ -52,8 +52,9 @@ class SyncReplayConfig(ReplayOptions):
             rows, where rows of the burn-in do not count. A batch of sequences has fewer rows if the
             sequences contain resets of next-step autoreset mode or end early.
         sequence_length: number of steps of a sequence, including burn-in steps. Sequences
-            begin at the first steps of fragments, so later steps of longer fragments would never be
-            drawn. Therefore, `rollout_fragment_length` must not be larger than `sequence_length`.
+            begin at the first steps of fragments. In a fragment longer than `sequence_length`, the
+            last steps would never be drawn. Therefore, `rollout_fragment_length` must not be larger
+            than `sequence_length`.
             With `replay_unit: transition`, `sequence_length` must be None.
         burn_in: number of steps at the start of each sequence that only serve to recompute the
             policy's memory with the current weights. These steps do not contribute to the loss

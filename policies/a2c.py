@@ -19,7 +19,7 @@ class A2CPolicy(ActorCriticPolicy):
     H(pi)`.
 
     The loss is the mean over valid rows. The paper and RLlib 0.8 use the sum, so the size of their
-    updates depends on the batch size.
+    gradients depends on the batch size.
     """
 
     config_class: ClassVar[type[ActorCriticConfig]] = A2CConfig

@@ -224,7 +224,7 @@ class ActingPolicy(ABC):
         for `export_onnx`.
 
         Args:
-            network: a copy of `model` on the CPU.
+            network: a copy of the network that acts, on the CPU.
             obs: encoded observations `[N, ...]`.
             state: memory `[N, S]`.
 

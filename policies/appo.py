@@ -33,10 +33,10 @@ class AppoConfig(VTraceConfig, PPOConfig):
 
     Attributes:
         target_network_update_freq: the network is copied to the target network once in this number
-            of updates of the weights. (RLlib counts in another unit.) If the policy learns several
-            epochs from each batch, set this option to the number of updates per batch. The target
-            policy then stays the same while the policy learns from one batch, as in PPO. With a
-            smaller number, the trust region moves during a batch.
+            of updates of the weights. (RLlib counts trained environment steps.) If the policy
+            learns several epochs from each batch, set this option to the number of updates per
+            batch. The target policy then stays the same while the policy learns from one batch, as
+            in PPO. With a smaller number, the trust region moves during a batch.
     """
 
     lr: LearningRate = 5e-4
@@ -61,8 +61,8 @@ class AppoPolicy(PPOPolicy):
     Every few updates, the policy copies its network to the target network. `AppoPolicy` differs
     from `PPOPolicy` in three points:
 
-    - The clipped ratio divides by the probability under the target policy, with the lower bound
-      that `prepare_batch` describes.
+    - The clipped ratio divides by the probability under the target policy. `prepare_batch`
+      describes the lower bound of this divisor.
     - V-trace computes the advantages and value targets, with the target policy as the policy that
       learns.
     - The KL divergence is measured from the target policy.

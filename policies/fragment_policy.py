@@ -277,7 +277,7 @@ class FragmentPolicy(NetworkPolicy):
         if parts * len(epochs) > 1:
             self.on_learned(epochs[-1])
         # The result has the KL of the last epoch instead of a mean over epochs, because the KL of
-        # the last epoch is the distance between the new policy and the policy that acted.
+        # the last epoch is closest to the distance between the old policy and the new policy.
         kl = {"mean_kl_loss": epochs[-1].get("mean_kl_loss", 0.0)}
         return _mean(epochs) | kl | _mean(values)
 

@@ -52,10 +52,10 @@ def episode_starts(batch: SampleBatch) -> np.ndarray:
     The memory of a policy is 0 before the first observation of an episode. Row 0 of the result is
     always False, because `per_env["state"]` holds the memory before row 0.
 
-    An episode begins after a row with a separate successor, whose next observation is stored in
-    `successor_obs` and not in `all_obs[t + 1]`. An episode also begins after a row without a
-    transition. A row has no transition if the environment only resets in this row (autoreset mode
-    `next_step`), if the environment raised an error, or if the row is padding.
+    An episode begins after a row whose next observation is stored in `successor_obs` and not in
+    `all_obs[t + 1]`. An episode also begins after a row without a transition. A row has no
+    transition if the environment only resets in this row (autoreset mode `next_step`), if the
+    environment raised an error, or if the row is padding.
     """
     starts = np.zeros((batch.shape[0] + 1, batch.shape[1]), dtype=bool)
     starts[1:] = ~batch["valid"]

@@ -130,8 +130,8 @@ class NetworkPolicy(Policy):
     def normalized(self, batch: SampleBatch) -> SampleBatch:
         """Returns the batch with normalised observations and rewards, for the network and the loss.
 
-        The batch contains the means and variances with which the policy normalised when it chose
-        the actions, and this method uses these. It returns the same batch if the batch is already
+        The batch contains the means and scales with which the policy normalised when it chose the
+        actions, and this method uses these. It returns the same batch if the batch is already
         normalised, or if the policy does not normalise.
         """
         return batch if self.normalizer is None else self.normalizer.normalized(batch)

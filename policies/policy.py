@@ -72,9 +72,9 @@ class Policy(ActingPolicy):
     #: The type of a batch: `SampleBatch`, or `Transitions` or `Sequences` of a replay buffer. A
     #: `PolicyOptimizer` can train the policy if it makes batches of this type.
     learns_from: ClassVar[type] = SampleBatch
-    #: Keys of learner statistics that the policy computes in addition to `LEARNER_KEYS`. Results
-    #: before the first update then have these keys with the value NaN. Tune takes the columns of
-    #: `progress.csv` from the first result.
+    #: Keys of learner statistics that the policy computes in addition to `LEARNER_KEYS`. Because
+    #: Tune takes the columns of `progress.csv` from the first result, results before the first
+    #: update have these keys with the value NaN.
     further_statistics: ClassVar[Sequence[str]] = ()
     #: The type is Any, because each subclass has its own config class, and type checkers do not
     #: allow a subclass to narrow the type of a variable.

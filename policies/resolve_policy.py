@@ -15,8 +15,8 @@ def resolve_policy(policy: Any) -> tuple[Any, Config]:
     """Converts the argument `policy` of a `Collector` to a policy class and its options.
 
     Raises:
-        ConfigError: a name or an option is unknown, the value of an option is wrong, or the
-            argument is an object that cannot act, or a wrong tuple.
+        ConfigError: a name or an option is unknown, the value of an option is wrong, the argument
+            is an object that cannot act, or it is a tuple but not a pair `(policy, options)`.
     """
     if isinstance(policy, Policy):
         return type(policy), policy.config

@@ -29,7 +29,8 @@ def windows_of(batch: SampleBatch, gamma: float, n_step: int) -> Windows:
     """Computes the n-step transitions of a fragment. A `ReplayBuffer` with the same `gamma` and
     `n_step` later draws the same transitions.
 
-    The window of a row ends early at the end of an episode, and before a row that is not `valid`.
+    The window of a row ends early at the end of an episode, and before a row that is not `valid`
+    (see `SampleBatch`).
     The result does not contain rows that are not `valid`, or rows whose windows need steps after
     the fragment. All weights are 1.
 

@@ -24,7 +24,7 @@ class SumTree:
 
     Attributes:
         leaves: `[size]` float64, a view. Only `update` may change the leaves.
-        nbytes: bytes of all levels.
+        nbytes: bytes of all arrays of the tree.
     """
 
     def __init__(self, size: int) -> None:

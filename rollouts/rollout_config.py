@@ -43,17 +43,18 @@ class RolloutConfig(Config):
         collection: how a process that computes gradients, such as the driver or a `GradientWorker`,
             collects fragments from several workers. With `sync`, it waits for the fragments of all
             workers, which are sampled with the newest weights. With `overlapped`, the workers
-            sample the next fragments while the process learns. Their weights are then one batch
-            older. With `async`, the process takes one fragment at a time, in order of arrival.
+            sample the next fragments while the process learns, with weights that are one batch
+            older than with `sync`. With `async`, the process takes one fragment at a time, in order
+            of arrival.
         fraction_workers_below: a share in (0, 1] of the workers below a gradient worker. When this
             share has finished, the fragments of the other workers below are stopped early. 1 means
             that no fragment is stopped early. This option applies to `sync` and `overlapped`
             collection.
         fraction_samples_below: a fragment that is stopped early keeps at least this share of its
             steps, in [0, 1].
-        compress_data: the codec that compresses fragments for the network. See
+        compress_data: the codec that compresses fragments before they are sent. See
             `polopt.common.compression`. RLlib 0.8: `compress_observations`.
-        compress_gradients: the codec that compresses gradients for the network.
+        compress_gradients: the codec that compresses gradients before they are sent.
         topk_share: the share of the elements that `compress_gradients: topk` sends, in (0, 1].
         num_envs_per_worker: the number N of environments of one worker. RLlib:
             `num_envs_per_env_runner` (0.8: `num_envs_per_worker`).
@@ -69,9 +70,9 @@ class RolloutConfig(Config):
             `gym_env_vectorize_mode`.
         autoreset_mode: when an environment is reset after the end of an episode, as in
             `gymnasium.vector.AutoresetMode`: in the same step (`same_step`), in the next step
-            (`next_step`), or by the sampler (`disabled`). `None` means the mode of the
-            environment's own vector implementation. For other environments, `None` means
-            `same_step`, in which no rows are lost to resets.
+            (`next_step`), or by the sampler (`disabled`). `None` means `same_step`, in
+            which no rows are lost to resets. With `None`, an environment's own vector
+            implementation and a vector that a callable makes keep their own mode.
         max_frames_per_traj: the number of environment steps after which an episode is truncated.
             `None` means that only the environment's own limit applies. RLlib 0.8: `horizon`.
         num_cpus_per_worker: the Ray CPUs of each remote worker: a fraction of 1, or a whole number.

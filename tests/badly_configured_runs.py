@@ -1,10 +1,11 @@
-"""Makes badly configured runs and prints what the diagnosis says of each.
+"""Trains badly configured runs, and prints the findings of the diagnosis for each run.
 
     python tests/badly_configured_runs.py RESULTS_DIR [--seconds 20] [--only NAME ...]
-    polopt report RESULTS_DIR/NAME --figures FIGURES      # the pictures
+    polopt report RESULTS_DIR/NAME --figures FIGURES      # draws the figures
 
-Trains each run for some seconds after its start-up, one after another, on CartPole-v1 with one
-seed. `--tuned` trains the tuned examples instead, of which the diagnosis should say nothing.
+Trains one run after another on CartPole-v1 with one seed. `--seconds` is the training time of each
+run, without its start-up. `--tuned` trains the tuned examples instead, in which the diagnosis
+should find nothing.
 """
 
 from __future__ import annotations
@@ -37,8 +38,13 @@ CORES = len(os.sched_getaffinity(0))
 
 
 class Toy(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole-v1. Each step takes `step_s` more seconds, in worker 3 ten times as many with
-    `one_slow`. Rewards are multiplied by `reward`. A share `raises` of the steps raises."""
+    """A CartPole-v1 that can be slow, scale its rewards, and raise errors.
+
+    Args:
+        context: the config of the environment. Each step takes `step_s` seconds longer. If
+            `one_slow` is true, this delay is ten times as long in worker 3. `reward` is the factor
+            on the rewards. `raises` is the probability that a step raises.
+    """
 
     def __init__(self, context: Any) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))
@@ -58,7 +64,8 @@ class Toy(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class SlowLearner(A2CPolicy):
-    """Each of its updates takes 5 ms more, so that the driver cannot keep up on any machine."""
+    """An A2C policy whose updates take 5 ms longer, so that the driver cannot keep up with its
+    workers on any machine."""
 
     def apply_gradients(self, gradients: Gradients, lr_scale: float = 1.0) -> dict[str, float]:
         time.sleep(0.005)
@@ -73,10 +80,10 @@ class Bad:
     """A badly configured run.
 
     Attributes:
-        preset: trainable.
-        rule: that names the cause.
-        config: of the run.
-        burners: processes that keep a core busy each meanwhile.
+        preset: name of the preset that trains.
+        rule: name of the diagnosis rule that should find the cause.
+        config: config of the run.
+        burners: number of other processes during the run, each of which keeps one core busy.
     """
 
     preset: str
@@ -148,7 +155,7 @@ def _tuned() -> dict[str, Bad]:
 
 @contextmanager
 def burning(number: int) -> Any:
-    """Keeps so many cores busy."""
+    """Keeps `number` cores busy until the block ends."""
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_burn, daemon=True) for _ in range(number)]
     for process in processes:
@@ -162,21 +169,22 @@ def burning(number: int) -> Any:
 
 
 def _burn() -> None:
-    # As Ray's workers: at a higher priority these processes would leave them almost no time.
+    # Ray's workers run at this low priority, too. At a higher priority, these processes would leave
+    # the workers almost no CPU time.
     os.nice(15)
     while True:
         sum(range(1000))
 
 
 def config_of(bad: Bad) -> dict[str, Any]:
-    """The whole config of a run."""
+    """Returns the complete config of a run."""
     config = {"env": Toy, "num_workers": 2, "num_envs_per_worker": 1, "seed": 0}
     config |= {"min_time_s_per_iteration": 0.25, "min_sample_timesteps_per_iteration": 300}
     return config | bad.config
 
 
 def train(bad: Bad, folder: Path, seconds: float) -> Path:
-    """Trains one run. Its directory."""
+    """Trains one run, and returns its directory."""
     run_config = tune.RunConfig(
         storage_path=str(folder.resolve()), stop={"optimizer/training_s": seconds}, verbose=0
     )

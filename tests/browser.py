@@ -22,16 +22,16 @@ _OPTIONS = (
 
 
 class Browser:
-    """One page of a Chromium of its own. A context manager.
+    """A Chromium process with one page, as a context manager.
 
     Args:
         profile: an empty directory for the browser's profile.
 
     Attributes:
-        errors: errors of the console, of scripts and of the network.
-        requests: addresses of all requests.
-        file_bytes: bytes of the answers to them as they were sent. Messages of WebSockets are not
-            in it.
+        errors: errors of the console, of scripts and of the network so far.
+        requests: addresses of all HTTP requests so far.
+        file_bytes: total bytes of the responses to these requests as they were sent. Messages of
+            WebSockets do not count.
     """
 
     def __init__(self, profile: Path) -> None:
@@ -77,7 +77,7 @@ class Browser:
             self._process.kill()
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
-        """Sends a command. Its result. Events that arrive meanwhile are recorded."""
+        """Sends a command, and returns its result. Records the events that arrive meanwhile."""
         self._number += 1
         self._socket.send(json.dumps({"id": self._number, "method": method, "params": params}))
         deadline = time.monotonic() + _COMMAND_S
@@ -104,7 +104,7 @@ class Browser:
                 self.file_bytes += int(params["encodedDataLength"])
 
     def look(self, width: int, scheme: str, height: int = 1000) -> None:
-        """Sets the size of the window in px and the colors, `light` or `dark`."""
+        """Sets the size of the window in pixels, and the color scheme, `light` or `dark`."""
         self.send(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=False,
@@ -113,11 +113,11 @@ class Browser:
         self.send("Emulation.setEmulatedMedia", features=features)
 
     def open(self, address: str) -> None:
-        """Loads a page."""
+        """Navigates to a page. Does not wait until the page is loaded."""
         self.send("Page.navigate", url=address)
 
     def run(self, script: str) -> Any:
-        """The value of a JavaScript expression."""
+        """Evaluates a JavaScript expression, and returns its value."""
         result = self.send(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )
@@ -126,10 +126,10 @@ class Browser:
         return result["result"].get("value")
 
     def wait_for(self, script: str, timeout_s: float = 120.0) -> Any:
-        """Waits until a JavaScript expression is true. Its value.
+        """Waits until the value of a JavaScript expression is true, and returns the value.
 
         Raises:
-            TimeoutError: if it is not within `timeout_s`.
+            TimeoutError: the value is not true within `timeout_s` seconds.
         """
         return _until(lambda: self.run(script), timeout_s, script)
 

@@ -102,8 +102,8 @@ class NoRepeatPPO(PPOPolicy):
 
 
 class HashingPPO(NoRepeatPPO):
-    """A policy that keeps a hash of the weights of each version. Once `FAULT_FILE` exists, it kills
-    its process within an all-reduce."""
+    """A policy that keeps a hash of the weights of each version. In the rank that removes
+    `FAULT_FILE`, the policy kills its process during an all-reduce."""
 
     def learn_on_batch(self, batch: SampleBatch, reducer: Any = None) -> dict[str, float]:
         if claim_fault():
@@ -121,7 +121,8 @@ class HashingPPO(NoRepeatPPO):
 
 
 class HangingPPO(PPOPolicy):
-    """A policy that hangs while other ranks wait in an all-reduce, once `FAULT_FILE` exists."""
+    """A policy that hangs in the rank that removes `FAULT_FILE`, while the other ranks wait in an
+    all-reduce."""
 
     def learn_on_batch(self, batch: SampleBatch, reducer: Any = None) -> dict[str, float]:
         if claim_fault():

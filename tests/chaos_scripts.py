@@ -142,7 +142,7 @@ def nodes(name: str) -> dict[str, Any]:
 
 def driver(name: str, directory: str) -> dict[str, Any]:
     """Restores the newest complete checkpoint, and trains until the process is killed. After every
-    second iteration, saves a checkpoint and prints its number of steps."""
+    second iteration, saves a checkpoint and prints the number of environment steps in it."""
     ray.init(num_cpus=8, **QUIET)
     trainer = PolicyOptimizerTrainer(
         {

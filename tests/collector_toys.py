@@ -20,8 +20,8 @@ from polopt.rollouts.transport.simulated_channel import Script, oldest_first
 
 
 class TimestampEnv(gymnasium.Env[np.ndarray, int]):
-    """An environment whose observations are the time of the monotonic clock and its process id. All
-    processes of a machine share this clock.
+    """An environment whose observations are `[time, process id]`. The time is the monotonic clock,
+    which all processes of a machine share.
 
     Args:
         step_s: the number of seconds that a step takes.
@@ -104,7 +104,8 @@ class Reach(gymnasium.Env[np.ndarray, np.ndarray]):
 
 
 def logits_for(space: Any = None, favourite: int = 0) -> nn.Module:
-    """Returns a linear module over observations of Drift that almost always chooses `favourite`."""
+    """Returns a linear module over observations of `Drift`. It almost always chooses the category
+    `favourite`, counted from 0."""
     module = nn.Linear(3, 3)
     with torch.no_grad():
         module.weight.zero_()
@@ -114,7 +115,7 @@ def logits_for(space: Any = None, favourite: int = 0) -> nn.Module:
 
 
 def pushing_right(obs: np.ndarray) -> np.ndarray:
-    """A callable policy for Drift that chooses the action 1 in every environment, `[N]`."""
+    """A policy for `Drift`. It chooses the action 1 in each of N environments."""
     return np.ones(len(obs), dtype=np.int64)
 
 

@@ -134,9 +134,9 @@ def reused(workers: WorkerSet, config: WorkerConfig) -> bool:
 def worker_pool(ray_session: None) -> Iterator[Callable[[WorkerConfig], WorkerSet]]:
     """Yields a function that returns a worker set for a config.
 
-    The start of a process takes seconds. So the function reuses the processes of an earlier set
-    with the same number of workers, if the config allows this and no worker has died. A set is
-    valid until the next call with the same number of workers.
+    The start of a process takes seconds. So the function reuses the processes of the last set with
+    the same number of workers. It starts new processes if the config requires this, or if a worker
+    has died. A set is valid until the next call with the same number of workers.
     """
     pool: dict[int, WorkerSet] = {}
 

@@ -1,4 +1,4 @@
-"""An environment that counts its steps and faults in files, which survive its process."""
+"""An environment that counts its steps and faults in files, which remain if its process dies."""
 
 from __future__ import annotations
 

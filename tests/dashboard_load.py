@@ -1,13 +1,13 @@
-"""How soon a browser shows the first plot of the live page, and how many bytes that takes.
+"""Measures when a browser shows the first plot of the live page, and how many bytes it receives.
 
     python tests/dashboard_load.py                          # 20 trials of 2,000 results
     python tests/dashboard_load.py --trials 60 --repeats 5
 
 Writes result files with made-up numbers (`dashboard_results.py`), starts the server and opens the
-page in new browsers with empty caches. The first of them makes the server read the results. It is
-not in the table. Bytes are counted on the connections between browser and server, as they are
-sent, until all plots of the tab are drawn. Those of files are Streamlit's own, the rest is the
-content of the page.
+page in new browsers with empty caches. The first browser is not in the table, because the server
+reads the results for it. The column `MB` is the number of bytes that the server sends to the
+browser until all plots of the tab are drawn. Some of these bytes are files of Streamlit, which have
+their own column. The other bytes are the content of the page.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ FIRST_PLOT = "[...document.querySelectorAll('.js-plotly-plot')].some(plot => plo
 ALL_PLOTS = """(plots => plots.length > 0 && plots.every(plot => plot._fullData))(
     [...document.querySelectorAll('.js-plotly-plot')]) &&
     !document.querySelector('[data-testid="stStatusWidget"], [data-stale="true"]')"""
-QUIET_S = 1.0  # the page is complete when its plots have been drawn for this time
+QUIET_S = 1.0  # the page is complete once all plots have stayed drawn for this many seconds
 
 
 class Counter:
-    """Passes connections on to a server and counts the bytes that it sends.
+    """A proxy that forwards connections to a server, and counts the bytes that the server sends.
 
     Attributes:
-        address: of the counter.
-        received: bytes from the server.
+        address: address of this proxy.
+        received: number of bytes from the server so far.
     """
 
     def __init__(self, address: str) -> None:
@@ -73,7 +73,7 @@ class Counter:
 
 @contextmanager
 def opened(address: str) -> Iterator[Browser]:
-    """Starts a browser with an empty cache."""
+    """Starts a browser with an empty cache, and ends it with the block."""
     profile = Path(tempfile.mkdtemp(prefix="polopt-browser-"))
     try:
         with Browser(profile) as browser:
@@ -84,7 +84,8 @@ def opened(address: str) -> Iterator[Browser]:
 
 
 def open_page(counter: Counter) -> tuple[float, float, float, int]:
-    """Returns the seconds to the first plot, megabytes, megabytes of files, and requests."""
+    """Opens the page in a new browser. Returns the seconds to the first plot, the megabytes from
+    the server, the megabytes of files among them, and the number of requests."""
     with opened(counter.address) as browser:
         before = counter.received
         begun = time.perf_counter()
@@ -106,7 +107,7 @@ def spread(values: list[float]) -> str:
 
 
 def main() -> None:
-    """Measures, and prints a table in Markdown."""
+    """Runs the measurement, and prints a table in Markdown."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--iterations", type=int, default=2000)

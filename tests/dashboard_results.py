@@ -1,4 +1,4 @@
-"""Writes result files as Tune and the optimizers of polopt do, with made-up numbers.
+"""Writes result files like the files of Tune and polopt, with made-up numbers.
 
 `python tests/dashboard_results.py DIR --trials 100 --iterations 10000` writes a large directory.
 """
@@ -18,7 +18,7 @@ from typing import Any
 from polopt.metrics.tab import TAB_FILE
 from polopt.metrics.worker_times import SPREAD_KEYS
 
-#: Phases of the driver and strategy-specific numbers by optimizer. Names of presets.
+#: The phases of the driver that each optimizer reports.
 PHASES = {
     "async_gradients": ("wait", "apply", "dispatch"),
     "sync_gradients": ("wait", "apply", "dispatch"),
@@ -26,6 +26,7 @@ PHASES = {
     "async_samples": ("broadcast", "sample", "learn"),
     "decentralized_allreduce": ("group", "sample", "learn"),
 }
+#: The preset of each optimizer.
 PRESETS = {
     "async_gradients": "A3C",
     "sync_gradients": "DPPO",
@@ -39,16 +40,19 @@ _LEARNING_STEPS = {"async_gradients": 40_000, "sync_samples": 25_000, "async_sam
 
 
 def row(optimizer: str, iteration: int, rng: random.Random, **options: Any) -> dict[str, Any]:
-    """One row of a result file.
+    """Returns one row of a result file.
 
     Args:
-        optimizer: its name as results carry it.
-        iteration: from 1.
-        rng: of the noise.
-        **options: `config`, `num_workers`, `level` (return that is reached), `new_keys`
-            (False: without the blocks of shares), `done`, counters of faults, `evaluated`: return
-            and steps of an evaluation by iteration, and `action_sizes` or `action_dimensions` of
-            the action space.
+        optimizer: name of the optimizer in results.
+        iteration: number of the iteration. The first is 1.
+        rng: generator of the noise.
+        **options: All are optional. `config`, `done` and `startup_s` are values of the row.
+            `num_workers` is the number of workers. `slow` > 0 makes the first worker slower. The
+            mean return approaches `level`. If `new_keys` is False, the row lacks the shares of
+            time, counts and actions that only newer versions report. `deaths` and `env_faults`
+            are the iterations in which these faults happen. `evaluated` has `(mean return,
+            environment steps of the policy)` by iteration. `action_sizes` are the numbers of
+            categories of discrete actions. `action_dimensions` is the size of a Box.
     """
     workers = options.get("num_workers", 2)
     steps_per_iteration = _SPEEDS.get(optimizer, 800)
@@ -120,9 +124,9 @@ def _distribution(name: str, mean: float, new: bool) -> dict[str, Any]:
 
 
 def _actions(iteration: int, options: dict[str, Any]) -> dict[str, Any]:
-    """Returns statistics of the actions of a Box, or of two categories.
+    """Returns statistics of the actions of a Box, or the counts of categories.
 
-    The share of the second category rises with the iteration.
+    The share of the last category rises with the iteration.
     """
     if dimensions := options.get("action_dimensions"):
         mean = [index + 0.01 * iteration for index in range(dimensions)]
@@ -298,12 +302,13 @@ def write_trial(
 
     Args:
         experiment: directory of the experiment.
-        optimizer: name of the optimizer as results carry it.
+        optimizer: name of the optimizer in results.
         seed: seed of the config and of the noise.
         iterations: number of rows.
-        **options: as in `row`; `tab` (False: without the optimizer's tab); `params` are further
-            keys of the config, `first` the first
-            iteration, `finished` whether the last row ends the run.
+        **options: the options of `row`, and the following. If `tab` is False, the file of the
+            optimizer's tab is not written. `params` are further keys of the config. `first` is the
+            number of the first iteration. If `finished` is False, the last row does not end the
+            run. `preset` is the name of the trainable.
     """
     rng = random.Random(f"{optimizer} {seed} {options.get('first', 1)}")
     config = {"env": "CartPole-v1", "num_workers": options.get("num_workers", 2), "lr": 0.002}
@@ -326,7 +331,7 @@ def write_trial(
 
 @cache
 def _tab(optimizer: str) -> str:
-    """Returns the optimizer's declaration as the trainer writes it."""
+    """Returns the text of the file in which the trainer declares the tab of the optimizer."""
     from polopt.optimizers.optimizer_registry import OPTIMIZERS
     from polopt.trainers.tab_file import tab_of
 
@@ -344,11 +349,13 @@ def write_state(
     """Writes the state of an experiment as Tune does, and returns the path of the file.
 
     Args:
-        experiment: directory of the experiment, or where Tune stages it.
-        trials: by name of their directory: `status`, and further keys of a trial's state.
-        session: time at which the run began, as the file's name has it.
-        **o: `directory` that Tune copies the results to. `scheduler`, an object that `tuner.pkl`
-            holds. `stopper`, likewise of the state.
+        experiment: directory in which the file is written. It is the directory of the experiment,
+            or the local directory from which Tune copies files to the experiment.
+        trials: the state of each trial, such as its `status`, by the name of its directory.
+        session: the time at which the run began, as it is in the name of the file.
+        **o: All are optional. `directory` is the directory of the experiment, if it is not
+            `experiment`. `scheduler` is the scheduler in `tuner.pkl`. `stopper` is the stopper in
+            the state.
     """
     directory = o.get("directory", experiment)
     storage = {"experiment_dir_name": directory.name, "storage_fs_path": str(directory.parent)}
@@ -383,7 +390,8 @@ def _pickled(value: Any) -> dict[str, str]:
 
 
 def write_examples(root: Path, seeds: int = 5, iterations: int = 60) -> Path:
-    """Writes an experiment with `seeds` runs of every optimizer, and returns its directory."""
+    """Writes an experiment with `seeds` runs of every optimizer in `PHASES`, and returns its
+    directory."""
     for optimizer in PHASES:
         for seed in range(seeds):
             write_trial(

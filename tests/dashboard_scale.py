@@ -3,16 +3,16 @@
     python tests/dashboard_scale.py                               # 10 minutes
     python tests/dashboard_scale.py --sizes 20x2000 --repeats 5   # a minute
 
-Writes result files with made-up numbers (`dashboard_results.py`, about 4 KB a row; 100 trials
-of 10,000 results take 4 GB of disk and minutes to write), then measures in new processes:
+Writes result files with made-up numbers (`dashboard_results.py`). A row has about 4 KB, so 100
+trials of 10,000 results take 4 GB of disk, and minutes to write. Then measures in new processes:
 
-- start: from the command `polopt dashboard` to the answer of its server.
-- first open: reads all files and writes the columnar cache.
-- open again: reads the cache.
-- refresh: each trial has one more row.
+- start: the time from the command `polopt dashboard` to the first response of its server.
+- first open: the page reads all files, and writes the columnar cache.
+- open again: the page reads the cache.
+- refresh: the page reads one new row of each trial.
 
-Open and refresh contain the panels of one tab as JSON, which is what the page sends to the browser.
-The slowest tab counts. They do not contain the browser's drawing.
+The times of "open" and "refresh" include the time to make the panels of the slowest tab as JSON,
+which the page sends to the browser. They do not include the time in which the browser draws.
 """
 
 from __future__ import annotations
@@ -55,11 +55,14 @@ def slowest_tab(directory: ResultsDirectory) -> tuple[float, str]:
 
 
 def measure(folder: Path, number: int) -> dict[str, float | str]:
-    """Opens results and refreshes them in this process. Before a refresh, each trial gets a row.
+    """Opens results in this process, appends one row to each trial, and refreshes the results.
 
     Args:
-        folder: the results.
-        number: of the row that is appended.
+        folder: directory of the results.
+        number: number of the appended row, which is also the number of rows afterwards.
+
+    Returns:
+        The seconds of `open` and `refresh`, and the title of the slowest tab.
     """
     begun = time.perf_counter()
     directory = ResultsDirectory(folder)
@@ -122,9 +125,9 @@ def spread(values: list[float]) -> str:
 
 
 def row(trials: int, iterations: int, repeats: int) -> str:
-    """Returns one row of the table."""
+    """Measures with one size of results, and returns the row of the table."""
     folder = Path(tempfile.mkdtemp(prefix="polopt-dashboard-"))
-    # The results do not include sessions that Ray has left in its temporary directory.
+    # This `RAY_TMPDIR` has no sessions. So the page does not also read results of earlier sessions.
     isolated = {"XDG_CACHE_HOME": str(folder / "cache"), "RAY_TMPDIR": str(folder)}
     environment = {**os.environ, **isolated}
     results = folder / "results" / "made-up"
@@ -151,7 +154,7 @@ def row(trials: int, iterations: int, repeats: int) -> str:
 
 
 def main() -> None:
-    """Measures, and prints a table in Markdown."""
+    """Runs the measurement, and prints a table in Markdown."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sizes", nargs="+", default=["20x2000", "100x10000"])
     parser.add_argument("--repeats", type=int, default=3)

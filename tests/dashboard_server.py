@@ -21,7 +21,8 @@ serve(Path(sys.argv[1]), int(sys.argv[2]), browser=False)
 def running_server(
     results: Path, environment: Mapping[str, str], cwd: Path | None = None
 ) -> Iterator[str]:
-    """Starts a server of these results in `cwd`, yields its address, and stops it at the end."""
+    """Starts a server of the directory `results` with the current directory `cwd`. Yields its
+    address, and stops the server at the end of the block."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

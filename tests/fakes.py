@@ -123,8 +123,8 @@ class FakeChannel(SimulatedChannel):
 
 
 class CheckedWorker(RolloutWorker):
-    """A real worker that checks the weights that it receives. It must not receive the same weights
-    twice, and must receive weights before its first fragment."""
+    """A real worker that raises AssertionError if it receives the same weights twice in a row, or
+    samples before it has received weights."""
 
     version_received: int | None = None
 
@@ -140,7 +140,7 @@ class CheckedWorker(RolloutWorker):
 
 
 class FakeWorkerSet(WorkerSet):
-    """A `WorkerSet` whose remote workers are `CheckedWorker`s in this process.
+    """A `WorkerSet` whose remote workers are objects in this process, by default `CheckedWorker`s.
 
     Args:
         config: see `WorkerSet`.

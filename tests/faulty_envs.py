@@ -154,9 +154,10 @@ class CrashingVector(CartPoleVectorEnv):
 
     Args:
         num_envs: the number N of environments.
-        crash_at: the number of steps of the instance after which the method raises.
+        crash_at: the number of steps of the instance after which `step` raises. A `reset` that
+            raises does so in every call.
         when: the method that raises, `step` or `reset`.
-        crashes: whether the method raises at all.
+        crashes: if False, neither method raises.
     """
 
     def __init__(self, num_envs: int, crash_at: int, when: str, crashes: bool) -> None:

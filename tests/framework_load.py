@@ -1,12 +1,13 @@
-"""How soon a browser shows one plot that different frameworks serve, and how many bytes they send.
+"""Measures when a browser shows one plot of several web frameworks, and how many bytes they send.
 
     python tests/framework_load.py
     python tests/framework_load.py --repeats 5 --python VENV/bin/python  # has dash, flask-compress
 
-Each framework shows the same figure, four curves of 500 points, and nothing else. The frameworks
-take turns, so that other work on the machine slows all of them alike. Times and bytes are counted
-as in `dashboard_load.py`: each time in a new browser with an empty cache, after one that is not
-counted. Frameworks that `--python` lacks are left out.
+Each framework shows only one figure with four curves of 500 points. The frameworks take turns, so
+that other work on the machine slows all of them alike. Times and bytes are measured as in
+`dashboard_load.py`: each page is opened in a new browser with an empty cache, and the first opening
+does not count. `--python` is the interpreter that runs Dash. A framework that is not installed is
+left out.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ app = Dash(__name__, compress=COMPRESS)
 app.layout = html.Div([dcc.Graph(figure=figure)])
 app.run(host="127.0.0.1", port=int(sys.argv[1]))
 """
-# One HTML file beside plotly.js, and Python's server. With gzip, the files are compressed before.
+# An HTML file and plotly.js, which the HTTP server of Python serves. With `GZIP`, the script
+# compresses the files before the server starts.
 STATIC = """
 import functools, gzip, http.server, sys
 from pathlib import Path
@@ -70,7 +72,7 @@ STREAMLIT_OPTIONS = (
     "--server.address=127.0.0.1 --server.headless=true --server.fileWatcherType=none "
     "--browser.gatherUsageStats=false"
 )
-# Name -> script, modules that it needs, and whether `--python` runs it.
+# For each name: the script, the modules that it needs, and whether `--python` runs it.
 FRAMEWORKS = {
     "Streamlit": (STREAMLIT, "streamlit", False),
     "static page": (STATIC.replace("GZIP", "False"), "plotly", False),
@@ -82,7 +84,7 @@ FRAMEWORKS = {
 
 @contextlib.contextmanager
 def served(name: str, folder: Path, python: str) -> Iterator[str]:
-    """Address of a server of the figure, until the block ends."""
+    """Starts a server of the figure, yields its address, and stops it at the end of the block."""
     script, _, other = FRAMEWORKS[name]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -108,12 +110,12 @@ def served(name: str, folder: Path, python: str) -> Iterator[str]:
 
 
 def has(python: str, modules: str) -> bool:
-    """Whether an interpreter can import modules."""
+    """Returns whether a Python interpreter can import the modules."""
     return not subprocess.run([python, "-c", f"import {modules}"], capture_output=True).returncode
 
 
 def main() -> None:
-    """Measures, and prints a table in Markdown."""
+    """Runs the measurement, and prints a table in Markdown."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--python", default=sys.executable)

@@ -67,7 +67,7 @@ def builtin_configs() -> list[type[Config]]:
 
 
 def stub() -> str:
-    """Returns the text of the stub."""
+    """Returns the text of the type stub of the presets."""
     blocks: dict[str, list[Option]] = {}  # by the class that declares them first
     for config in builtin_configs():
         for option in own_options(config):
@@ -211,7 +211,8 @@ def _train() -> str:
 
 
 def type_text(annotation: Any) -> str:
-    """Returns the type of a user's value: lists for tuples, dicts of options for configs."""
+    """Returns the type annotation of the values that users pass. For a tuple, they may pass any
+    sequence. For a nested config, they pass a dict of its options."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if annotation is Any:
         return "Any"
@@ -239,7 +240,7 @@ def _quoted(value: Any) -> str:
 
 
 def page() -> str:
-    """Returns the text of the page."""
+    """Returns the text of `docs/options.md`."""
     return "\n".join(_page_lines()) + "\n"
 
 

@@ -22,8 +22,8 @@ PPO = {
     "num_sgd_iter": 6,
     "sgd_minibatch_size": 128,
 }
-#: For optimizers that apply each gradient separately. So the learning rate is smaller, and there
-#: are fewer epochs.
+#: The config `PPO` for optimizers that apply each gradient separately. The learning rate is
+#: smaller, and there are fewer epochs.
 PPO_BY_GRADIENTS = {**PPO, "num_sgd_iter": 4, "lr": [[0, 1e-3], [300_000, 2e-4]]}
 
 

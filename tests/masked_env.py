@@ -21,7 +21,7 @@ def sizes(actions: Space[Any]) -> list[int]:
 
 
 def observations(actions: Space[Any], mask: Space[Any] | None = None) -> spaces.Dict:
-    """An observation space with the mask in the middle of the encoded observation."""
+    """Returns an observation space with the mask in the middle of the encoded observation."""
     size = sum(sizes(actions))
     return spaces.Dict(
         [
@@ -33,7 +33,7 @@ def observations(actions: Space[Any], mask: Space[Any] | None = None) -> spaces.
 
 
 def random_masks(actions: Space[Any], rng: np.random.Generator, rows: int) -> np.ndarray:
-    """Random masks `[rows, sum of sizes]`, each with at least one allowed category per action."""
+    """Returns random masks `[rows, sum of sizes]` that allow at least one category per action."""
     parts = []
     for size in sizes(actions):
         part = rng.random((rows, size)) < 0.4
@@ -43,20 +43,20 @@ def random_masks(actions: Space[Any], rng: np.random.Generator, rows: int) -> np
 
 
 def encoded(actions: Space[Any], rng: np.random.Generator, masks: np.ndarray) -> np.ndarray:
-    """Encoded observations `[N, D]` with these masks."""
+    """Returns random encoded observations `[N, D]` with the masks `masks`."""
     rest = rng.normal(size=(len(masks), 4))
     return np.concatenate([rest[:, :2], masks, rest[:, 2:]], axis=1).astype(np.float32)
 
 
 def is_allowed(actions: Space[Any], mask: np.ndarray, action: Any) -> bool:
-    """Whether an action of the space is allowed."""
+    """Returns whether `mask` allows `action`, an action of the space `actions`."""
     values = np.atleast_1d(np.asarray(action) - np.asarray(actions.start))  # type: ignore[attr-defined]
     starts = np.cumsum([0, *sizes(actions)[:-1]])
     return bool(mask[starts + values].all())
 
 
 class Masked(gymnasium.Env[Any, Any]):
-    """An environment with random masks, which raises an error for an action that is not allowed.
+    """An environment with random masks. It raises AssertionError for an action that is not allowed.
     Episodes have 5 steps, and the last observation allows no action.
 
     Args:

@@ -57,7 +57,7 @@ every_policy = pytest.mark.parametrize("name", sorted(POLICIES))
 
 
 class FakeEnv:
-    """Has only the spaces of an environment. This is enough to make a policy."""
+    """An object that has only the spaces of an environment. This is enough to make a policy."""
 
     def __init__(self, observations: Space[Any], actions: Space[Any]) -> None:
         self.observation_space = observations
@@ -76,7 +76,7 @@ def observations_for(policy: Policy, rows: int, seed: int = 0) -> np.ndarray:
 
 
 def small_policy(name: str, seed: int = 0, **options: Any) -> Policy:
-    """A small policy over two numbers and three actions."""
+    """Makes a policy with a small network, observations of two numbers, and three actions."""
     options = {"model": {"fcnet_hiddens": [8]}, **options}
     return make_policy(name, TwoNumbers(), seed=seed, **options)
 
@@ -86,7 +86,7 @@ def make_batch(policy: Policy, steps: int = 6, envs: int = 4, seed: int = 0) -> 
 
 
 def moved(policy: Policy, seed: int = 5) -> Policy:
-    """Changes the weights of the policy, so that it differs from the policy that acted."""
+    """Adds noise to the weights of the policy, so that they differ from the weights that acted."""
     noise = torch.randn(policy.flat.params.shape, generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():
         policy.flat.params.add_(0.3 * noise)
@@ -94,15 +94,15 @@ def moved(policy: Policy, seed: int = 5) -> Policy:
 
 
 def fixed_gradient(policy: Policy, seed: int = 0) -> Gradients:
-    """A random gradient of 10 rows."""
+    """Returns a random gradient that claims to be the mean over 10 rows."""
     flat = np.random.default_rng(seed).normal(size=len(policy.flat.grads)).astype(np.float32)
     return Gradients(flat, policy.version, 10, {})
 
 
 def made_batch(steps: int, envs: int, mode: str, seed: int) -> SampleBatch:
     """Makes a batch like a batch of the sampler. Episodes end at random, by termination, truncation
-    or both. In autoreset mode `next_step`, a row that only resets follows an end. In `same_step`,
-    the last observation of an episode becomes a successor."""
+    or both. In autoreset mode `next_step`, the row after an episode end only resets. In the other
+    modes, the last observation of an episode is in `successor_obs`."""
     rng = np.random.default_rng(seed)
     terminated = rng.random((steps, envs)) < 0.2
     truncated = rng.random((steps, envs)) < 0.2
@@ -117,7 +117,7 @@ def made_batch(steps: int, envs: int, mode: str, seed: int) -> SampleBatch:
         terminated[0] &= valid[0]
         truncated[0] &= valid[0]
     else:
-        # Some rows without an episode end also have a successor, as padding makes them.
+        # Some rows without an episode end also have a successor. Padding makes such rows.
         index = np.flatnonzero(terminated | truncated | (rng.random((steps, envs)) < 0.1))
     columns = {
         "actions": rng.integers(0, 3, (steps, envs)),
@@ -134,5 +134,5 @@ def made_batch(steps: int, envs: int, mode: str, seed: int) -> SampleBatch:
 
 
 def value_of(obs: np.ndarray) -> np.ndarray:
-    """Values of the observations of `made_batch`, in closed form."""
+    """A value function of the observations of `made_batch`. It is linear."""
     return 2.0 * obs[..., 0] - 3.0 * obs[..., 1] + 1.0

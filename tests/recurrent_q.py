@@ -53,7 +53,7 @@ class RecurrentQ(EpsilonGreedyPolicy, ReplayPolicy):
         return q[0].numpy(), states[0].numpy()
 
     def q_values(self, network: Any, rows: Sequences) -> Tensor:
-        """Q-values `[L - burn_in + 1, B, n]`, including the Q-values of the observation after the
+        """Returns Q-values `[L - burn_in + 1, B, n]`. The last row is for the observation after the
         last step."""
         batch, burn_in = rows.batch, rows.burn_in
         obs, state = as_tensor(batch.all_obs), as_tensor(batch.per_env["state"])
@@ -66,7 +66,7 @@ class RecurrentQ(EpsilonGreedyPolicy, ReplayPolicy):
         return q
 
     def errors(self, rows: Sequences) -> Tensor:
-        """TD errors `[L - burn_in, B]`. The error is 0 in rows that do not enter the loss."""
+        """Returns TD errors `[L - burn_in, B]`. The loss leaves out some rows, whose error is 0."""
         batch, first = rows.batch, rows.burn_in
         q = self.q_values(self.model, rows)
         with torch.no_grad():

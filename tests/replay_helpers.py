@@ -20,8 +20,8 @@ def replay_policy(
     seed: int = 0,
     **options: Any,
 ) -> Any:
-    """A policy with a small network. By default, the actions are Discrete(3) or a Box of two
-    numbers."""
+    """Makes a policy with a small network. By default, the action space is Discrete(3) for `dqn`,
+    and a Box of two numbers for other policies."""
     options = {"model": {"fcnet_hiddens": [8]}, **options}
     if action_space is None:
         box = spaces.Box(np.float32([-2.0, 0.0]), np.float32([2.0, 1.0]))
@@ -31,7 +31,8 @@ def replay_policy(
 
 
 def transitions(policy: Any, count: int = 16, seed: int = 0, **columns: Any) -> Transitions:
-    """Random rows `[B, ...]` with different weights. Every third row has `terminated`."""
+    """Makes random rows `[B, ...]` with different weights. The discount of every third row is 0, as
+    if its episode was terminated. `columns` replaces columns."""
     rng = np.random.default_rng(seed)
     shape = (count, *policy.encoder.shape)
     discounts = np.where(np.arange(count) % 3 == 2, 0.0, 0.9).astype(np.float32)
@@ -48,7 +49,8 @@ def transitions(policy: Any, count: int = 16, seed: int = 0, **columns: Any) -> 
 
 
 def shaken(policy: Any, seed: int = 1) -> Any:
-    """Changes the weights of all segments, so that target networks differ from their networks."""
+    """Adds noise to all parameters, so that target networks differ from the networks that they
+    copy."""
     rng = np.random.default_rng(seed)
     flat = policy.flat.get_params()
     policy.flat.set_params(flat + rng.normal(0.0, 0.2, flat.shape).astype(np.float32))

@@ -1,7 +1,7 @@
 """Scripts for RLlib in which only one import was changed, so that they use polopt.
 
 The name of a script begins with the release of RLlib for which it is written. `CONFIGS` has the
-config that the builder in each script must pass to a preset.
+config that the builder in each script must pass to a preset. `...` stands for any value.
 """
 
 from __future__ import annotations
@@ -755,7 +755,8 @@ algo.stop()
     evaluation_duration=2,
 )
 
-#: Expressions with features that polopt does not have, and a part of each error message.
+#: Expressions that polopt refuses, such as features that it does not have and misspelled keys, with
+#: a part of each error message.
 REFUSED = {
     "PPOConfig().multi_agent(policies={'a', 'b'}, policy_mapping_fn=print)": "trains one policy",
     "PPOConfig().framework('tf2')": "polopt uses PyTorch",

@@ -1,4 +1,4 @@
-"""The modules of polopt as syntax trees, and what they import."""
+"""Parses the modules of polopt, and finds the modules and names that they import."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Module(NamedTuple):
     """One source file.
 
     Attributes:
-        name: import name, `polopt.common.config`.
-        path: relative to the root.
-        tree: parsed.
+        name: import name of the module, such as `polopt.common.config`.
+        path: path of the file, relative to the root of the repository.
+        tree: syntax tree of the file.
     """
 
     name: str
@@ -43,13 +43,13 @@ class Module(NamedTuple):
 
     @property
     def package(self) -> str:
-        """Import name that relative imports start from."""
+        """The package from which relative imports in this module start."""
         return self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
 
 
 @functools.cache
 def read(root: Path, path: Path) -> Module:
-    """Parses a file, once. `path` is below `root`."""
+    """Parses the file `path` below `root`. A second call returns the same module."""
     relative = path.relative_to(root)
     parts = [part for part in relative.with_suffix("").parts if part != "__init__"]
     if parts[0] in PACKAGE_FOLDERS:
@@ -58,7 +58,7 @@ def read(root: Path, path: Path) -> Module:
 
 
 def modules(root: Path, folders: Iterable[str] = PACKAGE_FOLDERS) -> list[Module]:
-    """All modules below some folders, without those reached through a link."""
+    """Returns all modules below `folders`, except modules below a symbolic link."""
     paths = [path for folder in folders for path in sorted((root / folder).rglob("*.py"))]
     return [
         read(root, path)
@@ -69,7 +69,7 @@ def modules(root: Path, folders: Iterable[str] = PACKAGE_FOLDERS) -> list[Module
 
 @functools.cache
 def public_names() -> Mapping[str, str]:
-    """Public names of polopt and the module that each is imported from."""
+    """Returns the module of polopt from which each public name is imported, by name."""
     tree = ast.parse((ROOT / "src/polopt/__init__.py").read_text())
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     return {
@@ -81,10 +81,11 @@ def public_names() -> Mapping[str, str]:
 
 
 def imported_names(module: Module) -> Iterator[tuple[int, str]]:
-    """Line and absolute dotted name of each import, at any depth, `TYPE_CHECKING` included.
+    """Yields the line and the absolute dotted name of each import. This includes imports in
+    functions, and imports only for type checkers.
 
-    `import polopt` yields the attributes that the module uses of it, and `import_module("x")`
-    yields `x`.
+    After `import polopt`, each use `polopt.x` yields `polopt.x`. A call `import_module("x")` yields
+    `x`.
     """
     aliases = {  # local names of the polopt package itself
         alias.asname or "polopt"
@@ -112,8 +113,11 @@ def imported_names(module: Module) -> Iterator[tuple[int, str]]:
 
 
 def import_graph(found: Iterable[Module]) -> dict[str, set[str]]:
-    """Which of these modules imports which. The package `polopt` itself, whose public names are
-    imported on first use, stands for the modules that they come from."""
+    """Returns the names of the modules in `found` that each of these modules imports.
+
+    polopt imports the modules of its public names at their first use. So an import of a public name
+    counts as an import of its module.
+    """
     by_name = {module.name: module for module in found}
     graph: dict[str, set[str]] = {}
     for name, module in by_name.items():
@@ -129,7 +133,8 @@ def import_graph(found: Iterable[Module]) -> dict[str, set[str]]:
 
 
 def cycles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
-    """Groups of nodes that reach each other (strongly connected components, Tarjan 1972)."""
+    """Returns the groups of two or more nodes that reach each other. These groups are strongly
+    connected components (Tarjan 1972)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []

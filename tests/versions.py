@@ -1,23 +1,24 @@
-"""Runs the tests with other versions than constraints.txt has, or with the installed wheel.
+"""Runs tests with other versions of packages than constraints.txt has, or with an installed wheel.
 
     python tests/versions.py oldest .venv-oldest tests/unit
     python tests/versions.py newest .venv-newest tests/unit
     python tests/versions.py wheel .venv-wheel tests/unit -k config
 
-The first argument is the mode, the second the virtual environment, which is created, or updated if
-it exists. All others go to pytest. Without any, no test runs.
+The first argument is the mode. The second argument is the folder of the virtual environment, which
+is created, or updated if it exists. All further arguments go to pytest. Without further arguments,
+no test runs.
 
 - `oldest`: the lower bound `>=X` of each requirement in setup.cfg, in `install_requires` and in the
   extra `dashboard`, becomes `==X`. Everything else is the newest version that fits.
 - `newest`: the newest versions of the registry. setup.cfg has no upper bounds.
 - `wheel`: builds the sdist, and the wheel from the sdist. Checks both with twine. Installs the
-  wheel with the versions of constraints.txt. And runs the tests of the unpacked sdist, without the
-  folders of the package, so that only the installed wheel can be imported. `SOURCE_TESTS` are left
-  out.
+  wheel with the versions of constraints.txt. Then runs the tests of the unpacked sdist, without the
+  folders of the package, so that Python can only import the installed wheel. The tests in
+  `SOURCE_TESTS` do not run.
 
 On Linux, torch's default wheel brings CUDA libraries of gigabytes.
-`PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu` selects CPU wheels, and `--torch X` takes
-the version X of torch instead, for machines that have a CPU wheel of that version only.
+`PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu` selects CPU wheels. `--torch X` installs
+the version X of torch, for machines that have a CPU wheel of this version only.
 """
 
 from __future__ import annotations
@@ -34,27 +35,27 @@ from configparser import ConfigParser
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Extras of the environments. The tests of the others are skipped.
+#: The extras that are installed. Tests that need other extras are skipped.
 EXTRAS = "dev,atari,dashboard"
-#: Tests that read the source tree of the package, each with what it needs of that.
+#: Tests that need the source tree of the package, and their use of this tree.
 SOURCE_TESTS = {
     "tests/unit/test_import_direction.py": "parses the modules in the folders at the root",
     "tests/unit/test_source_rules.py": "parses the modules in the folders at the root",
     "tests/integration/test_packaging.py": "compares setup.cfg with the folders and builds wheels",
 }
-#: Folders that the sdist must hold, for the tests to run without a checkout.
+#: Folders that the sdist must contain, because tests that run without a checkout need them.
 SDIST_FOLDERS = ("tests", "docs", "benchmarks")
 
 
 def requirements(section: str, option: str) -> list[str]:
-    """The requirements of one option of setup.cfg."""
+    """Returns the lines of one option of setup.cfg."""
     parser = ConfigParser()
     parser.read(ROOT / "setup.cfg")
     return [line.strip() for line in parser[section][option].splitlines() if line.strip()]
 
 
 def lower_bounds(lines: list[str]) -> list[str]:
-    """`name==X` for each requirement `name>=X`.
+    """Returns `name==X` for each requirement `name>=X`.
 
     Raises:
         ValueError: a requirement has no lower bound.
@@ -69,7 +70,7 @@ def lower_bounds(lines: list[str]) -> list[str]:
 
 
 def oldest_pins() -> list[str]:
-    """The pins of mode `oldest`."""
+    """Returns the requirements `name==X` of mode `oldest`."""
     lines = requirements("options", "install_requires")
     return lower_bounds([*lines, *requirements("options.extras_require", "dashboard")])
 
@@ -78,14 +79,14 @@ def run(*command: str | Path, cwd: Path = ROOT) -> None:
     """Runs a program.
 
     Raises:
-        subprocess.CalledProcessError: it fails.
+        subprocess.CalledProcessError: the program fails.
     """
     print("+", *command, flush=True)
     subprocess.run([*map(str, command)], check=True, cwd=cwd)
 
 
 def create(folder: Path) -> Path:
-    """Creates the environment if it is missing, and returns its Python."""
+    """Creates the virtual environment if it does not exist. Returns the path of its Python."""
     python = folder.absolute() / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
@@ -98,7 +99,7 @@ def install(python: Path, *arguments: str | Path) -> None:
 
 
 def install_range(python: Path, mode: str, torch: str | None) -> None:
-    """Installs polopt, editable, with the oldest versions of setup.cfg or the newest ones."""
+    """Installs polopt in editable mode, with the versions of mode `oldest` or `newest`."""
     pins = oldest_pins() if mode == "oldest" else []
     if torch:
         pins = [pin for pin in pins if not pin.startswith("torch==")] + [f"torch=={torch}"]
@@ -107,17 +108,18 @@ def install_range(python: Path, mode: str, torch: str | None) -> None:
 
 
 def build(python: Path, dist: Path) -> tuple[Path, Path]:
-    """Builds sdist and wheel, and has twine check their metadata.
+    """Builds the sdist and the wheel, and checks their metadata with twine.
 
     Returns:
-        The paths of sdist and wheel.
+        The paths of the sdist and of the wheel.
 
     Raises:
         subprocess.CalledProcessError: a build or a check fails.
-        ValueError: the sdist misses a file of the folders `SDIST_FOLDERS`.
+        ValueError: the sdist lacks a tracked file of the folders `SDIST_FOLDERS`.
     """
     install(python, "-c", ROOT / "constraints.txt", "build", "twine>=6.1")
-    # Without options, `build` makes the wheel from the sdist, so it misses what the sdist misses.
+    # Without options, `build` makes the wheel from the sdist. So the wheel also lacks a file that
+    # the sdist lacks.
     run(python, "-m", "build", "--outdir", dist, ROOT)
     (sdist,) = dist.glob("*.tar.gz")
     (wheel,) = dist.glob("*.whl")
@@ -129,7 +131,7 @@ def build(python: Path, dist: Path) -> tuple[Path, Path]:
 
 
 def missing_files(sdist: Path) -> list[str]:
-    """Files of `SDIST_FOLDERS` that git tracks and the sdist does not hold."""
+    """Returns the files of `SDIST_FOLDERS` that git tracks, but the sdist does not contain."""
     command = ["git", "ls-files", "-z", *SDIST_FOLDERS]
     listed = subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout
     with tarfile.open(sdist) as archive:
@@ -138,13 +140,13 @@ def missing_files(sdist: Path) -> list[str]:
 
 
 def unpack_tests(sdist: Path, folder: Path) -> Path:
-    """Unpacks an sdist without the folders that hold the package.
+    """Unpacks an sdist without the folders of the package.
 
     Returns:
-        The folder that holds `tests`.
+        The folder that contains `tests`.
     """
     with tarfile.open(sdist) as archive:
-        if hasattr(tarfile, "data_filter"):  # Python 3.11.4, or 3.10.12, and later
+        if hasattr(tarfile, "data_filter"):  # since Python 3.10.12 and 3.11.4
             archive.extractall(folder, filter="data")
         else:
             archive.extractall(folder)
@@ -158,7 +160,7 @@ def check_imported_from(python: Path, tree: Path) -> None:
     """Checks that Python in `tree` imports the installed polopt.
 
     Raises:
-        ValueError: it imports another one.
+        ValueError: it imports a different polopt.
     """
     code = "import polopt; print(polopt.__file__)"
     command = [str(python), "-c", code]
@@ -169,7 +171,8 @@ def check_imported_from(python: Path, tree: Path) -> None:
 
 
 def main() -> int:
-    """Prepares the environment and runs the tests. Returns pytest's exit status."""
+    """Prepares the virtual environment, and runs the tests. Returns the exit status of pytest, or 0
+    if no test runs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--torch", help="version of torch instead of the oldest or newest one")
     parser.add_argument("mode", choices=("oldest", "newest", "wheel"))
@@ -186,7 +189,7 @@ def main() -> int:
         if args.mode == "wheel":
             sdist, wheel = build(python, Path(temporary) / "dist")
             install(python, "-c", ROOT / "constraints.txt", f"{wheel}[{EXTRAS}]")
-            # pip keeps an installed wheel of the same version.
+            # Without this, pip would keep an older wheel with the same version number.
             install(python, "--force-reinstall", "--no-deps", wheel)
             tree = unpack_tests(sdist, Path(temporary) / "tests")
             check_imported_from(python, tree)

@@ -31,7 +31,7 @@ from polopt.rollouts.sampling.seeds import Seeds, evaluation_seeds
 from polopt.rollouts.sampling.whole_episodes import WholeEpisodes, shares
 from polopt.rollouts.workers.calls import WEIGHTS, Calls, Reply
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.rollouts.workers.worker_config import WorkerConfig
+from polopt.rollouts.workers.worker_config import WorkerConfig, check_picklable
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.experiment import TrainerConfig
 from polopt.trainers.results import custom_block
@@ -178,8 +178,8 @@ def evaluation_config(config: TrainerConfig, worker_config: WorkerConfig) -> Wor
         worker_config: config of the training workers.
 
     Raises:
-        ConfigError: an environment of `evaluation_config` cannot be made, or its spaces differ from
-            the spaces of the training environments.
+        ConfigError: an environment of `evaluation_config` cannot be made, its spaces differ from
+            the spaces of the training environments, or a value cannot be sent to the workers.
     """
     if config.evaluation_interval is None:
         return None
@@ -200,16 +200,15 @@ def evaluation_config(config: TrainerConfig, worker_config: WorkerConfig) -> Wor
     # every training environment. The local worker needs an additional 1, because its own index is
     # 0, and the indices of remote workers begin at 1.
     offset = training.last_worker_index + (config.evaluation_num_workers == 0)
-    env = worker_config.env
+    env, keys = worker_config.env, ENV_KEYS
     if changes:
         env = env if options.env is None else resolve_env(options.env)
         env_key, config_key, num_key = (f"evaluation_config.{key}" for key in ENV_KEYS)
+        keys = env_key, config_key, num_key
         with kept_global_generators():  # the environment may draw from the global generators
-            spaces = probe_spaces(
-                env, rollout, (env_key, config_key, num_key), training.last_worker_index + 1, True
-            )
+            spaces = probe_spaces(env, rollout, keys, training.last_worker_index + 1, True)
         _check_spaces(spaces, (worker_config.observation_space, worker_config.action_space), env)
-    return dataclasses.replace(
+    made = dataclasses.replace(
         worker_config,
         env=env,
         rollout=rollout.model_copy(update={"env": None}),
@@ -217,6 +216,9 @@ def evaluation_config(config: TrainerConfig, worker_config: WorkerConfig) -> Wor
         in_evaluation=True,
         env_index_offset=offset,
     )
+    if rollout.num_workers:
+        check_picklable(made, keys)
+    return made
 
 
 def _check_spaces(spaces: tuple[Any, Any], trained: tuple[Any, Any], env: EnvSource) -> None:

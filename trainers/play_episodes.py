@@ -132,14 +132,14 @@ def environment(rollout: RolloutConfig, video: Path | None = None) -> Iterator[A
     except Exception as error:  # an environment may raise anything
         problem = f"environment {name!r} cannot be made: {type(error).__name__}: {error}"
         raise ConfigError(missing_package(error, name) or problem) from error
-    if isinstance(env, VectorEnv):
-        raise ConfigError(
-            f"environment {name!r} is a vector environment, but evaluation needs a single "
-            "environment. Give a single environment as `env` (on the command line: --env)"
-        )
-    if limit := rollout.max_frames_per_traj:
-        env = TimeLimit(env, limit)
     try:
+        if isinstance(env, VectorEnv):
+            raise ConfigError(
+                f"environment {name!r} is a vector environment, but evaluation needs a single "
+                "environment. Give a single environment as `env` (on the command line: --env)"
+            )
+        if limit := rollout.max_frames_per_traj:
+            env = TimeLimit(env, limit)
         if video is not None:
             if env.render_mode not in ("rgb_array", "rgb_array_list"):
                 raise ConfigError(

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from polopt.common.files import printable
 from polopt.policies.policy import Policy
+from polopt.replay.row_store import RowFilesError
 from polopt.trainers.checkpoints import (
     FILES,
     CheckpointError,
@@ -222,7 +223,7 @@ def restore_state(
 
     Raises:
         RuntimeError: `rest` raised this error, for example because workers failed or episodes could
-            not begin. The checkpoint is not the cause.
+            not begin. The checkpoint is not the cause. A `RowFilesError` is not raised.
     """
     before = policy.acting
     try:
@@ -239,7 +240,7 @@ def restore_state(
     if rest is not None:
         try:
             rest()
-        except _MISFITS as error:
+        except (*_MISFITS, RowFilesError) as error:
             return f"{type(error).__name__}: {error}"
     return ""
 

@@ -762,11 +762,11 @@ class PolicyOptimizerTrainer(tune.Trainable):
             CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError:
                 see `load_checkpoint`.
         """
+        if isinstance(checkpoint_path, str | Path):
+            checkpoint_path = str(Path(checkpoint_path).expanduser())
         check_directory(checkpoint_path)
         if isinstance(checkpoint_path, SavedCheckpoint):
             checkpoint_path = checkpoint_path.checkpoint
-        elif isinstance(checkpoint_path, Path):
-            checkpoint_path = str(checkpoint_path)
         super().restore(checkpoint_path)
 
     def reset(self, new_config: dict[str, Any], storage: Any = None, **others: Any) -> bool:

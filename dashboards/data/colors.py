@@ -1,4 +1,6 @@
-"""Colors of groups and of phases in plots. Grafana's stacked panels use the colors of the phases.
+"""Colors of groups of runs in plots, and of the phases of the driver's and the workers' time.
+
+Grafana's stacked panels also use the colors of the phases.
 
 Readers with deuteranopia, protanopia or tritanopia can distinguish the colors of a plot. A test
 simulates these color vision deficiencies (Machado et al., 2009). The first six colors come from

@@ -82,8 +82,8 @@ def downsample_rows(
 
     Returns:
         The last position in each column, of shape `[columns]`, and the means, of shape
-        `[columns, K]`. Empty columns are omitted. If there are at most `columns` rows, these are
-        the positions and the rows themselves.
+        `[columns, K]`. Empty columns are omitted. If there are at most `columns` rows, the result
+        has each position and each row.
     """
     weights = np.ones(len(x)) if weights is None else np.nan_to_num(weights)
     finite = np.isfinite(x)

@@ -210,8 +210,8 @@ def rows_in_effect(iterations: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Returns a mask of shape `[R]` of the rows that belong to the history of the run.
 
     A run that resumes from a checkpoint continues from an earlier iteration, and writes its rows to
-    the end of the same file. Each of these rows replaces all earlier rows of the file with the same
-    or a later iteration.
+    the end of the same file. Each of these rows replaces all rows before it in the file whose
+    iteration is the same or later.
 
     Args:
         iterations: `training_iteration` of each row in file order, shape `[R]`. Rows with NaN

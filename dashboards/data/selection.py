@@ -111,7 +111,7 @@ class Selection:
         return "Start-up is included." if self.startup else "Start-up is not included."
 
     def with_runs(self, runs: Iterable[Run]) -> Selection:
-        """Returns the selection with other runs, where pinned groups come first."""
+        """Returns a copy of the selection that shows `runs`, the runs of pinned groups first."""
         return replace(self, runs=sorted(runs, key=lambda run: run.group not in self.pinned))
 
     def of(self, optimizers: Iterable[str]) -> Selection:

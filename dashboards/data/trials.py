@@ -31,7 +31,8 @@ EVALUATED_RETURN = "evaluation/env_runners/episode_return_mean"
 #: The number of environment steps that training had sampled when the evaluated weights were taken.
 EVALUATED_STEPS = "evaluation/policy_env_steps"
 STEPS = "num_env_steps_sampled_lifetime"
-#: Seconds since the end of start-up without the seconds of evaluations, and seconds of start-up.
+#: `TRAINING_S` is the seconds since the end of start-up, without the seconds of evaluations.
+#: `STARTUP_S` is the seconds of start-up.
 TRAINING_S, STARTUP_S = "optimizer/training_s", "optimizer/startup_s"
 EVENTS = "optimizer/num_events_recorded"
 #: A trial counts as ended if its result file has not changed for this time, and Tune has ended. If
@@ -70,8 +71,8 @@ class Trial:
             states.
         error: the end of the trial's error file, which contains a traceback, or the reason why the
             file cannot be read. Empty without the file.
-        declared: the optimizer's declaration in `TAB_FILE`. None if this file does not exist or
-            cannot be read.
+        declared: the optimizer's declaration of its plots and metrics, from `TAB_FILE`. None if
+            this file does not exist or cannot be read.
         problems: sentences about files and lines that could not be read.
     """
 

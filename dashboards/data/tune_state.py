@@ -150,26 +150,28 @@ class TuneStates:
 
 
 def _parsed(path: Path, saved_s: float) -> TuneState | None:
-    """Parses a state file. Returns None if the file is incomplete or not a state file."""
+    """Parses a state file and the scheduler in `tuner.pkl`. Returns None if a file is damaged, is
+    incomplete, or is not a file of Tune."""
     try:
         content = json.loads(read_regular(path, _MOST_STATE_BYTES))
         saved = [json.loads(static) for static, _ in content["trial_data"]]
         stopper = _scan_hex(content["runner_data"].get("_stopper"), ()).get("")
         trials = [_trial(one) for one in saved]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        directory = next(filter(None, (_directory(one.get("storage")) for one in saved)), None)
+        found = scan_pickle(_read_tuner(path.parent, directory), _OF_SCHEDULER)
+        name = _PRUNING.get(str(found.get("scheduler")), "")
+        most = found.get("_max_t")
+        is_limit = bool(name) and isinstance(most, int | float)
+        longest = (str(found.get("_time_attr")), float(most)) if is_limit else None  # type: ignore[arg-type]
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError):
         return None
-    directory = next(filter(None, (_directory(one.get("storage")) for one in saved)), None)
-    found = scan_pickle(_read_tuner(path.parent, directory), _OF_SCHEDULER)
-    name = _PRUNING.get(str(found.get("scheduler")), "")
-    most = found.get("_max_t")
-    is_limit = bool(name) and isinstance(most, int | float)
     return TuneState(
         path=path,
         saved_s=saved_s,
         directory=directory,
         trials={trial.folder: trial for trial in trials},
         scheduler=name,
-        longest=(str(found.get("_time_attr")), float(most)) if is_limit else None,  # type: ignore[arg-type]
+        longest=longest,
         other_stop=stopper not in (None, "NoopStopper"),
     )
 
@@ -241,7 +243,7 @@ def scan_pickle(data: bytes, keys: Collection[str]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     memo: list[Any] = []
-    pushed: list[Any] = []  # pushed values in order, with None for other types
+    pushed: list[Any] = []  # pushed numbers and texts in order, and None for other values
     try:
         for opcode, argument, _ in pickletools.genops(data):
             name = opcode.name

@@ -171,11 +171,7 @@ def _returns(selection: Selection, axis: str, scored: Sequence[Scored]) -> Panel
         f"Interquartile mean over seeds, with its 95 percent bootstrap interval. Groups with fewer "
         f"than {LEAST_RUNS_FOR_BAND} seeds are drawn as single runs. Finished runs keep their last "
         "return."
-        + (
-            " Lines with markers and another dash are evaluations of single runs."
-            if evaluated
-            else ""
-        )
+        + (" Lines with markers are evaluations of single runs." if evaluated else "")
         + (f" Runs that ended early ({early}) are drawn as single lines." if early else "")
         + (
             " Returns are normalised: in each task, 0 is the lowest return of the selected runs and"
@@ -243,7 +239,7 @@ def _final_scores(selection: Selection, scored: Sequence[Scored]) -> list[Panel]
         "The side bar sets this number of steps."
         if chosen
         else "At least half of the runs of each group have reached this number of steps. The side "
-        "bar can set another number."
+        "bar of polopt dashboard can set another number."
     )
     left_out = ended_before(scored, budget)
     about = f"{why_at} Finished runs keep their last return.{_left_out(left_out)}"
@@ -314,6 +310,8 @@ def _pairs(panel: tuple[str, str, str], scores: dict[str, list[Array]]) -> Panel
     names = list(scores)[:_MOST_PAIRED]
     if len(names) < 2:
         return Panel(*panel, missing="This plot needs at least two groups of runs")
+    is_part = len(names) < len(scores)
+    note = f"Only the first {len(names)} of {len(scores)} groups are shown." if is_part else ""
     estimates = [
         [
             Estimate(float("nan")) if x == y else probability_of_improvement(scores[x], scores[y])
@@ -335,7 +333,7 @@ def _pairs(panel: tuple[str, str, str], scores: dict[str, list[Array]]) -> Panel
 
     if not any(is_known(x, y) for x in names for y in names):
         why = f"{_TOO_FEW.capitalize()}: two groups need at least {LEAST_RUNS_FOR_BAND} seeds each"
-        return Panel(*panel, missing=why)
+        return Panel(*panel, missing=why, note=note)
     figure = new_figure("lower return", "higher return")
     # A line break keeps the text large, because Plotly shrinks all cells until the longest line
     # fits.
@@ -373,7 +371,7 @@ def _pairs(panel: tuple[str, str, str], scores: dict[str, list[Array]]) -> Panel
     )
     figure.update_yaxes(autorange="reversed", showgrid=False, **broken_names(labels))
     figure.update_xaxes(showgrid=False, **broken_names(labels))
-    return Panel(*panel, figure=figure)
+    return Panel(*panel, figure=figure, note=note)
 
 
 def _interval_text(found: Estimate) -> str:

@@ -49,7 +49,7 @@ class Panel:
         key: unique name in the tab. It names the files that `--figures` writes.
         title: title in plain text.
         help: a few sentences that explain how to read the panel.
-        figure: the plot. None for other panels, or if data are missing.
+        figure: the plot. None for a table or a list of findings, or if data are missing.
         columns: names of the columns of a table.
         rows: cells of a table.
         findings: the entries of a list of findings. Each entry is the text of the problem, the

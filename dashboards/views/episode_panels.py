@@ -174,7 +174,8 @@ def _shares(selection: Selection, run: Run) -> Panel:
     if max(category for _, category in places) == MOST_CATEGORIES - 1:
         panel = (
             *panel[:2],
-            f"{panel[2]} Row {MOST_CATEGORIES - 1} also counts all further actions.",
+            f"{panel[2]} With more than {MOST_CATEGORIES} actions, row {MOST_CATEGORIES - 1} also "
+            "counts all further actions.",
         )
     figure = new_figure(selection.x_title, "action")
     hover = "action %{y}: %{z:.1%}"

@@ -53,15 +53,16 @@ def last_line(text: str) -> str:
 def increases(run: Run, name: str) -> tuple[Array, Array] | None:
     """Returns the rows in which a counter rose and its increases, or None without the counter.
 
-    After a restore, a counter may start at 0 again. This decrease is ignored.
+    After a restore, a counter may start at 0 again. After a decrease, the increase is therefore the
+    value itself.
     """
     counter = run.trial.values(name)
-    if counter is None:
+    rows = np.flatnonzero(np.isfinite(counter)) if counter is not None else np.empty(0, int)
+    if counter is None or not len(rows):
         return None
-    known = np.where(np.isfinite(counter), counter, 0.0)
-    rise = np.diff(known, prepend=0.0)
-    rows = np.flatnonzero(rise > 0)
-    return rows, rise[rows]
+    rise = np.diff(counter[rows], prepend=0.0)
+    rise = np.where(rise < 0.0, counter[rows], rise)
+    return rows[rise > 0.0], rise[rise > 0.0]
 
 
 def add_fault_marks(figure: go.Figure, selection: Selection, runs: Sequence[Run]) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.views.charts import run_lines
 from polopt.dashboards.views.drawing import Panel
-from polopt.dashboards.views.fault_marks import KINDS, last_line
+from polopt.dashboards.views.fault_marks import KINDS, increases, last_line
 
 _MESSAGES = "fault_tolerance/last_"
 _MOST_CHARACTERS = 600
@@ -22,7 +20,8 @@ def panels(selection: Selection) -> list[Panel]:
     healthy = (
         "healthy-workers",
         "Healthy workers",
-        "The number of workers that are up. If the line stays low, a worker was given up.",
+        "The number of workers that are up. If the line stays low, a failed worker was not "
+        "replaced.",
     )
     name = "fault_tolerance/num_healthy_workers"
     return [
@@ -43,14 +42,13 @@ def _has_workers(run: Run) -> bool:
 
 
 def total_faults(run: Run) -> int:
-    """Returns the sum of the largest values of all counters in `KINDS`."""
+    """Returns the sum of the increases of all counters in `KINDS`."""
     return int(sum(_count(run, kind) or 0.0 for kind in KINDS))
 
 
 def _count(run: Run, kind: str) -> float | None:
-    values = run.trial.values(KINDS[kind][0])
-    known = values is not None and np.isfinite(values).any()
-    return float(np.nanmax(values)) if known else None  # type: ignore[arg-type]
+    found = increases(run, KINDS[kind][0])
+    return float(found[1].sum()) if found is not None else None
 
 
 def _end_of(text: str) -> str:

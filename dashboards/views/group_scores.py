@@ -183,15 +183,15 @@ def default_budget(scored: Sequence[Scored]) -> float:
 
 
 def ended_before(scored: Sequence[Scored], budget: float) -> list[Scored]:
-    """Returns the runs that have not finished and have no result at the budget."""
+    """Returns the runs that have not finished and have fewer steps than `budget`."""
     return [one for one in scored if not one.holds and one.end < budget]
 
 
 def scores_at(scored: Sequence[Scored], budget: float) -> dict[str, list[Array]]:
-    """Returns the scores of each group at a budget, of shape `[runs]` for each task.
+    """Returns the scores of each group after `budget` steps, of shape `[runs]` for each task.
 
-    Only tasks that occur in all groups are compared. The result omits a group that has no score at
-    the budget in one of these tasks.
+    Only tasks that occur in all groups are compared. The result omits a group that has no score
+    after `budget` steps in one of these tasks.
     """
     groups = grouped(scored)
     shared = set.intersection(*({one.run.task for one in members} for members in groups.values()))

@@ -31,7 +31,8 @@ _PLOTS = {
     ),
     "mean_kl_loss": (
         "KL divergence",
-        "The divergence between the policy that chose the actions and the updated policy.",
+        "The divergence between the old policy and the updated policy. In PPO, the old policy is "
+        "the policy that chose the actions.",
     ),
     "grad_norm": (
         "Gradient norm",

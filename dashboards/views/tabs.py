@@ -23,10 +23,10 @@ _MOST_FINDINGS, _MOST_NAMES = 12, 3
 def findings_panel(selection: Selection) -> list[Panel]:
     """Returns a panel with the findings, if there are findings.
 
-    The panel has an entry for each pair of rule and change, up to `_MOST_FINDINGS` entries. The
-    entry has the text of the run with the worst finding. It names up to `_MOST_NAMES` groups with
-    the finding, the group of this run first. If the run in focus has the finding, this run replaces
-    the worst run.
+    The panel has an entry for each pair of a rule of the diagnosis and a change that may help, up
+    to `_MOST_FINDINGS` entries. The entry has the text of the run in focus if this run has the
+    finding, and otherwise of the run with the worst finding. It names up to `_MOST_NAMES` groups
+    with the finding. The group of the run with the text comes first.
     """
     order = [rule.key for rule in RULES]
     found: dict[tuple[str, str], list[tuple[Run, Finding]]] = {}

@@ -167,8 +167,9 @@ def phase_times(
     panel = (
         key,
         f"{whose}: duration of each phase",
-        "Solid lines are medians and dotted lines are 99th percentiles of single timings. A 99th "
-        "percentile far above the median means that some calls stall.",
+        "Solid lines are medians and dotted lines are 99th percentiles of single timings. For "
+        "workers, a timing is the time of the phase in one call. A 99th percentile far above the "
+        "median means that some calls stall.",
     )
     x, lines = selection.x_of(run), []
     for phase, color in _colors(phases).items():
@@ -216,8 +217,8 @@ def driver_panels(selection: Selection, run: Run, phases: Sequence[str], help_: 
 
 
 def worker_parts(runs: Iterable[Run]) -> tuple[str, ...]:
-    """Returns the parts of the workers' time: `PARTS`, and further phases in the results of runs,
-    which the optimizer declares."""
+    """Returns the parts of the workers' time: `PARTS`, and the further phases of workers that
+    the results of `runs` contain."""
     names = (name for run in runs for name in run.trial.rows.names())
     found = {n.removeprefix(f"{WORKERS}/") for n in names if n.startswith(f"{WORKERS}/")}
     return (*BUSY_PARTS, *sorted(found - set(PARTS)), "idle")
@@ -251,8 +252,8 @@ def rise_per(run: Run, counter: Array, other: str) -> Array:
         other: key of the other counter, such as `TRAINING_S`.
 
     Returns:
-        Rates of shape `[R]`. NaN for the first result, if the counter has started again at 0, or if
-        the other counter has not increased.
+        Rates of shape `[R]`. The rate of the first result is NaN. A rate is also NaN if the counter
+        has started again at 0, or if the other counter has not increased.
     """
     values = run.trial.values(other)
     if values is None:

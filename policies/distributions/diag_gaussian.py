@@ -113,7 +113,7 @@ class ClippedGaussian(DiagGaussian):
     """A diagonal Gaussian whose samples are clipped to [-1, 1] and then mapped to the bounds of a
     Box. `params` are means and log standard deviations `[B, 2 A]`.
 
-    `log_prob` returns the density of the Gaussian, without clipping.
+    `log_prob` returns the log density of the Gaussian, without clipping.
 
     Args:
         space: action space of one environment, with finite bounds.

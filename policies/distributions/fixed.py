@@ -34,6 +34,8 @@ class PassThroughActions(ActionDistribution):
         self.action_shape = tuple(space.shape or ())
         self.action_dtype = np.dtype(space.dtype)
         self.num_params = int(np.prod(self.action_shape))
+        if isinstance(space, spaces.Box):
+            self.bounds = space.low.reshape(-1), space.high.reshape(-1)
 
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
         return np.zeros((*leading, 0), dtype=np.float32)

@@ -12,7 +12,7 @@ class LearningProgress:
     Weights and checkpoints do not contain these counts.
 
     Attributes:
-        gradient_rows: number of rows of all learners from which the gradient in `flat.grads` was
+        gradient_rows: number of rows of all learners from which the gradient in `Policy.flat` was
             computed. Each update sets this number to 0.
         rows_applied: sum of `gradient_rows` over all gradients that were applied.
         skipped_updates: number of gradients that were not applied because they were not finite or

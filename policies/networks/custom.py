@@ -16,7 +16,7 @@ from polopt.common.config import ConfigError, shown
 from polopt.policies.networks.network import Network, States
 from polopt.policies.networks.observations import split
 
-#: Rows of the example batch. A module with batch normalisation needs more than one row.
+#: Rows of the example batch.
 _ROWS = 2
 #: Number of stack frames of the user's code that an error quotes.
 _FRAMES = 3
@@ -65,7 +65,7 @@ class CustomNetwork(Network):
 
     def __repr__(self) -> str:
         """Names and shapes of the parameters and buffers. `Policy.check_network` compares this text
-        with the text in a checkpoint, so other changes of the module are allowed."""
+        with the text in a checkpoint, so changes that keep this text are allowed."""
         state = self.module.state_dict().items()
         shapes = [f"{name} {list(t.shape)}" for name, t in state if isinstance(t, Tensor)]
         return f"{type(self).__name__}({', '.join(shapes)})"

@@ -37,7 +37,7 @@ class Network(nn.Module, ABC):
         """Distribution parameters `[B, P]` and values `[B]` of observations `[B, ...]`."""
 
     def action_params(self, obs: Tensor) -> Tensor:
-        """Distribution parameters `[B, P]` only. This is faster than `forward` for acting."""
+        """Distribution parameters `[B, P]` only. Built-in networks then skip the values."""
         params: Tensor = self(obs)[0]
         return params
 

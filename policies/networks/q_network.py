@@ -30,7 +30,7 @@ class QNetwork(Network):
 
     With dueling (Wang et al., 2016), the other network computes advantages A `[B, n]` and the state
     value V `[B]`. Then `Q(s, a) = V(s) + A(s, a) - mean_a A(s, a)`. Without dueling, the first
-    output of the other network is Q, and Q does not depend on its second output.
+    output of the other network is Q, and the second output is not used for Q.
 
     Args:
         network: the other network, with outputs `[B, n]` and `[B]`.

@@ -188,7 +188,7 @@ class Collector:
         self._waits = True
         self._stop_early()
         replies = self.fragments.all() if config.sync else [self.calls.first(self._may_return)]
-        self._waits = False
+        self._waits, self._keep_steps = False, None
         self._budget.num_frames += sum(reply.counts.env_steps for reply in replies)
         if not config.update_after_each_batch:
             self._request(ahead=True)
@@ -199,8 +199,8 @@ class Collector:
         batch.device = config.storing_device
         if not config.split_trajs:
             return batch
-        parts = split_trajectories(batch)
-        return parts if config.split_trajs == "list" else pad_trajectories(parts)
+        as_list = config.split_trajs == "list"
+        return split_trajectories(batch) if as_list else pad_trajectories(batch)
 
     # ---- fragments ------------------------------------------------------------------------------
 
@@ -264,12 +264,11 @@ class Collector:
 
     def stop_batch_early(self, keep_steps: int | None) -> None:
         """Ends the fragments of a batch early. This is the batch for which the Collector waits now,
-        or else the next batch. Until the request is cancelled, it also applies to each later batch,
-        when the Collector begins to wait for that batch. Any thread may call this method.
+        or else the next batch. Later batches are not affected. Any thread may call this method.
 
         Args:
-            keep_steps: the minimum number of steps in each fragment. `None` cancels the previous
-                request.
+            keep_steps: the minimum number of steps in each fragment. `None` cancels a request for
+                the next batch.
         """
         self._keep_steps = keep_steps
         if self._waits:
@@ -279,10 +278,11 @@ class Collector:
         """Ends the fragments that are missing from the current batch, if `stop_batch_early`
         requested this. In asynchronous collection, this is the oldest pending fragment, unless
         another fragment has already arrived."""
-        if self._keep_steps is None or (self.calls.kept and not self.config.sync):
+        keep_steps = self._keep_steps  # read once, because another thread may change it
+        if keep_steps is None or (self.calls.kept and not self.config.sync):
             return
         pending = self.calls.pending()
-        self.calls.stop_early(pending if self.config.sync else pending[:1], self._keep_steps)
+        self.calls.stop_early(pending if self.config.sync else pending[:1], keep_steps)
 
     @property
     def num_frames(self) -> int:

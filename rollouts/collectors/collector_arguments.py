@@ -21,7 +21,7 @@ from polopt.rollouts.ray_session import attach_or_start
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.arrival_log import ArrivalLog, read_log
 from polopt.rollouts.workers.recorded_transport import RecordedTransport
-from polopt.rollouts.workers.worker_config import make_worker_config
+from polopt.rollouts.workers.worker_config import check_picklable, make_worker_config
 from polopt.rollouts.workers.worker_handle import WorkerSpec
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -152,6 +152,8 @@ class CollectorArguments:
                     "Allowed: environments with the same spaces, because all collectors use one "
                     "policy"
                 )
+            if self.num_collectors:
+                check_picklable(dataclasses.replace(self.worker_config, env=source), ENV_KEYS)
 
 
 def _rollout_config(config: CollectorConfig, count: int) -> RolloutConfig:

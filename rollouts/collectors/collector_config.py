@@ -37,7 +37,7 @@ class CollectingConfig(Config):
             more fragments. A fragment is what a worker samples for one request. A batch may have
             more steps, because all environments of a worker make the same number of steps. If
             fragments are stopped early, a batch may have fewer steps. `None` and 0 mean that each
-            fragment has `rollout_fragment_length` steps.
+            environment makes `rollout_fragment_length` steps in a fragment.
         total_frames: the Collector stops after the batch with which the number of returned
             environment steps reaches this number. -1 means that the Collector never stops.
         sync: if True, each batch contains one fragment of every worker, in the order of the
@@ -58,8 +58,8 @@ class CollectingConfig(Config):
             fragment. Fragments are then requested only when the user asks for the next batch. In
             synchronous collection, every batch is therefore sampled with the current weights.
         broadcast_interval: the Collector sends new weights after this many batches. 0 means that
-            only the other options, and calls of `update_policy_weights_`, decide when weights are
-            sent.
+            only `update_after_each_batch`, `max_weight_update_interval` and calls of
+            `update_policy_weights_` decide when weights are sent.
         max_weight_update_interval: the maximum lag of the weights with which a worker acts. The lag
             is the number of batches that the Collector has returned since the policy had these
             weights. Workers receive new weights before their weights exceed this lag. If the

@@ -133,7 +133,7 @@ class GradientWorker(RolloutWorker):
     def next_batch(self) -> SampleBatch:
         """Returns the next batch of the Collector. With `collection: sync`, the batch is sampled
         with this worker's current weights."""
-        # Replaces a request to stop early that an earlier call left in the Collector.
+        # Replaces a request to stop early that the driver's previous call left in the Collector.
         self.collector.stop_batch_early(self.stop_after())
         with self.phase("sample"):
             batch: SampleBatch = next(self.collector)
@@ -183,7 +183,7 @@ class GradientWorker(RolloutWorker):
     def update_algorithm_parameter(self, name: str, value: Any) -> None:
         """Changes an option of the policy in this worker, in its torch optimizer, and in all
         workers below. Workers that are still starting apply the change before they sample. Returns
-        when all other workers have applied the change."""
+        when all workers that have started have applied the change."""
         super().update_algorithm_parameter(name, value)
         self.collector.drain()
         update_algorithm_parameter(self.workers, name, value)

@@ -39,11 +39,13 @@ def split_trajectories(batch: SampleBatch) -> list[SampleBatch]:
     return parts
 
 
-def pad_trajectories(parts: list[SampleBatch]) -> SampleBatch:
-    """Pads one or more trajectories to the length of the longest one, and returns a batch
-    `[longest, number of trajectories]`. The column `valid` is False in the padding."""
+def pad_trajectories(batch: SampleBatch) -> SampleBatch:
+    """Cuts a batch `[T, N]` into trajectories, and pads each of them to the length of the longest
+    one. Returns a batch `[longest, number of trajectories]`, in which the column `valid` is False
+    in the padding. Without any trajectory, the returned batch is `[T, 0]`."""
+    parts = split_trajectories(batch) or [batch.select(np.arange(0))]
     padded = SampleBatch.concat(parts)
-    padded.worker_index = parts[0].worker_index
+    padded.device = batch.device
     return padded
 
 

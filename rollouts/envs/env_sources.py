@@ -17,8 +17,8 @@ from polopt.common.registry import import_module
 from polopt.common.tune_registry import shared
 from polopt.rollouts.envs.missing_packages import missing_package
 
-#: The ids of Gymnasium's adapters, which wrap an environment of another package. An option of the
-#: adapter names this package.
+#: The ids of Gymnasium's adapters for environments of the old package `gym`. The option `env_id` of
+#: an adapter may name a module, which `gym` then imports.
 _ADAPTERS = ("GymV21Environment-v0", "GymV26Environment-v0")
 #: Maps a namespace of ids to the module that registers these ids.
 _MODULES = {"ALE": "ale_py"}

@@ -207,7 +207,8 @@ def set_evaluation_statistics(env: Any, parts: list[dict[str, Any]]) -> None:
         parts: results of `get_env_statistics`.
 
     Raises:
-        ValueError: if the wrappers of `env` differ from the wrappers of the workers in another way.
+        ValueError: if the wrappers of `env` differ from the wrappers of the workers by more than a
+            `NormalizeReward` that one environment omits.
     """
     together = merge_env_statistics(parts)
     if isinstance(env, VectorEnv):

@@ -47,11 +47,12 @@ class EnvFault:
     """Describes a failure of one environment, which was then replaced.
 
     Attributes:
-        lost_step: whether `step` raised. If True, the row of this step holds no transition, and the
-            episode is discarded. If False, `__init__` or `reset` raised before an episode began.
-        count: the number of exceptions until an environment worked again.
-        traceback: the traceback of the last exception. If one environment raised, and not the whole
-            vector, the first line names the environment and the step.
+        lost_step: whether `step` raised. If True, this step gives no transition, and the episode is
+            discarded. If False, `__init__` or `reset` raised before an episode began.
+        count: the number of exceptions until an environment worked again. 0 if the whole vector
+            raised, because `SamplerFaults` counts the exceptions of the vector.
+        traceback: the traceback of the last exception. The first line names the environment, or
+            the vector environment, and the step.
     """
 
     lost_step: bool
@@ -94,7 +95,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     If `step` of the environment raises, `step` of this wrapper returns the first observation of the
     next episode, with reward 0 and with `terminated` and `truncated` False. The `EnvFault` in
-    `info[FAULT_KEY]` says that this row holds no transition. If the environment has wrappers with
+    `info[FAULT_KEY]` says that this step gives no transition. If the environment has wrappers with
     running statistics, the new environment continues with these statistics (see
     `copy_statistics`). If a result breaks Gymnasium's API, the wrapper raises an error, because a
     new environment would run the same code.

@@ -30,7 +30,7 @@ _COMMANDS = re.compile(r"`(pip install .*)`")
 
 def missing_package(error: BaseException | None, env: str) -> str | None:
     """Returns one line that names the missing package and, if known, the command that installs it.
-    Returns None if the error has another cause, or if it is an ImportError and the command is not
+    Returns None if no package is missing, or if the error is an ImportError and the command is not
     known. An example:
 
         HalfCheetah-v5 needs MuJoCo: pip install "gymnasium[mujoco]"

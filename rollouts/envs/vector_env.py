@@ -27,7 +27,7 @@ from polopt.rollouts.rollout_config import RolloutConfig
 
 _NO_LIMIT = (
     "key 'max_frames_per_traj': got {} for {}, whose episodes polopt cannot truncate; allowed: "
-    "None, or vectorization_mode 'sync' or 'async'"
+    "None, or single environments with vectorization_mode 'sync' or 'async'"
 )
 
 
@@ -286,7 +286,7 @@ def _check_autoreset(env: VectorEnv[Any, Any, Any], config: RolloutConfig) -> No
     wanted, mode = config.autoreset_mode, autoreset_mode(env)
     if wanted is not None and AutoresetMode[wanted.upper()] != mode:
         raise ConfigError(
-            f"key 'autoreset_mode': got {wanted!r}, but the environment's own vector "
-            f"implementation resets in mode {mode.value!r}; allowed: None, or "
+            f"key 'autoreset_mode': got {wanted!r}, but the vector environment, which polopt did "
+            f"not make, resets in mode {mode.value!r}; allowed: None, or single environments with "
             "vectorization_mode 'sync' or 'async'"
         )

@@ -352,8 +352,8 @@ class VectorSampler:
         """Starts new episodes in some environments. Their current episodes are discarded.
 
         Args:
-            envs: `[N]` bool, True for the environments to reset. If the vector can only reset all
-                environments together, all environments are reset.
+            envs: `[N]` bool, True for the environments to reset, at least one. If the vector can
+                only reset all environments together, all environments are reset.
         """
         try:
             if has_sub_envs(self.env) or self._mode == AutoresetMode.DISABLED:

@@ -63,8 +63,8 @@ class SamplerFaults:
         """Adds the faults that are in the infos of a step or a reset.
 
         Returns:
-            `[N]` bool, True for each environment whose step was lost. If the infos have no entry
-            for faults, the shape is `[1]` and the value is False.
+            `[N]` bool, True for each environment whose step was lost (see `EnvFault`). If the infos
+            have no entry for faults, the shape is `[1]` and the value is False.
         """
         reported = infos.get(FAULT_KEY)
         # An environment's own vector implementation may use this key for another purpose.
@@ -73,10 +73,13 @@ class SamplerFaults:
         lost = np.zeros(len(reported), dtype=bool)
         for index, fault in enumerate(reported):
             if isinstance(fault, EnvFault):
-                count = self._faults.env_faults + fault.count
-                self._faults = DataFaults(count, index, fault.traceback)
                 lost[index] = fault.lost_step
+                if fault.count:
+                    self._add(fault.count, index, fault.traceback)
         return lost
+
+    def _add(self, count: int, env_index: int, traceback: str) -> None:
+        self._faults = DataFaults(self._faults.env_faults + count, env_index, traceback)
 
     def take(self) -> DataFaults:
         """Returns the faults since the last call of `take`."""
@@ -120,16 +123,15 @@ class SamplerFaults:
             except Exception as another:
                 error = another
                 continue
-            # The number of exceptions is reported only for the first environment, but every
-            # environment has lost its step.
-            array = np.full(env.num_envs, None, dtype=object)
-            for index in range(env.num_envs):
-                array[index] = EnvFault(True, failures if index == 0 else 0, trace)
+            self._add(failures, -1, trace)
+            lost_step = EnvFault(True, 0, trace)  # the exceptions are already counted
+            array = np.full(env.num_envs, lost_step, dtype=object)
             return env, obs, {**infos, FAULT_KEY: array}
 
     def check(self, env: _Vector, obs: Any) -> None:
-        """Checks a batch of observations from a vector environment that polopt did not make. For
-        other vectors, this method does nothing, because `FaultTolerantEnv` checks each observation.
+        """Checks a batch of observations from a vector whose environments are not
+        `FaultTolerantEnv`s. For vectors of `FaultTolerantEnv`s, this method does nothing, because
+        each `FaultTolerantEnv` checks its own observations.
 
         Raises:
             EnvironmentAPIError: if the batch does not match the observation space.
@@ -144,8 +146,8 @@ class SamplerFaults:
             ) from None
 
     def check_masks(self, env: _Vector, obs: Any, needed: np.ndarray | bool = True) -> None:
-        """Checks the action masks in a batch of observations from a vector environment that polopt
-        did not make. For other vectors, this method does nothing.
+        """Checks the action masks in a batch of observations from a vector whose environments are
+        not `FaultTolerantEnv`s. For vectors of `FaultTolerantEnv`s, this method does nothing.
 
         Args:
             env: the vector environment.
@@ -170,7 +172,7 @@ class SamplerFaults:
                 f"between (max_consecutive_env_faults={self._max_failures}), the last time at "
                 f"step {step}{other_thread()}: {type(error).__name__}: {error}\n{trace}"
             ) from None
-        return trace
+        return f"{self.place} raised at step {step}{other_thread()}:\n{trace}"
 
     def _new_seeds(self, env: _Vector, seeds: Seeds) -> Any:
         root = np.random.SeedSequence(seeds.envs[0], spawn_key=(self._rebuilt,))
@@ -179,8 +181,9 @@ class SamplerFaults:
 
 
 def checks_each_env(env: _Vector) -> bool:
-    """Returns whether polopt made the vector, so that each environment is a `FaultTolerantEnv`. A
-    user's callable may return a `SyncVectorEnv` or `AsyncVectorEnv` of unchecked environments."""
+    """Returns whether each environment of the vector is a `FaultTolerantEnv`. This is False for an
+    environment's own vector implementation, and for a vector that a user's callable makes, even if
+    it is a `SyncVectorEnv` or `AsyncVectorEnv`."""
     base = env.unwrapped
     makers = base.env_fns if isinstance(base, SyncVectorEnv | AsyncVectorEnv) else []
     return any(getattr(make, "func", None) is FaultTolerantEnv for make in makers)

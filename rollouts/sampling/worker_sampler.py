@@ -158,7 +158,7 @@ def mark_non_finite(batch: SampleBatch, sampler: VectorSampler, env: str) -> Sam
     describes one of them in `batch.faults`, and resets the environments in which they occurred.
     Without a reset, the next fragment could begin with an observation that contains NaN, for which
     the policy would return NaN. If only the squares of observations are not finite, describes this
-    in `batch.faults`.
+    in `batch.faults`, and resets no environment.
 
     Args:
         batch: the postprocessed batch, which is changed in place.
@@ -171,5 +171,6 @@ def mark_non_finite(batch: SampleBatch, sampler: VectorSampler, env: str) -> Sam
     if problem:
         source = f"environment {env!r} of worker {batch.worker_index}: {problem}"
         batch.faults = batch.faults._replace(non_finite=source)
+    if envs.any():
         sampler.reset_some(envs)
     return batch

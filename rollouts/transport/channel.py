@@ -125,7 +125,7 @@ class Ticket(ABC):
             AnswerTimeoutError: the answer could not be fetched in time.
             UndecodableAnswerError: the answer cannot be unpickled.
             UnsendableError: the process could not unpickle the arguments, or pickle the answer.
-            ChannelError: the connection ended for another reason.
+            ChannelError: the connection ended, and Ray did not report that the process has died.
             Exception: if `reraises` is True, the unchanged exception of the function.
         """
 
@@ -222,7 +222,7 @@ class Transport(ABC):
 
     @abstractmethod
     def remake(self, channel: Channel, args: tuple[Any, ...]) -> Ticket:
-        """Makes a process replace its object by a new object of the same class, with other
+        """Makes a process replace its object by a new object of the same class, with new
         arguments. The process first runs the calls that were sent before. Returns the ticket of the
         new start."""
 

@@ -204,7 +204,8 @@ class SimulatedTransport(Transport):
     def make_channel(
         self, make: Callable[..., Any], args: tuple[Any, ...], name: str
     ) -> SimulatedChannel:
-        """Returns a channel to a new simulated process. A subclass may return another channel."""
+        """Returns a channel to a new simulated process. A subclass may return a channel of
+        another class."""
         return SimulatedChannel(make, args, name)
 
     def remake(self, channel: Channel, args: tuple[Any, ...]) -> Ticket:

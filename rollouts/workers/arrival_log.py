@@ -1,7 +1,7 @@
 """The record of a run: the events that depend on timing, in the order in which they happened.
 
-The record also has other events, such as results. A rerun repeats the recorded run, and compares
-these other events with its own.
+The record also has events that do not depend on timing, such as results. A rerun repeats the
+recorded run, and compares these events with its own.
 
 The file is a sequence of gzip members. Each flush writes one member, which is a line of JSON. So
 `zcat` shows the file. The first line is the header. Each other line is
@@ -54,19 +54,21 @@ EVENT_KINDS = {
     "restore": "path: the driver restores a checkpoint",
     "result": "iteration, version of the weights, SHA-256 of the weights: an iteration has ended",
 }
-#: Once the log holds this number of events or of clock readings in memory, the next event makes the
-#: log write them to its file. A log without a file drops them.
+#: Once a log with a file holds this number of events or of clock readings in memory, it writes them
+#: to the file. If the file is already closed, the log drops them.
 MOST_EVENTS, MOST_READINGS = 20_000, 100_000
 #: `read_log` refuses files above this size.
 MOST_BYTES = 2**33
 _US = 1e6
+_HEADER_BYTES = 10  # of a gzip member
 
 Event = list[Any]
 
 
 class ArrivalLog:
     """Records a run. `open` gives the log a file, and `take` returns the events of a log without a
-    file. The log keeps a limited number of events in memory (`MOST_EVENTS`).
+    file. A log with a file keeps a limited number of events in memory (`MOST_EVENTS`). A log
+    without a file keeps all events until `take` returns them.
 
     Only the thread that waits for calls may add events, and only its clock readings are recorded.
     Other threads read the real clock.
@@ -117,16 +119,17 @@ class ArrivalLog:
         """Adds an event."""
         self._events.append([*event])
         self.num_events += 1
-        if len(self._events) >= MOST_EVENTS or len(self._readings) >= MOST_READINGS:
+        is_full = len(self._events) >= MOST_EVENTS or len(self._readings) >= MOST_READINGS
+        if is_full and self._path is not None:
             self.flush()
-            self.take()  # without a file, these events are lost
+            self.take()  # drops the events if the file is closed
 
     def next(self, kind: str, *expected: Any) -> Event | None:
         """Returns None, because this log does not repeat a record. See `Rerun.next`."""
         return None
 
     def phases(self, names: tuple[str, ...]) -> int:
-        """Returns the number that replies record in place of these names of phases."""
+        """Returns the number that stands for these names of phases in events of kind `reply`."""
         if names not in self._phases:
             self._phases[names] = len(self._phases)
             self.note("phases", *names)
@@ -292,7 +295,7 @@ class Rerun:
         return {key: [one for part in parts for one in part[key]] for key in ("events", "clock")}
 
     def names_of(self, number: int) -> list[str]:
-        """Returns the names of phases for which a recorded reply holds `number`."""
+        """Returns the names of phases for which `number` stands in events of kind `reply`."""
         return self._phases[number]
 
     # ---- called by transports -------------------------------------------------------------------
@@ -475,19 +478,21 @@ def lines_of(events: list[Event], first: int, last: int) -> Iterator[str]:
 
 
 def read_log(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Reads a file that an `ArrivalLog` wrote. Stops at the first gzip member that is incomplete or
-    cannot be unpacked. A process that dies may leave an incomplete member at the end.
+    """Reads a file that an `ArrivalLog` wrote. Ignores an incomplete gzip member at the end of the
+    file, because a process that dies may leave such a member.
 
     Returns:
         the header, and all events and deltas of the clock (see `Rerun`).
 
     Raises:
-        ConfigError: the file cannot be read, is not a record of format `FORMAT`, or has a line that
-            does not hold events and clock readings.
+        ConfigError: the file cannot be read, is not a record of format `FORMAT`, has a gzip member
+            that cannot be unpacked, or has a line that does not hold events and clock readings.
     """
     try:
         lines = _lines(read_regular(path, MOST_BYTES))
         header = next(lines, None)
+    except zlib.error:
+        header = None
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error}") from error
     if not isinstance(header, dict) or header.get("polopt_arrivals") != FORMAT:
@@ -501,19 +506,22 @@ def read_log(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         for line in lines:
             events += line["events"]
             deltas += line["clock"]
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{str(path)!r} is damaged: {error!r}") from error
+    except (KeyError, TypeError, ValueError, RecursionError, zlib.error) as error:
+        raise ConfigError(
+            f"{str(path)!r} is damaged after event {len(events)}: {error!r}. Copy the file again, "
+            "or record the run again"
+        ) from error
     return header, {"events": events, "clock": deltas}
 
 
 def _lines(data: bytes) -> Iterator[Any]:
     while data:
         unpacker = zlib.decompressobj(wbits=31)
-        try:
-            text = unpacker.decompress(data)
-        except zlib.error:
-            return
+        text = unpacker.decompress(data)
         if not unpacker.eof:
+            # All members begin with the same bytes.
+            if data.find(data[:_HEADER_BYTES], 1) > 0:
+                raise zlib.error("a gzip member before the last member has no end")
             return  # the process died while it wrote this member
         yield json.loads(text)
         data = unpacker.unused_data

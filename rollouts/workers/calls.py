@@ -30,6 +30,7 @@ AfterFailure = Literal["send again", "reassign", "drop"]
 #: While workers are starting, one wait of the transport lasts at most this number of seconds. Then
 #: `Calls` checks for workers that take too long to start.
 START_CHECK_S = 1.0
+_INTERRUPTED = "the wait for workers was interrupted"
 
 
 class _Weights:
@@ -60,7 +61,7 @@ class Reply(NamedTuple):
     Attributes:
         worker: the worker that was called. After a failure of kind `reference`, the worker
             continues. After any other failure, its process is killed, and a replacement starts
-            unless the worker failed too often. If `interrupt` was called, neither happens.
+            unless the worker failed too often.
         value: return value of the function, or a reference to that value. None after a failure.
         tag: the tag given to `send`.
         counts: the steps, episodes, times and faults that the worker counted during the call. Empty
@@ -156,7 +157,8 @@ class Calls:
         any process of any group. All groups must share one transport.
 
         Raises:
-            ValueError: the group has another transport, or the same name as an earlier group.
+            ValueError: the group does not share the transport, or this object already has a group
+                with the same name.
         """
         if group.transport is not self._workers.transport or group.who in self._groups:
             raise ValueError(
@@ -321,9 +323,9 @@ class Calls:
         then by the order of `send`. So their order does not depend on the order of arrival.
 
         Args:
-            stragglers: the rule by which the fragments of the slowest workers end early. In this
-                case, `all` also drops work that was not sent yet. None means that no fragment ends
-                early.
+            stragglers: the rule by which the fragments of the slowest workers end early. When they
+                end early, `all` also drops work that was not sent yet. None means that no fragment
+                ends early.
             steps: returns the number of steps T of the fragment that a call samples. Used only with
                 `stragglers`.
 
@@ -380,8 +382,9 @@ class Calls:
         self._keep(self.next(count=False))
 
     def receive_ended(self) -> None:
-        """Keeps the replies of calls that have already ended. Does not wait for other calls. Raises
-        the errors of `all`."""
+        """Keeps the replies of calls that have already ended. Does not wait for other processes. If
+        a call to `WorkerSet.here` is pending, this method runs the call to its end. Raises the
+        errors of `all`."""
         while self._queues or self._backlog:
             reply = self._next_within(0.0)
             if reply is None:
@@ -475,10 +478,11 @@ class Calls:
 
     def stop_early(self, calls: Sequence[Pending], keep_steps: int) -> None:
         """Asks workers to end the fragments of these calls once the fragments have `keep_steps`
-        steps. Does not wait. Asks only once per call: a later request has no effect."""
+        steps. Does not wait. For each call, a later request has an effect only if it asks for
+        fewer steps."""
         for call in calls:
-            if not call.stopped:
-                call.stopped = True
+            if keep_steps < call.keep_steps:
+                call.keep_steps = keep_steps
                 call.worker.channel.stop_early(call.number, keep_steps)
 
     def interrupt(self) -> None:
@@ -486,9 +490,7 @@ class Calls:
         workers to end the fragments of all sent calls after the current step. The replies of these
         calls can be taken once `interrupted` is False again."""
         self.interrupted = True
-        for call in self.pending():  # also the calls that `stop_early` asked to end later
-            call.stopped = True
-            call.worker.channel.stop_early(call.number, 1)
+        self.stop_early(self.pending(), 1)
 
     def kill_busy(self) -> None:
         """Kills the remote workers that have not answered their calls. `Calls` replaces these
@@ -517,7 +519,7 @@ class Calls:
         until_s, looked = workers.clock() + duration_s, False
         while True:
             if self.interrupted:
-                raise CallsInterrupted("the wait for workers was interrupted")
+                raise CallsInterrupted(_INTERRUPTED)
             if self._lost or self._changes != self._num_changes():
                 self._follow_changes()
             while self._ended:
@@ -528,7 +530,7 @@ class Calls:
             now_s = workers.clock()
             if now_s >= supervisor.check_s:
                 overdue = supervisor.overdue([queue[0] for queue in self._queues.values()], now_s)
-                if overdue is not None:
+                if overdue is not None and not self.interrupted:
                     return self._fail(overdue, supervisor.hang(overdue))
             waits = self._queues or (
                 self._backlog and any(group.starting for group in self._groups.values())
@@ -603,6 +605,9 @@ class Calls:
         except BaseException:
             self._end(call)
             raise
+        if self.interrupted and not isinstance(answer, Answer):
+            self._ended.appendleft(call)  # the next wait handles the failure
+            raise CallsInterrupted(_INTERRUPTED)
         if isinstance(answer, WorkerFailure):
             return (
                 self._lose(call, answer) if answer.kind == "reference" else self._fail(call, answer)
@@ -646,21 +651,17 @@ class Calls:
         return Reply(worker, None, work.tag, Record(), work.order, failure)
 
     def _fail(self, call: Pending, failure: WorkerFailure, counts: Record | None = None) -> Reply:
-        """Replaces a worker that has failed, unless the wait was interrupted. Handles the worker's
-        calls as `after_failure` says."""
+        """Replaces a worker that has failed. Handles the worker's calls as `after_failure` says."""
         worker, work = call.worker, call.work
         if counts is not None:
             self.count([Reply(worker, None, work.tag, counts, work.order, failure)])
         lost = self._drop(worker)
         group = self._groups[worker.who]
-        replacement = None if self.interrupted else group.replace(worker, failure)
+        replacement = group.replace(worker, failure)
         if self._after_failure == "reassign":
             lost += self._backlog.pop(worker.seat, ())
-            if not self.interrupted:
-                self._reassign(worker.who, lost)
-            elif lost:
-                self._backlog.setdefault(worker.seat, deque()).extend(lost)
-        elif self._after_failure == "send again" and (replacement is not None or self.interrupted):
+            self._reassign(worker.who, lost)
+        elif self._after_failure == "send again" and replacement is not None:
             self._backlog.setdefault(worker.seat, deque()).extendleft(reversed(lost))
         elif worker.seat in self._backlog and self._after_failure == "drop":
             del self._backlog[worker.seat]

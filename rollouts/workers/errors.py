@@ -6,8 +6,8 @@ from __future__ import annotations
 class FunctionError(RuntimeError):
     """A call to a worker has failed, and would probably fail in every worker. For example, the
     function raised before it had succeeded in any worker, or an argument cannot be pickled. The
-    message names the strategy (or other owner of the call) and the function. If the function
-    raised, the message ends with the user's traceback."""
+    message names the function and the owner of the call, such as a strategy (the optimizer of a
+    run). If the function raised, the message ends with the user's traceback."""
 
 
 class NonFiniteError(RuntimeError):

@@ -35,7 +35,8 @@ class WorkerFailure(NamedTuple):
     Attributes:
         kind: the kind of failure.
             `death`: the process died, or its connection ended.
-            `hang`: the process made no progress within the time limit, or missed another deadline.
+            `hang`: the process made no progress within the time limit, or missed a deadline that
+            progress does not extend.
             `exception`: the call or the start of the process raised, or an answer cannot be used.
             `environment`: an environment cannot be made, or failed repeatedly.
             `reference`: an argument of the call is lost, because the process that made it died. The
@@ -58,8 +59,8 @@ class FaultLog:
 
     All workers may die at the same time, for example with their node. This does not mean that
     their replacements would die, too. So several failures in a row count as one failure if each of
-    the workers had succeeded since its previous failure. A failure of a worker without such a
-    success counts as one more failure.
+    the workers had succeeded since its previous failure. If a worker fails again before it has
+    succeeded, this failure counts as one more failure.
 
     Args:
         max_consecutive_failures: the number of consecutive failures, without a success in between,
@@ -180,21 +181,27 @@ class FaultLog:
         at_start = failure.at_start or failure.kind == "environment"
         if at_start and not self.any_success:
             raise WorkersFailedError(f"{self._who} {index}: {failure.message}")
-        in_a_row = max(self._consecutive, self._without_fragment)
-        if in_a_row >= self._limit:
+        if max(self._consecutive, self._without_fragment) >= self._limit:
+            what = (
+                f"{self._consecutive} calls to workers failed in a row, without a success in "
+                "between"
+                if self._consecutive >= self._limit
+                else f"environments failed in {self._without_fragment} calls to workers, and no "
+                "call sampled in between"
+            )
             raise WorkersFailedError(
-                f"{in_a_row} calls to workers failed in a row, without a success in between "
-                f"(max_consecutive_failures={self._limit}). The last failure, of {self._who} "
-                f"{failure.worker_index} ({failure.kind}):\n{failure.message}"
+                f"{what} (max_consecutive_failures={self._limit}). The last failure, of "
+                f"{self._who} {failure.worker_index} ({failure.kind}):\n{failure.message}"
             )
         last_line = failure.message.strip().splitlines()[-1] if failure.message.strip() else ""
         event = self._event()
         recorded = "" if event is None else f" (event {event} of the record)"
         logger.warning(
-            "%s %d failed (%s) and is replaced%s. %s",
+            "%s %d failed (%s)%s%s. %s",
             self._who,
             index,
             failure.kind,
+            "" if self.is_unrecoverable(index) else " and is replaced",
             recorded,
             last_line,
         )

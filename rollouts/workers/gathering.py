@@ -1,4 +1,5 @@
-"""Functions that sample fragments in workers and gather them, for strategies and the Collector."""
+"""Functions that sample fragments in workers and gather them, for strategies (the optimizers of
+runs) and the Collector."""
 
 from __future__ import annotations
 

@@ -34,9 +34,10 @@ STOP_TIMEOUT_S = 1.0
 class ProcessGroup(ABC):
     """A group of processes of one kind. Each process holds an object, and runs calls on it.
 
-    A process is up once it has reported its start and has run its set-up calls. Only processes that
-    are up get work. If a process fails, the group replaces it by a new process with the same index,
-    unless it failed too often (see `replace`). A subclass defines how a process starts:
+    A process is up once it has reported its start and has run its set-up calls, which are the calls
+    in `WorkerHandle.set_up`. Only processes that are up get work. If a process fails, the group
+    replaces it by a new process with the same index, unless it failed too often (see `replace`). A
+    subclass defines how a process starts:
 
         class Shards(ProcessGroup):
             def _start_process(self, index):
@@ -107,8 +108,8 @@ class ProcessGroup(ABC):
         """Returns the name of a process for error messages about its calls."""
         return f"{self.who} {worker.index}"
 
-    def describe_hang(self) -> str:
-        """Returns the time limit as text, for messages about hangs."""
+    def describe_hang(self, worker: WorkerHandle) -> str:
+        """Returns the time limit of a process as text, for messages about hangs."""
         return f"worker_timeout_s={self.options.worker_timeout_s:g}"
 
     def next_call_number(self) -> int:

@@ -168,8 +168,8 @@ def _is_whole(answer: Any) -> bool:
 
 
 def _set_seconds(record: Record, names: Sequence[str], microseconds: Sequence[int]) -> None:
-    """Sets the seconds of each phase to the whole microseconds in the log. Strategies may use these
-    seconds in decisions, so the seconds must be equal in a run and in its rerun."""
+    """Sets the seconds of each phase to the whole microseconds in the log. A policy optimizer may
+    use these seconds in decisions, so the seconds must be equal in a run and in its rerun."""
     record.seconds = {name: us / 1e6 for name, us in zip(names, microseconds, strict=True)}
 
 
@@ -318,9 +318,9 @@ class RecordedTransport(Transport):
         return RecordedTicket(inner, self.num_tickets - 1, channel, name)
 
     def below(self) -> dict[str, Any] | None:
-        """Returns the record of the calls that the next process to start made itself in the
-        recorded run, such as the calls of a gradient worker to the workers below it. None if the
-        record has no such calls, or if this is not a rerun."""
+        """Returns the record of the calls that a process itself made in the recorded run, such as
+        the calls of a gradient worker to the workers below it. The process is the one that `start`
+        starts next. None if the record has no such calls, or if this is not a rerun."""
         return self.log.below(self._num_processes) if isinstance(self.log, Rerun) else None
 
     def start(

@@ -23,9 +23,9 @@ class StartUp:
     """Watches processes that are starting.
 
     The time limit of a process begins when the process is started. The limit begins again each time
-    that any process of the group answers its start or a set-up call, because processes that start
-    at the same time slow each other down. If Ray has no resources for a process yet, the limit
-    applies only if the run cannot continue without this process.
+    that any process of the group answers its start or a set-up call (`WorkerHandle.set_up`),
+    because processes that start at the same time slow each other down. If Ray has no resources for
+    a process yet, the limit applies only if the run cannot continue without this process.
 
     Args:
         who: the noun for a process in messages.

@@ -81,7 +81,8 @@ class Pending:
         progress_s: the last time at which the process made progress, as far as the supervisor
             knows.
         latest_s: a deadline that progress does not extend.
-        stopped: True once the driver has asked the process to end the fragments of this call early.
+        keep_steps: the number of steps in the last request to end the fragments of this call early.
+            Infinite without such a request.
     """
 
     work: Work
@@ -92,7 +93,7 @@ class Pending:
     sent_s: float
     progress_s: float = -math.inf
     latest_s: float = math.inf
-    stopped: bool = False
+    keep_steps: float = math.inf
 
     @property
     def began_s(self) -> float:
@@ -121,7 +122,8 @@ class Supervisor:
 
     Args:
         groups: the groups of processes, by `ProcessGroup.who`.
-        owner: name of the strategy or other owner of the calls, for error messages.
+        owner: name of the owner of the calls, such as a strategy (the optimizer of a run), for
+            error messages.
         is_work: True if the calls do the strategy's work. A success then resets the count of
             consecutive failures. False for calls that, for example, only read a state, because a
             process with broken environments can answer such calls, too. The supervisor also does
@@ -214,7 +216,7 @@ class Supervisor:
             )
         else:
             limit = (
-                self._groups[call.worker.who].describe_hang()
+                self._groups[call.worker.who].describe_hang(call.worker)
                 if own_s is None
                 else f"limit of this call: {own_s:g} s"
             )

@@ -12,8 +12,9 @@ from typing import Any
 import ray
 from gymnasium import Space
 
-from polopt.common.config import Config
+from polopt.common.config import Config, ConfigError, shown
 from polopt.common.sample_batch import SampleBatch
+from polopt.rollouts.envs.env_errors import described
 from polopt.rollouts.envs.env_sources import EnvSource, resolve_env
 from polopt.rollouts.envs.vector_env import ENV_KEYS, probe_spaces
 from polopt.rollouts.rollout_config import RolloutConfig
@@ -37,7 +38,7 @@ class WorkerConfig:
             that no earlier worker with this index has used.
         restore_count: number of times the run was restored from a checkpoint. After each restore,
             workers use new random numbers.
-        device: the device on which the policy learns.
+        device: torch device of the policy's networks.
         postproc: a function of the user. A `Collector`'s worker applies this function to each batch
             as the last step.
         callbacks: class of the user's callbacks. None if the user has no callbacks.
@@ -109,19 +110,19 @@ def make_worker_config(
         policy: options of the policy.
         env: result of `resolve_env`. None means that this function resolves `rollout.env`.
         keys: see `polopt.rollouts.envs.vector_env.ENV_KEYS`.
-        device: the device on which the policy learns. None means `cuda` if `num_gpus_per_worker` is
+        device: torch device of the policy's networks. None means `cuda` if `num_gpus_per_worker` is
             above 0, and `cpu` otherwise.
         postproc: see `WorkerConfig`.
         callbacks: see `WorkerConfig`.
 
     Raises:
-        ConfigError: the environment is unknown, cannot be made, or does not support an option, or
-            the policy does not support the spaces.
+        ConfigError: the environment is unknown, cannot be made, or does not support an option, the
+            policy does not support the spaces, or a value cannot be sent to remote workers.
     """
     source = resolve_env(rollout.env) if env is None else env
     observation_space, action_space = probe_spaces(source, rollout, keys)
     policy_class(observation_space, action_space, policy)
-    return WorkerConfig(
+    config = WorkerConfig(
         rollout=rollout.model_copy(update={"env": None}),  # workers use `WorkerConfig.env`
         env=source,
         policy_class=policy_class,
@@ -133,3 +134,33 @@ def make_worker_config(
         postproc=postproc,
         callbacks=callbacks,
     )
+    if rollout.num_workers:
+        check_picklable(config, keys)
+    return config
+
+
+def check_picklable(config: WorkerConfig, keys: tuple[str, str, str] = ENV_KEYS) -> None:
+    """Checks that the user's values in a config can be sent to remote workers.
+
+    Args:
+        config: the config of remote workers.
+        keys: see `polopt.rollouts.envs.vector_env.ENV_KEYS`.
+
+    Raises:
+        ConfigError: a value cannot be pickled. The message names the key of the value.
+    """
+    for key, value in (
+        (keys[0], config.env),
+        (keys[1], config.rollout.env_config),
+        ("policy", config.policy_class),
+        ("policy", config.policy),
+        ("postproc", config.postproc),
+        ("callbacks", config.callbacks),
+    ):
+        try:
+            ray.cloudpickle.dumps(value)
+        except Exception as error:  # pickling can raise anything
+            raise ConfigError(
+                f"key {key!r}: got {shown(value)}, which cannot be sent to remote workers: "
+                f"{described(error)}. Allowed: a value that cloudpickle can pickle"
+            ) from error

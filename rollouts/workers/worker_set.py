@@ -176,13 +176,14 @@ class WorkerSet(ProcessGroup):
         policy_name = getattr(policy, "__name__", type(policy).__name__)
         return (
             f"{self.who} {worker.index} (policy {policy_name!r}, environment "
-            f"{env_name(self.config.env)!r})"
+            f"{env_name(self.config_of(worker.index or 1).env)!r})"
         )
 
-    def describe_hang(self) -> str:
-        """Returns the time limit and the size of a fragment as text, for messages about hangs."""
+    def describe_hang(self, worker: WorkerHandle) -> str:
+        """Returns the time limit, and the size of a fragment of a worker, as text for messages
+        about hangs."""
         options = self.options
-        envs = options.num_envs_per_worker
+        envs = self.num_envs_of(worker.index)
         return (
             f"worker_timeout_s={options.worker_timeout_s:g}, the longest time without progress, "
             "such as a step of an environment. A fragment has "
@@ -252,7 +253,7 @@ class WorkerSet(ProcessGroup):
         learner_device: str = "cpu",
         local: RolloutWorker | None = None,
     ) -> bool:
-        """Makes new workers from another config inside the running processes. Replaces processes
+        """Makes new workers from a new config inside the running processes. Replaces processes
         that are still starting. Does not wait until the new workers are up.
 
         Args:
@@ -261,9 +262,9 @@ class WorkerSet(ProcessGroup):
             local: the new local worker. None means that this set makes the local worker.
 
         Returns:
-            True if the set has begun to make the new workers. False if the new config needs other
-            processes, for example another number of workers or other resources. In this case,
-            nothing has changed.
+            True if the set has begun to make the new workers. False if the running processes do not
+            suit the new config, for example because the number of workers or their resources
+            differ. In this case, nothing has changed.
 
         Raises:
             WorkersFailedError: workers that were starting with the old config keep failing.

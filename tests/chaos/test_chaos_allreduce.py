@@ -109,12 +109,12 @@ def test_twenty_kills_during_allreduce(worker_pool: Pool, report: Report) -> Non
         states = on_ranks(optimizer, learned_state)
         assert len(states) == 4
         assert all(state == states[0] for state in states), (
-            "the replacement has the state of the others"
+            "the replacement must have the state of the other ranks"
         )
-        assert np.frombuffer(states[0][2], np.float32).any(), "moments of Adam"
+        assert np.frombuffer(states[0][2], np.float32).any(), "Adam's moments must not be 0"
         assert states[0][1] > version
         now = {worker.index: pid_of(worker) for worker in optimizer.group.ranks}
-        assert sum(now[index] != pids[index] for index in pids) == 1, "one process was replaced"
+        assert sum(now[index] != pids[index] for index in pids) == 1, "one process is replaced"
     stats = optimizer.workers.stats()
     assert stats["num_worker_deaths"] == stats["num_remote_worker_restarts"] == KILLS
     assert stats["num_worker_hangs"] == stats["num_worker_exceptions"] == 0

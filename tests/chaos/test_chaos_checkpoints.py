@@ -1,4 +1,4 @@
-"""Repeated SIGKILL during saves."""
+"""Kills processes by SIGKILL while they save checkpoints, 100 times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Small object stores, lost nodes and killed drivers. Each run has its own process and Ray."""
+"""Training with a small object store, with a lost node, and with killed drivers. Each run has its
+own process and Ray."""
 
 from __future__ import annotations
 

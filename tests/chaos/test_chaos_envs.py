@@ -1,4 +1,4 @@
-"""Environments that raise at random. Each policy optimizer trains with them for a minute."""
+"""Environments that raise at random. Each of three optimizers trains with them for a minute."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ SECONDS, SLICE_S = 60.0, 2.0
 
 
 class Run:
-    """An optimizer with environments that raise with probability `p`, and counters of its run."""
+    """An optimizer that trains with environments that raise with probability `p`, and the counters
+    of this training."""
 
     def __init__(self, cls: Any, p: float) -> None:
         rollout = {
@@ -105,5 +106,5 @@ def test_crashing_environments_cost_little(
             assert "simulated crash" in stats["last_env_fault"]
             assert stats["last_env_fault_worker"] in (1, 2)
         # An exception costs about as much time as 100 steps of CartPole, half of it to make a new
-        # environment. A restart of the worker's process would cost as much as 100,000 steps.
+        # environment. A restart of the worker's process would take as long as 100,000 steps.
         assert share >= 0.3

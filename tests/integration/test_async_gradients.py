@@ -113,7 +113,7 @@ def test_only_the_worker_of_an_update_gets_the_new_weights(
         before = [len(channel.calls) for channel in optimizer.workers.channels]
         optimizer.step()
         for channel, count in zip(optimizer.workers.channels, before, strict=True):
-            new = channel.calls[max(count, 1) :]
+            new = channel.calls[max(count, 1) :]  # the first call has the initial weights
             assert len(new) == (channel.index == index)
             for method, (weights,) in new:
                 assert method == "compute_gradient"
@@ -226,16 +226,16 @@ def test_schedules_follow_the_environment_steps_of_all_workers(fake: FakeTranspo
         steps = count * ROWS
         assert optimizer.metrics.num_env_steps_sampled == steps
         used = optimizer.metrics.learner.report()["default_optimizer_learning_rate"]
-        assert used == pytest.approx(rates(steps)), "the driver uses its own steps"
+        assert used == pytest.approx(rates(steps)), "the driver's rate follows the sampled steps"
         for channel in optimizer.workers.channels:
             if len(channel.calls) > max(before[channel.index], 1):
                 clock[channel.index] = steps
             assert channel.target.policy.entropy_coeff == pytest.approx(
                 coefficients(clock[channel.index])
-            ), "a worker uses the steps of its weights"
+            ), "a worker uses the step count that came with its weights"
 
 
-def test_workers_that_hang_or_raise_are_replaced(fake: FakeTransport) -> None:
+def test_worker_that_hangs_is_replaced(fake: FakeTransport) -> None:
     optimizer = make(fake, grads_per_step=9, config={"seed": 1})
     optimizer.step()
     lost = optimizer.workers.remote[1].channel
@@ -274,13 +274,16 @@ def test_first_gradient_of_a_late_replacement_is_as_new_as_others(fake: FakeTran
     fake.script = others
     optimizer.config = optimizer.config_class(grads_per_step=1)
     optimizer.step()
-    assert optimizer.calls.num_pending == NUM_WORKERS, "one call per worker, also the lost worker"
+    assert optimizer.calls.num_pending == NUM_WORKERS, (
+        "one call per worker, also for the late replacement"
+    )
     optimizer.config = optimizer.config_class(grads_per_step=40)
     optimizer.stats()
     optimizer.step()
     report = optimizer.stats()["gradient_lag"]
     assert "compute_gradient" in [name for name, _ in late.channel.calls]
-    assert 0 < report["max"] < 45, "the weights were sent after its start"
+    # Weights from the time of the failure would be more than 80 updates old.
+    assert 0 < report["max"] < 45, "the weights were sent after the start of the replacement"
 
 
 class BrokenReplacements(FakeWorkerSet):

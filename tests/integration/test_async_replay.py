@@ -1,4 +1,5 @@
-"""AsyncReplay on Ray: data that pass through the driver, killed samplers and shards, and rates."""
+"""`AsyncReplay` with processes: killed samplers and shards, data that pass through the driver, and
+the ratio between learning and sampling."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def test_code_of_the_page_runs(
+def test_code_of_the_replay_page_runs(
     ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -96,7 +97,8 @@ def optimizer(ray_session: None, request: pytest.FixtureRequest) -> Iterator[Any
 
 
 def check(optimizer: Any) -> None:
-    """Checks that the rows by which learning is behind stay within the limiter's `error_buffer`."""
+    """Checks that the number of trained rows is at most what `training_intensity` allows, and that
+    it is smaller by at most the limiter's `error_buffer`."""
     limiter = optimizer.limiter
     credit = Fraction(limiter.intensity) * limiter.num_counted
     credit -= optimizer.metrics.num_env_steps_trained
@@ -109,11 +111,11 @@ def run(optimizer: Any, updates: int, limit_s: float = 120.0) -> None:
     while optimizer.metrics.num_updates < until:
         optimizer.step()
         check(optimizer)
-        assert time.monotonic() - began_s < limit_s, "it hangs"
+        assert time.monotonic() - began_s < limit_s, "too few updates within the limit"
 
 
 def test_kills_of_samplers_and_shards_leave_counters_exact(optimizer: Any) -> None:
-    """Twenty processes per minute, samplers and shards together, are killed for half a minute."""
+    """Kills eight processes, at most one every three seconds. Each is a sampler or a shard."""
     run(optimizer, 50)
     rng, killed = random.Random(0), Counter[str]()
     dead: set[int] = set()
@@ -157,8 +159,8 @@ def test_kills_of_samplers_and_shards_leave_counters_exact(optimizer: Any) -> No
 def test_driver_moves_only_the_batches_that_it_learns_from(
     ray_session: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fragments of 640 kB go from samplers to shards without passing through the driver. Batches
-    have the same size, and stay in their shard until the driver fetches them."""
+    """Fragments of 640 kB go from samplers to shards without passing through the driver. Batches of
+    512 kB stay in their shard until the driver fetches them."""
     fetched: list[Any] = []
     get = ray.get
 
@@ -179,6 +181,7 @@ def test_driver_moves_only_the_batches_that_it_learns_from(
     finally:
         optimizer.stop()
         optimizer.workers.stop()
+    # A row has two observations of 4000 float32 numbers, and 44 bytes of other columns.
     batch_bytes = BATCH * (2 * 4 * 4000 + 44)
     assert received == learned * batch_bytes
     sizes = [sum(a.nbytes for a in b.rows) for b in fetched if hasattr(b, "rows")]
@@ -197,4 +200,5 @@ def test_state_is_restored_without_a_burst(optimizer: Any) -> None:
     run(optimizer, 30)
     learned = BATCH * (optimizer.metrics.num_updates - updates)
     rows = optimizer.metrics.num_env_steps_sampled - sampled
+    # The buffer is empty after a restore, so learning waits for `learning_starts` = 200 new rows.
     assert learned <= rows - 200 + optimizer.limiter.error_buffer

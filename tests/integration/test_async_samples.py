@@ -52,7 +52,7 @@ def make(
 
 
 def uneven(seed: int, slow: int = 3) -> Script:
-    """Returns a script in which one worker is slow: only every tenth answer is from it."""
+    """Returns a script in which worker `slow` makes fewer than one in ten of the replies."""
     rng = random.Random(seed)
 
     def script(pending: list[SimulatedTicket]) -> SimulatedTicket:
@@ -69,7 +69,9 @@ def test_fragments_do_not_grow_in_number_after_drains() -> None:
         optimizer.drain()  # as before a checkpoint
         assert len(optimizer.calls.kept) <= 3 * 2
     made = sum(len(channel.values) for channel in optimizer.workers.channels)
-    assert made == 10 + len(optimizer.calls.kept), "each is learned from, or kept"
+    assert made == 10 + len(optimizer.calls.kept), (
+        "the driver learns from each fragment, or keeps it"
+    )
 
 
 @pytest.mark.parametrize("requests", [1, 2])
@@ -88,7 +90,7 @@ def test_workers_sample_while_the_driver_learns(requests: int) -> None:
     assert pending == [2 * requests] * 4
 
 
-def test_peak_of_sampling_is_that_of_the_workers() -> None:
+def test_sampling_peak_uses_the_time_of_the_workers() -> None:
     """The peak is not computed from the waiting time of the driver, which is near 0 if fragments
     have already arrived."""
     optimizer = make(num_workers=2)
@@ -137,9 +139,11 @@ def test_lag_in_rollouts_never_exceeds_the_bound(bound: int, size: int, requests
         assert lag["max"] <= bound
     assert slow.removed
     assert optimizer.workers.faults.num_restarts == 1
-    assert all(len(channel.values) > 5 for channel in optimizer.workers.channels[:2]), "in turn"
+    assert all(len(channel.values) > 5 for channel in optimizer.workers.channels[:2]), (
+        "both fast workers sample"
+    )
     ahead = 3 * requests - 1  # fragments that may be requested before the fragment that is learned
-    assert largest == bound or ahead // size < bound, "the bound is used"
+    assert largest == bound or ahead // size < bound, "workers sample as far ahead as allowed"
 
 
 @pytest.mark.parametrize("rate", [0, 1, 4])
@@ -171,7 +175,8 @@ def test_slow_worker_does_not_take_the_places_of_faster_ones() -> None:
     for _ in range(2):
         optimizer.step()
         calls = optimizer.calls
-        assert calls.num_work_of(slow) == 1, "its fragment takes longer than to learn"
+        # A fragment of this worker takes longer than the driver needs to learn from a batch.
+        assert calls.num_work_of(slow) == 1, "no second call yet"
     fake.clock.now_s += 9.99  # the fragment will end soon
     optimizer.step()
     assert calls.num_work_of(slow) == 2
@@ -197,7 +202,7 @@ def test_no_wait_for_a_worker_that_is_within_the_bound() -> None:
     optimizer.workers.remote[0].channel.finish()
     optimizer.workers.remote[1].channel.finish()
     optimizer.step()
-    assert hanging.removed, "its fragment would exceed the bound, so the step waited for it"
+    assert hanging.removed, "its fragment would exceed the bound, so the step waited in vain"
 
 
 # ---- with processes ----------------------------------------------------------------------

@@ -48,7 +48,7 @@ def test_env_processes_differ_between_workers() -> None:
 def test_crash_in_an_env_process_is_repaired_there() -> None:
     batches = env_faults.crash_batches("same_step", 15, AsyncVectorEnv)
     env_faults.check_row_before_a_crash_is_bootstrapped(batches)
-    assert sum(batch.faults.env_faults for batch in batches) == 7  # 30 // 4
+    assert sum(batch.faults.env_faults for batch in batches) == 7  # every fourth of 30 steps raises
 
 
 @every_mode

@@ -31,7 +31,7 @@ from polopt.rollouts.workers.errors import FunctionError, NonFiniteError, Worker
 from polopt.rollouts.workers.fault_log import WorkerFailure
 from polopt.rollouts.workers.gathering import sample
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.rollouts.workers.worker_handle import WorkerHandle
+from polopt.rollouts.workers.worker_handle import WorkerHandle, WorkerSpec
 
 TIMEOUT_S, STARTUP_S = 10.0, 50.0
 DEATH = LostProcessError("the process died")
@@ -212,6 +212,22 @@ def test_no_answer_within_the_limit_is_a_hang(fake: FakeTransport, make: Any) ->
     assert "A fragment has 5 steps of 2 environments" in reply.failure.message
     assert fake.clock.now_s == 1000.0 + TIMEOUT_S
     assert [call.work.tag for call in calls.pending() if call.worker is other] == ["later"]
+
+
+def test_hang_of_a_worker_with_its_own_environments_names_them(
+    fake: FakeTransport, make: Any
+) -> None:
+    workers, calls = make(1)
+    workers.add_workers([WorkerSpec(env="CartPole-v1", num_envs=3)])
+    for worker in workers.remote:
+        calls.send(worker, echo)
+    fake.script = none_ready
+    hangs = [calls.next() for _ in range(2)]
+    said = {one.worker.index: one.failure.message for one in hangs if one.failure is not None}
+    assert "environment 'Drift')" in said[1]
+    assert "environment 'CartPole-v1')" in said[2]
+    assert "5 steps of 2 environments" in said[1]
+    assert "5 steps of 3 environments" in said[2]
 
 
 def test_hang_is_found_while_others_are_always_ready(fake: FakeTransport, make: Any) -> None:
@@ -826,7 +842,7 @@ def test_wait_stops_stragglers_and_drops_work_that_was_not_sent(
     fake.script = in_order([1, 1, 2, 2, 3])
     replies = calls.all(Stragglers(0.6, 0.25), steps=lambda work: 20)
     assert values(replies) == [1, -1, 2, -2, 3]
-    assert stopped == [(3, 5)]
+    assert stopped == [(3, 5)]  # 25 percent of 20 steps are kept
 
 
 def test_discard_drops_everything_that_is_pending(make: Any) -> None:
@@ -872,10 +888,37 @@ def test_workers_killed_by_an_interruption_are_replaced_later(make: Any, rule: s
     assert workers.faults.num_restarts == 2
 
 
+@every_rule
+def test_failure_during_an_interruption_is_handled_once(
+    make: Any, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers, calls = make(2, after_failure=rule)
+    worker = workers.remote[0]
+    worker.channel.next_error = DEATH
+    calls.send(worker, echo, "work")
+    (call,) = calls.pending()
+    result = type(call.ticket).result
+
+    def interrupted(ticket: Any, timeout_s: float) -> Any:
+        calls.interrupt()
+        return result(ticket, timeout_s)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(call.ticket), "result", interrupted)
+        with pytest.raises(CallsInterrupted):
+            calls.first()
+    assert workers.faults.counts["death"] == 0
+    calls.interrupted = False
+    assert values(calls.all()) == ([] if rule == "drop" else ["work"])
+    assert (workers.faults.counts["death"], workers.faults.num_restarts) == (1, 1)
+    assert worker.removed
+
+
 def test_load_counts_pending_calls(make: Any) -> None:
     workers, calls = make(3)
     calls.fill(version_of, workers.remote)
     calls.all()
+    # When the three calls end, 3, 2 and 1 calls are pending.
     assert calls.load.report() == {"mean": 2.0, "max": 3}
 
 

@@ -225,7 +225,7 @@ def test_value_that_cannot_be_pickled_fails_only_its_call(
     pool: Callable[[str], Line], kind: str, by_reference: bool
 ) -> None:
     if kind == "simulated" and by_reference:
-        pytest.skip("its references hold objects of this process")
+        pytest.skip("references of the simulated transport hold objects of this process")
     line = pool(kind)
     ticket, later = line.send(make_lock, by_reference=by_reference), line.send(note, 1)
     try:
@@ -359,7 +359,7 @@ def call_until_error(line: Line, value: Any) -> None:
 
 @pytest.mark.parametrize("kind", PROCESSES)
 def test_reference_to_an_object_of_a_dead_process_is_lost(make: Make, kind: str) -> None:
-    """The called process and the function did not cause this error."""
+    """The loss is not a `LostProcessError`, because the called process has not failed."""
     owner, other = make(kind), make(kind, "worker 2")
     reference = owner.call(make_array, 1000, by_reference=True)
     owner.transport.kill(owner.channel)
@@ -450,7 +450,7 @@ def test_remake_replaces_the_object_of_a_process(process: Line) -> None:
 
 
 @pytest.mark.parametrize("kind", PROCESSES)
-def test_object_that_cannot_be_made(make: Make, transports: Any, kind: str) -> None:
+def test_error_of_a_constructor_ends_the_start(make: Make, transports: Any, kind: str) -> None:
     transport = transports[kind]
     failing = transport.start(Notebook, ("fail",), NO_RESOURCES, "worker 1")
     with pytest.raises(LostProcessError, match="division in the constructor") as caught:

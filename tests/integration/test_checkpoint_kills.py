@@ -56,8 +56,8 @@ def test_sigkill_leaves_the_other_checkpoint_complete(tmp_path: Path) -> None:
     assert all("complete" in refusal and "damaged" not in refusal for refusal in refusals)
 
 
-# Forks a process for each line that it reads, so that torch is imported only once. Prints the
-# process id.
+# A program that forks a process for each line that it reads, so that it imports torch only once.
+# It prints the id of the process.
 _WRITERS = """
 import os, shutil, sys, torch
 from pathlib import Path

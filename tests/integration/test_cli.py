@@ -150,7 +150,7 @@ def test_result_of_a_trial_directory_has_its_checkpoints(
     assert Path(best.path) == folder / line_of(lines, "checkpoint")
 
 
-def test_results_are_those_of_tune(trained: tuple[Path, list[str]]) -> None:
+def test_trial_directory_has_the_result_files_of_tune(trained: tuple[Path, list[str]]) -> None:
     folder, lines = trained
     results = Path(line_of(lines, "results"))
     assert results.parents[1] == folder / "results"
@@ -179,7 +179,9 @@ def test_tuner_restores_the_experiment(trained: tuple[Path, list[str]]) -> None:
     assert result.checkpoint.path == line_of(lines, "checkpoint")
 
 
-def test_restored_run_counts_on(trained: tuple[Path, list[str]], tmp_path: Path) -> None:
+def test_restored_run_continues_the_counters(
+    trained: tuple[Path, list[str]], tmp_path: Path
+) -> None:
     folder, before = trained
     file = folder / "small.yaml"
     options = ["stop.training_iteration=6", "--restore", folder / "results"]
@@ -188,7 +190,7 @@ def test_restored_run_counts_on(trained: tuple[Path, list[str]], tmp_path: Path)
     assert (old["training_iteration"], new["training_iteration"]) == (4, 6)
     assert new["time_total_s"] > old["time_total_s"] > 0
     steps = [state["optimizer"]["num_env_steps_sampled"] for state in (old, new)]
-    assert steps[1] >= steps[0] + 128
+    assert steps[1] >= steps[0] + 128  # two iterations of at least 64 steps
     assert len([line for line in lines if line.startswith("return ")]) == 2
 
 
@@ -210,7 +212,7 @@ def test_python_file_of_another_directory(tmp_path: Path) -> None:
     )
     (folder / "mine.py").write_text(CALLABLE.replace("CONFIG", repr(SMALL)))
     lines = train("experiments/mine.py", "stop.training_iteration=2", cwd=tmp_path)
-    assert (tmp_path / "counted").read_text() == "xx", "callbacks of the file"
+    assert (tmp_path / "counted").read_text() == "xx", "the callbacks in the file run"
     runs_as_printed(lines, tmp_path)
 
 
@@ -269,8 +271,8 @@ def two_nodes() -> Iterator[str]:
         tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder,
         subprocess.Popen(
             [sys.executable, str(script), "two_nodes"],
-            # Ray writes the address of a cluster to this folder, where other programs would find
-            # it.
+            # Ray writes the address of the cluster to its temporary directory. In the usual
+            # directory, other programs would find this address.
             env={**os.environ, "RAY_TMPDIR": folder},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -388,7 +390,7 @@ def wait_for_line(process: subprocess.Popen[str], start: str, count: int = 1) ->
 
 def usual_first(usual: list[Any], others: list[Any]) -> list[Any]:
     """Returns the cases of a test. `make test-slow` runs all cases. Other commands run only the
-    first, because each case starts Ray."""
+    cases in `usual`, because each case takes seconds."""
     return [*usual, *(pytest.param(*case, marks=pytest.mark.slow) for case in others)]
 
 
@@ -439,7 +441,7 @@ def caught_signals(pid: int) -> int:
     ("line", "after_s", "twice"),
     usual_first(
         [
-            ("", 0.0, True),  # before the output "starting Ray". This case does not start Ray
+            ("", 0.0, True),  # before the output "starting Ray", so Ray does not start
             ("starting Ray", 0.0, False),
             ("starting Ray", 0.5, True),
             ("starting Ray", 1.5, False),
@@ -470,7 +472,7 @@ def test_sigterm_at_any_moment_of_the_start(
             time.sleep(0.1)
             process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
-        assert time.monotonic() - sent_s < 8.0, "the limit in docs/faults.md"
+        assert time.monotonic() - sent_s < 8.0, "docs/faults.md names this limit"
         left = of_session(process.pid)
     assert process.returncode == 143, out + err
     assert err == ""
@@ -489,7 +491,7 @@ handling = signals.StopSignals()
 handling.install()
 handling.before_exit = lambda: print("abandoned", flush=True)
 print("ready", flush=True)
-hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # for half an hour; no handler runs
+hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # half an hour, in which no handler runs
 """
 BLOCKED = """
 import time
@@ -522,7 +524,7 @@ def test_process_with_a_full_output_ends_in_time() -> None:
         try:
             wait_for_line(process, "ready")
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=60) == 143, "nobody reads its output"
+            assert process.wait(timeout=60) == 143, "although nobody reads the output"
         finally:
             process.kill()
 
@@ -532,7 +534,7 @@ import time
 from pathlib import Path
 import gymnasium
 class Stuck(gymnasium.Wrapper):
-    left = 150  # steps of all environments; the third iteration does not end
+    left = 150  # steps of all environments, so the third iteration of 64 steps does not end
     def step(self, action):
         Stuck.left -= 1
         while Stuck.left < 0:

@@ -128,7 +128,9 @@ def test_policy_lag_of_workers_is_bounded(over: Any) -> None:
 
     for limit in (1, 3):
         assert oldest(max_weight_update_interval=limit) <= limit
-    assert oldest(update_after_each_batch=True) > 3, "without the rule, the slow worker lags more"
+    assert oldest(update_after_each_batch=True) > 3, (
+        "without a maximum interval, the slow worker lags more"
+    )
 
 
 # ---- joining and leaving ------------------------------------------------------------------------
@@ -142,7 +144,8 @@ def test_collectors_join_and_leave_while_iterating(made: Any) -> None:
     assert added == [3]
     next(collector)  # this batch was requested before the new worker was added
     batch = next(collector)
-    # 20 frames over three workers are 7 per worker. The new worker has three environments.
+    # The workers have 2, 2 and 3 environments, which are 7 columns. 20 frames over three workers
+    # are 7 per worker, for which a worker with 2 environments needs 4 steps.
     assert batch.shape == (4, 7)
     pids = {pid_of(worker) for worker in collector.workers.remote}
     assert len(pids) == 3
@@ -173,6 +176,7 @@ def test_collectors_can_have_own_environments_and_resources(made: Any) -> None:
         frames_per_batch=72,
     )
     batch = next(collector)
+    # 72 frames are 18 steps of four environments, in episodes of 3 or 9 steps.
     assert batch["truncated"].sum(0).tolist() == [6, 6, 2, 2]
 
     def look(_: Any) -> tuple[Any, Any]:
@@ -217,6 +221,7 @@ def test_seeds_and_state_with_processes(over: Any) -> None:
     one.shutdown()
     two = over(sync=True, seed=2, broadcast_interval=1)
     assert next(two).all_obs.tobytes() != seeded.all_obs.tobytes()
+    # Each of the four environments takes one seed.
     assert two.set_seed(5) == after == next_seed(next_seed(next_seed(next_seed(5))))
     assert next(two).all_obs.tobytes() == seeded.all_obs.tobytes()
     two.load_state_dict(state)
@@ -241,15 +246,15 @@ print("fine")
 
 START = """
 collect(0.0)
-assert not ray.is_initialized(), "it ends the Ray that it started"
+assert not ray.is_initialized(), "the Collector ends the Ray that it started"
 """
 
 ATTACH = """
 collect(8.0)
-assert not ray.is_initialized(), "it had connected, so it disconnects"
+assert not ray.is_initialized(), "the Collector ends its own connection"
 ray.init(log_to_driver=False)
 collect(8.0)
-assert ray.is_initialized(), "the earlier connection stays"
+assert ray.is_initialized(), "the Collector keeps an earlier connection"
 """
 
 
@@ -267,9 +272,9 @@ def run_alone(program: str, **env: str) -> None:
 
 
 def test_without_a_cluster_one_is_started_and_ended(ray_session: None) -> None:
-    # A cluster of another program is running. Ray looks for running clusters in its folder, and
-    # this test gives Ray an empty folder. The name of the folder is short, because the folder holds
-    # Unix sockets, whose paths must be short.
+    # The cluster of `ray_session` is running. Ray looks for running clusters in its temporary
+    # directory, and this test gives Ray an empty directory. Its path is short, because Ray puts
+    # Unix sockets there, whose paths must be short.
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:
         run_alone(START, RAY_TMPDIR=folder)
 
@@ -287,11 +292,11 @@ def test_ray_init_config_goes_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions.ray.util, "get_current_placement_group", lambda: None)
     assert sessions.attach_or_start(2.0, 2, {"num_cpus": 3, "namespace": "mine"})
     assert given == [{"num_cpus": 3, "namespace": "mine"}]
-    assert not sessions.attach_or_start(2.0, 2, {"num_cpus": 3}), "connected already"
+    assert not sessions.attach_or_start(2.0, 2, {"num_cpus": 3}), "Ray is connected already"
 
 
 def test_example_of_torchrl() -> None:
-    """The example of TorchRL's RayCollector, with Gymnasium's environment."""
+    """The code is the example of TorchRL's RayCollector, with an environment of Gymnasium."""
     nn = pytest.importorskip("tensordict.nn")
     policy = nn.TensorDictModule(
         torch.nn.Linear(3, 1), in_keys=["observation"], out_keys=["action"]
@@ -311,4 +316,5 @@ def test_example_of_torchrl() -> None:
     with collector:
         batch = next(collector)
     assert batch.env_steps == 200
+    # 200 frames are four episodes of `max_frames_per_traj` = 50 frames.
     assert (batch["truncated"].sum(axis=0) == 4).all()

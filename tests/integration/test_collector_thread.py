@@ -75,7 +75,9 @@ def collector_that_raises(raises_after: int) -> Collector:
 
 def test_an_exception_is_raised_at_the_next_get() -> None:
     collector = collector_that_raises(raises_after=15)
-    thread = CollectorThread(collector, maxsize=8)  # a batch has 12 rows of two environments
+    # A batch has 6 steps of two environments, so the third batch fails. `get` then raises the
+    # exception, although two complete batches are in the queue.
+    thread = CollectorThread(collector, maxsize=8)
     wait_until(lambda: not thread.is_alive)
     for _ in range(2):
         with pytest.raises(EnvironmentFailedError, match="step limit of the test"):
@@ -150,12 +152,17 @@ def test_stop_ends_a_pending_get() -> None:
 
 
 class NeedsMainThread(TimestampEnv):
+    """An environment whose steps raise outside the main thread, which alone may set signal
+    handlers."""
+
     def step(self, action: Any) -> Any:
         signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))
         return super().step(action)
 
 
 class VectorNeedsMainThread(SyncVectorEnv):
+    """A vector environment whose steps raise outside the main thread."""
+
     def step(self, actions: Any) -> Any:
         signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))
         return super().step(actions)

@@ -1,4 +1,4 @@
-"""Tests that each optimizer continues from the checkpoints of all other optimizers."""
+"""Tests that each of three optimizers continues from the states of all three."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_every_optimizer_restores_the_state_of_every_other(
     restored = optimizer.get_state()
     assert common(restored) == expected
     assert all(restored[name] >= state[name] for name in TIMES)  # total times increase
-    # The restored run uses other random numbers.
+    # The number of restores changes the random numbers of the run.
     assert restored["restore_count"] == state["restore_count"] + 1
 
     result = optimizer.step()
@@ -87,4 +87,4 @@ def test_every_optimizer_restores_the_state_of_every_other(
     assert after["policy"]["version"] == after["num_updates"]
     assert after["policy"]["adam"]["network"]["step"].item() == after["num_updates"]
     assert after["policy"]["params"].tolist() != expected["policy"]["params"]
-    assert common(state) == expected, "what was saved is not touched"
+    assert common(state) == expected, "the saved state does not change"

@@ -1,4 +1,4 @@
-"""The live page and the report in a headless Chromium."""
+"""Tests the live page and the report in a headless Chromium."""
 
 from __future__ import annotations
 
@@ -142,6 +142,7 @@ def look_for_overlaps(browser: Browser, script: str) -> list[str]:
 
 
 def brightness(browser: Browser, selector: str) -> int:
+    """Returns the sum of red, green and blue of the background, from 0 (black) to 765 (white)."""
     color = browser.run(f"getComputedStyle(document.querySelector({selector!r})).backgroundColor")
     return sum(map(int, color.strip("rgba()").split(",")[:3]))
 
@@ -173,7 +174,8 @@ def test_running_experiment_grows(browser: Browser, address: str, results: Path)
     click_tab(browser, "Experiments")
     drawn_plots(browser)
     write_trial(results / "live", "sync_samples", 9, 70, first=21, finished=False)
-    # The new run has 90 iterations of 0.5 s. All other runs are shorter than 20 s.
+    # The run in `live` now has 90 iterations of 0.5 s, which are 45 s. All other runs have at most
+    # 20 s.
     browser.wait_for(
         "[...document.querySelectorAll('.js-plotly-plot')].some(p => "
         "p._fullLayout && p._fullLayout.xaxis.range[1] > 44)"

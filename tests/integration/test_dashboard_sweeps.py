@@ -31,8 +31,8 @@ class Toy(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def trials_of(tmp_path: Path, space: dict[str, Any], scheduler: Any) -> list[Trial]:
-    # The environment has a registered name. Two pickles of a class in a test may differ, and then
-    # the page would show different hashes.
+    # The config names a registered environment, because two pickles of a class in a test may
+    # differ. Then the page would show different hashes.
     register_env("toy_of_sweeps", Toy)
     config = {
         "env": "toy_of_sweeps",
@@ -78,7 +78,8 @@ def test_failed_and_pruned_trials_of_a_sweep_are_shown(tmp_path: Path) -> None:
     rows = {len(trial.values("done")): trial.state for trial in trials if trial.rows.num_rows}  # type: ignore[arg-type]
     assert rows[ITERATIONS] == "finished"
     for trial in trials:
-        if trial.rows.num_rows:  # without sync_config, which copies files of the trial's process
+        # The tab's file is there, although no `sync_config` lets Tune copy files of the trial.
+        if trial.rows.num_rows:
             assert trial.declared is not None
             assert trial.declared.title == "SyncSamples"
     assert all(state == "pruned by ASHA" for count, state in rows.items() if count < ITERATIONS)

@@ -39,7 +39,7 @@ from polopt.rollouts.workers.calls import Reply
 
 
 def spy_on_replies(optimizer: DecentralizedAllReduce) -> list[Reply]:
-    """Returns a list to which each reply is added that the driver takes later."""
+    """Returns a list that receives all later replies to the driver."""
     replies: list[Reply] = []
     take = optimizer.calls.next
 
@@ -62,8 +62,8 @@ def test_without_remote_workers_is_a_config_error() -> None:
 
 
 def distance_from_one_learner(pool: Pool, policy: type[Policy], rounds: int = 3) -> float:
-    """Returns the distance between the weights of two ranks after some rounds, and the weights of a
-    single learner that learns from the samples of both ranks.
+    """Trains two ranks, and a single learner on the samples of both ranks. Returns the largest
+    distance between their weights in any round.
 
     In each round, the single learner begins with the weights of the ranks, so that it learns from
     the same rows. It has its own Adam moments."""
@@ -121,6 +121,7 @@ def test_ranks_share_the_moments_of_all_their_samples(worker_pool: Pool) -> None
     np.testing.assert_allclose(moments.mean, expected.mean, rtol=1e-12)
     np.testing.assert_allclose(moments.m2, expected.m2, rtol=1e-12)
     optimizer.step()
+    # After two steps, a third round is in flight. `on_ranks` drains the optimizer, which ends it.
     first, second = on_ranks(optimizer, lambda worker: worker.policy.get_weights().moments)
     driver = optimizer.policy.get_weights().moments
     assert first.rows == optimizer.metrics.num_env_steps_sampled == 3 * 20
@@ -155,6 +156,7 @@ def test_all_ranks_stay_equal_and_unequal_ones_are_found(worker_pool: Pool) -> N
     optimizer = make_decentralized(worker_pool)
     for _ in range(5):
         optimizer.step()
+    # After five steps, a sixth round is in flight. `on_ranks` drains the optimizer, which ends it.
     first, second = on_ranks(optimizer, learned_state)
     assert first == second
     assert optimizer.stats()["num_checksums"] == optimizer.num_rounds == 6
@@ -177,7 +179,7 @@ def test_ranks_that_round_differently_get_the_weights_of_one(
             assert optimizer.stats()["num_resynchronized"] == round_index + 1
             optimizer.step()
             first, second = on_ranks(optimizer, learned_state)
-            assert first == second, "also moments of Adam and coefficients"
+            assert first == second, "also Adam's moments and the coefficients must be equal"
     assert sum("round differently" in line for line in caplog.messages) == 1
     assert optimizer.stats()["num_broken_rounds"] == 0
     assert optimizer.workers.faults.num_restarts == 0
@@ -200,7 +202,7 @@ def test_schedules_and_adapted_coefficients_reach_every_rank(worker_pool: Pool) 
         assert first == second
         steps = optimizer.metrics.num_env_steps_sampled
         used = [r.counts.learned["default_optimizer_learning_rate"] for r in replies[-2:]]
-        assert used == pytest.approx([Schedule(lr)(steps)] * 2), "by each rank"
+        assert used == pytest.approx([Schedule(lr)(steps)] * 2), "both ranks use this learning rate"
         assert first[0] == steps
         assert first[1] == pytest.approx(Schedule(entropy)(steps))
         seen.add(first[2])
@@ -249,7 +251,7 @@ def test_data_and_gradients_bypass_the_driver(worker_pool: Pool) -> None:
     for _ in range(2):
         optimizer.step()
     weights = optimizer.policy.get_weights().flat
-    assert len(replies) == 2 * 2 * 2, "two calls to each rank in a round"
+    assert len(replies) == 2 * 2 * 2, "two calls to each of two ranks in each of two rounds"
     with_weights = 0
     for reply in replies:
         value, counts = reply.value, copy.copy(reply.counts)
@@ -259,7 +261,7 @@ def test_data_and_gradients_bypass_the_driver(worker_pool: Pool) -> None:
             value = value._replace(weights=None)
         # A fragment would have 200 * 4 rows, and a gradient the size of the weights.
         assert len(ray.cloudpickle.dumps((value, counts))) < 1000 < weights.nbytes / 10
-    assert with_weights == 2, "from one rank, once a round"
+    assert with_weights == 2, "one rank sends its weights once per round"
 
 
 # ---- slow ranks --------------------------------------------------------------------------
@@ -295,7 +297,7 @@ def test_slow_rank_stops_early_and_its_rows_are_trained_on(worker_pool: Pool) ->
 
 
 @pytest.mark.usefixtures("compare_every_round")
-def test_no_rank_stops_early_by_default(worker_pool: Pool) -> None:
+def test_no_rank_stops_early_if_fraction_workers_is_1(worker_pool: Pool) -> None:
     optimizer, steps, duration_s = with_slow_rank(worker_pool, fraction_workers=1.0)
     assert steps == [40, 40]
     assert optimizer.metrics.num_early_stopped == 0
@@ -322,9 +324,8 @@ def test_early_stop_applies_to_one_call() -> None:
     assert steps_of(5) == 5
     stop(5)
     assert worker.sample().shape[0] == 5
-    worker.control.request_stop(
-        EarlyStopRequest(900, 2)
-    )  # a request of another optimizer, with other call numbers
+    # Another optimizer, whose calls have other numbers, has sent this request.
+    worker.control.request_stop(EarlyStopRequest(900, 2))
     assert steps_of(6) == 5
 
 

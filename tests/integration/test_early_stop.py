@@ -1,4 +1,5 @@
-"""Early stop of slow workers by `SyncSamples`, and its implementation in driver and workers."""
+"""`SyncSamples` and synchronous Collectors stop slow workers early. Also tests the classes that
+implement this."""
 
 from __future__ import annotations
 
@@ -103,7 +104,7 @@ def test_early_stop_of_an_outer_call_lasts_beyond_an_inner_one() -> None:
 
 @pytest.fixture
 def workers(worker_pool: Any) -> WorkerSet:
-    """Two workers. The steps of the second worker take 40 ms."""
+    """Returns two workers with fragments of 40 steps. The steps of the second worker take 40 ms."""
     options = {
         "num_envs_per_worker": 1,
         "rollout_fragment_length": 40,
@@ -120,12 +121,14 @@ def test_sync_samples_stops_slow_workers_early(workers: WorkerSet) -> None:
     assert complete.step().env_steps_trained == 80
     early = make_optimizer(SyncSamples, workers, fraction_workers=0.5, fraction_samples=0.1)
     results = [early.step() for _ in range(3)]
+    # The fast worker always samples 40 rows. The slow worker keeps at least 10 percent of 40 rows.
     assert all(44 <= result.env_steps_trained < 80 for result in results)
     assert all(result.env_steps_sampled == result.env_steps_trained for result in results)
     assert early.stats()["num_early_stopped"] == 3
     kept = make_optimizer(SyncSamples, workers, fraction_workers=0.5, fraction_samples=0.75)
-    assert kept.step().env_steps_trained == 70
-    # Requests that no worker has begun are dropped.
+    assert kept.step().env_steps_trained == 70  # 40 rows, and 75 percent of 40 rows
+    # Each worker has two fragments to sample. The driver drops the second request to the slow
+    # worker, which it has not sent yet.
     long = make_optimizer(SyncSamples, workers, fraction_workers=0.5, train_batch_size=160)
     assert 90 <= long.step().env_steps_trained < 160
 

@@ -78,7 +78,8 @@ def test_statistics_survive_a_restore_under_another_optimizer(
             for (count, mean), (expected, its_mean) in zip(
                 restored[index], held[index], strict=True
             ):
-                # A new episode has begun in each environment, which adds one observation.
+                # A new episode has begun in each environment. Its first observation adds 1 to the
+                # count, and moves the mean by about 1 / count.
                 assert 0.0 <= count - expected <= 1.0
                 np.testing.assert_allclose(mean, its_mean, atol=3.0 / expected)
         assert optimizer.workers.faults.num_restarts == 0

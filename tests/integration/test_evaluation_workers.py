@@ -45,7 +45,7 @@ def train_until(trainer: PolicyOptimizerTrainer, evaluations: int) -> dict[str, 
 
 
 @pytest.mark.parametrize("optimizer", ["decentralized_allreduce", "local_sgd"])
-def test_every_optimizer_evaluates_beside_training(optimizer: str) -> None:
+def test_evaluation_runs_beside_training(optimizer: str) -> None:
     if optimizer == "local_sgd":
         plugin(optimizer)
     trainer = PolicyOptimizerTrainer({**TINY, "optimizer": optimizer})
@@ -104,7 +104,8 @@ def test_no_two_environments_of_a_run_have_the_same_place(tmp_path: Path, below:
     def places(kind: str) -> list[tuple[int, ...]]:
         names = [path.name.split("-") for path in (tmp_path / kind).iterdir()]
         made = [(int(worker), int(vector)) for worker, vector, _ in names]
-        return sorted(place for place in made if place != (0, 0))  # made to check the config
+        # The driver makes the environment (0, 0) to check the config.
+        return sorted(place for place in made if place != (0, 0))
 
     last = 2 * max(below, 1)
     assert places("training") == [(w, v) for w in range(1, last + 1) for v in range(2)]

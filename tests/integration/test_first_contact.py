@@ -34,6 +34,7 @@ SHOWN = {
 def test_readme_runs_as_printed_on_two_cpus(tmp_path: Path) -> None:
     blocks, done = run_blocks(blocks_of("README.md"), tmp_path, num_cpus=2)
     assert len(blocks) == 7
+    # The first three blocks run Tune, with 1, 3 and 1 trials.
     ended = [set(re.findall(r"(\w+_0000\d) +TERMINATED", block)) for block in blocks]
     assert [len(trials) for trials in ended] == [1, 3, 1, 0, 0, 0, 0]
     assert "requests" not in done.stderr, "no warning about resources"
@@ -64,7 +65,7 @@ def test_older_table_of_trials_begins_with_the_return(
     assert re.search(r" ts \| +episode_return_mean ", header), header
 
 
-#: The part of IPython that Ray uses in a notebook. Prints the last table of progress.
+#: Replaces the part of IPython that Ray uses in a notebook. Prints the last table of progress.
 NOTEBOOK = """
 import sys, types
 from unittest.mock import MagicMock
@@ -110,6 +111,8 @@ def test_request_larger_than_the_cluster_warns_at_once(caplog: pytest.LogCapture
     assert said.count("\n") == 1
     assert f"A3C requests 41 CPU while Ray has {has:g}" in said
     assert "ray.init(num_cpus=41)" in said
-    assert warnings_of(caplog, A3C) == "", "the same warning follows a minute later at most"
+    assert warnings_of(caplog, A3C) == "", (
+        "the same warning is repeated after a minute at the earliest"
+    )
     own = tune.with_resources(A2C, {"CPU": 2, "GPU": 3})
     assert "requests 3 GPU while Ray has 0" in warnings_of(caplog, own)

@@ -31,7 +31,8 @@ _RESULTS_FULL = """
 mount -t tmpfs -o size=700k disk "$1"
 cd "$1"
 """
-#: The disk also contains Ray's files. The test fills the disk when there is a checkpoint.
+#: The disk also contains Ray's files. The script fills the disk when `checkpoint_000001` is
+#: complete.
 _RAY_FULL = """
 mount -t tmpfs -o size=300m disk "$1"
 cd "$1"

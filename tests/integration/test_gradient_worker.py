@@ -100,8 +100,8 @@ def test_applied_minibatch_gradients_equal_learn_on_batch() -> None:
     batch, other = stepwise.get_data(), learner.get_data()
     assert batch["rewards"].tobytes() == other["rewards"].tobytes()
     minibatches = MinibatchGradients(stepwise.policy, batch)
-    # `get_data` has made another MinibatchGradients. It draws the order of its minibatches only at
-    # its first gradient, so it changes nothing here.
+    # `get_data` has made another MinibatchGradients. That object draws the order of its minibatches
+    # only at its first gradient, so it changes nothing here.
     while not minibatches.done:
         stepwise.apply_gradients(minibatches.next_gradients())
     learner.policy.learn_on_batch(other)
@@ -199,7 +199,7 @@ def test_factory_refuses_bad_options_before_actors_start() -> None:
 
 @pytest.fixture(scope="module")
 def workers(ray_session: None) -> Iterator[GradientWorkerSet]:
-    """Makes two gradient workers, with two rollout workers below each."""
+    """Returns two gradient workers, each with two rollout workers below it."""
     made = GradientWorkerSet(config())
     yield made
     made.stop()
@@ -376,7 +376,7 @@ def test_dead_workers_below_are_replaced_and_counted(two: GradientWorkerSet) -> 
     deadline_s = time.monotonic() + 120.0
     while two.faults.num_restarts_below == 0:
         result = optimizer.step()
-        assert result.updates == 4
+        assert result.updates == 4  # each update is the mean of two of the eight gradients
         assert time.monotonic() < deadline_s
     assert two.stats()["num_restarts_below"] == 1
     assert two.stats()["num_remote_worker_restarts"] == 0

@@ -186,7 +186,7 @@ def test_layout_shows_scalars_that_the_run_writes(logged: Any, optimizer: str) -
         for value in event.summary.value:
             if value.tag == "custom_scalars__config__":
                 layouts.append(Layout.FromString(value.tensor.string_val[0]))
-                assert number == 1, "in the file that TensorBoard reads first"
+                assert number == 1, "the layout is in the file that TensorBoard reads first"
             elif value.HasField("simple_value"):
                 scalars.add(value.tag)
     (layout,) = layouts

@@ -29,7 +29,7 @@ OTHERS = {
 }
 OTHERS |= {"action_mask", "best_checkpoint", "cuda", "cpu", "stop"}
 OTHERS |= {*POLICIES.names(), *OPTIMIZERS.names()}
-OTHERS |= {"none", "sync", "async", "sequence"}  # values
+OTHERS |= {"none", "sync", "async", "sequence"}  # values of options
 
 
 @pytest.mark.timeout(600)
@@ -61,7 +61,7 @@ def test_keys_of_the_tables_exist() -> None:
     text = (ROOT / PAGE).read_text()
     tables = text.partition("## From RLlib")[2]
     rows = [row.split(" | ")[1] for row in tables.splitlines() if row.startswith("| ")]
-    # Names without a value, and names with a value.
+    # A cell has names without a value, such as `lr`, and names with a value, such as `lr=0.1`.
     named = {name for cell in rows for name in re.findall(r"`([a-z][a-z_]*)(?:=[^`]*)?`", cell)}
     assert named - known_keys() - OTHERS == set()
     assert len(named) > 30

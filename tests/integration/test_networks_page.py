@@ -1,4 +1,5 @@
-"""The network that docs/networks.md prints trains unchanged, also by name and over ranks."""
+"""The network that docs/networks.md prints trains unchanged, also under a registered name and on
+several ranks."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ for _ in range(50):
     assert observation["action_mask"][action]
     action, _ = policy.predict(observation, deterministic=False)
 """
-#: Registers the network, selects it by name in a trial of Tune, and trains over ranks with batch
-#: normalisation. The ranks compare their checksums.
+#: Registers a variant of the network with batch normalisation, selects it by name in a trial of
+#: Tune, and trains on two ranks. The driver compares the checksums of the ranks after every ten of
+#: the twenty rounds.
 BY_NAME = """
 from grid import Grid, GridNetwork
 from torch import nn

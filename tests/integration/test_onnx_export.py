@@ -112,13 +112,12 @@ def test_onnx_model_acts_as_predict(
     name: str, observations: str, actions: str, model: dict[str, Any], tmp_path: Path
 ) -> None:
     policy = moved_policy(name, observations, actions, **model)
-    before = policy.predict(SPACES[observations].sample())
+    policy.predict(SPACES[observations].sample())  # export a policy that has acted before
     weights = policy.get_weights().flat
     policy.export_onnx(tmp_path / "policy.onnx")
     assert [file.name for file in tmp_path.iterdir()] == ["policy.onnx"]
     check_model(policy, tmp_path / "policy.onnx")
     np.testing.assert_array_equal(policy.get_weights().flat, weights)
-    assert before is not None
 
 
 @needs_onnx
@@ -143,7 +142,9 @@ def test_onnx_model_normalises_as_predict(name: str, observations: str, tmp_path
         ("appo", "own network with memory"),
     ],
 )
-def test_onnx_model_has_options_together(name: str, option: str, tmp_path: Path) -> None:
+def test_onnx_model_acts_as_predict_with_several_options(
+    name: str, option: str, tmp_path: Path
+) -> None:
     observations, actions, options = OPTIONS[option]
     made = trained(observations, actions, policy=name, **options)
     policy = made.get_policy()

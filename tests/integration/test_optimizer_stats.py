@@ -1,4 +1,5 @@
-"""The `optimizer/` block of results has the same shape for every optimizer and in every result."""
+"""The `optimizer/` block of results has common keys for all optimizers, and one shape in all
+results of a run."""
 
 from __future__ import annotations
 
@@ -105,7 +106,7 @@ def test_optimizer_block_has_one_shape_from_the_start(worker_pool: Pool, name: s
 
 
 @every_optimizer
-def test_rates_and_lag_are_those_since_the_last_report(
+def test_rates_and_lag_cover_the_time_since_the_last_report(
     worker_pool: Pool, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = VirtualClock()

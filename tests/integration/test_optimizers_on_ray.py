@@ -72,7 +72,8 @@ def test_collector_collects_on_ray(ray_session: None, sync: bool) -> None:
     )
     with collector:
         batches = [next(collector) for _ in range(3)]
-    # Reset rows are made up by additional steps, which both environments of a worker take.
+    # Additional steps replace the rows in which an environment only resets. Both environments of a
+    # worker take these steps.
     steps = [batch.env_steps for batch in batches]
     assert all(40 <= count < 40 + 2 * WORKERS for count in steps), steps
 

@@ -1,4 +1,4 @@
-"""Contents of the wheel, and what `import polopt` loads."""
+"""Tests setup.cfg, the contents of the wheel, and the modules that `import polopt` loads."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ import polopt
 
 ROOT = Path(__file__).parents[2]
 STUB = ROOT / "trainers" / "typed_presets.pyi"
-# Files that a wheel is built from, besides the folders of the sub-packages.
+# The files that the build of a wheel needs in addition to the folders of the packages.
 BUILD_FILES = ["setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"]
 
 
 def declared() -> tuple[list[str], dict[str, str]]:
-    """`packages` and `package_dir` as setup.cfg states them."""
+    """Returns the options `packages` and `package_dir` of setup.cfg."""
     parser = ConfigParser()
     parser.read(ROOT / "setup.cfg")
     packages = parser["options"]["packages"].split()
@@ -37,7 +37,7 @@ def declared() -> tuple[list[str], dict[str, str]]:
 
 
 def package_folders(root: Path) -> dict[str, str]:
-    """Import name and folder of every package that lies under `root`."""
+    """Returns the folder of each package below `root`, by import name."""
     folders = {"polopt": "src/polopt"}
     for top in sorted(root.glob("*/__init__.py")):
         for init in sorted(top.parent.rglob("__init__.py")):
@@ -49,12 +49,12 @@ def package_folders(root: Path) -> dict[str, str]:
 def packaging_faults(
     packages: list[str], package_dir: dict[str, str], folders: dict[str, str]
 ) -> list[str]:
-    """Differences between the lists of setup.cfg and the folders, one line each."""
+    """Returns the differences between the lists of setup.cfg and the folders, one line each."""
     faults = [f"{name} is not in packages" for name in folders if name not in packages]
     faults += [f"{name} has no folder" for name in packages if name not in folders]
     faults += [f"{name} is listed twice" for name in set(packages) if packages.count(name) > 1]
     for name, folder in folders.items():
-        # setuptools finds a sub-package of a sub-package in its parent's folder.
+        # setuptools finds nested sub-packages in the folders of their parent packages.
         if name.count(".") < 2 and package_dir.get(name) != folder:
             faults.append(f"package_dir maps {name} to {package_dir.get(name)}, not to {folder}")
     return faults
@@ -126,17 +126,19 @@ def test_wheel_holds_every_module(tmp_path: Path, with_links: bool) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = (tmp_path / "dist").glob(f"polopt-{polopt.__version__}-*.whl")
-    # All names of the archive: a bare `optimizers/...` beside `polopt/` would be found, too.
+    # This compares all names in the archive, so that it also finds a folder such as `optimizers/`
+    # outside of `polopt/`.
     held = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert held == expected
 
 
-#: Extras whose packages only these folders or files of the package may import.
+#: Extras, each with the only folder or file that may import packages of this extra.
 OPTIONAL = {"dashboard": "dashboards", "torchrl": "common/tensordict.py"}
 
 
 def undeclared_imports(found: Sequence[Module], setup_cfg: Path = ROOT / "setup.cfg") -> list[str]:
-    """Imports of packages that setup.cfg does not name for the module, one line each."""
+    """Returns the imports of packages that setup.cfg does not declare for the importing module, one
+    line each."""
     parser = ConfigParser()
     parser.read(setup_cfg)
 

@@ -25,7 +25,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("target")
     files = [path for path in PLUGIN.rglob("*") if path.suffix in (".py", ".toml")]
     assert len(files) == 5
-    for path in files:  # a copy, because a build writes files into this folder
+    for path in files:  # a copy, because a build writes files beside the sources
         copy = source / path.relative_to(PLUGIN)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())

@@ -108,7 +108,8 @@ print("trained")
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory in which pip installs the package, outside the environment."""
+    """Installs the package with pip in a directory outside of the virtual environment. Returns this
+    directory."""
     source = tmp_path_factory.mktemp("source")
     (source / "pyproject.toml").write_text(PYPROJECT)
     (source / "thirdparty.py").write_text(MODULE)
@@ -140,7 +141,7 @@ def test_installed_plugin_trains(installed: Path, tmp_path: Path) -> None:
     done = with_plugin(installed, "-c", TRAIN, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("trained\n")
-    # Without the plugin, the error names it.
+    # Without the plugin, evaluation fails with an error that names the plugin.
     evaluate = ["-m", CLI, "evaluate", "checkpoint", "--episodes", "1"]
     without = subprocess.run(
         [sys.executable, *evaluate], cwd=tmp_path, capture_output=True, text=True

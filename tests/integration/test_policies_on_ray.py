@@ -1,5 +1,5 @@
-"""Every optimizer trains a policy with memory that normalises. The learner uses the states and
-moments with which the workers acted."""
+"""Every optimizer that learns from samples trains a policy with memory and normalisation. The
+learner uses the states and moments with which the workers acted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 
 class ActsAsLearned(PPOPolicy):
-    """Raises an error unless the learner computes the same parameters as the worker that acted."""
+    """A policy that raises an error unless the learner computes the same parameters of the action
+    distribution as the worker that acted."""
 
     def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
         assert batch.per_env["obs_mean"].shape == batch.all_obs.shape[1:]

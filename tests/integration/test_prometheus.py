@@ -38,7 +38,8 @@ pytestmark = [
         reason="the extra polopt[metrics] is not installed",
     ),
 ]
-#: A program that trains with each optimizer in turn, and prints begin and end of each trial.
+#: A program that trains with each optimizer in turn. At the end, it prints the begin, the end and
+#: the number of environment steps of each trial.
 RUN = """
 import json, pathlib, sys
 import ray

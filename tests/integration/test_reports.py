@@ -27,6 +27,8 @@ def test_length_of_a_report_is_bounded(results: Path, tmp_path: Path) -> None:
         plots[trials] = text.count("draw('p")
         assert ("groups with lower returns. polopt dashboard" in text) == (trials > 6)
         titles = set(re.findall(r'<h2 id="s\d+">SyncSamples: ([^<]*)', text))
+        # Returns rise with the learning rate, which is 0.001, 0.002 and so on. The report has the
+        # six groups with the highest returns.
         lowest = (trials - 6) * 0.001 + 0.0005
         kept = {run.group for run in select(results).runs if run.trial.config["lr"] > lowest}
         assert titles == kept

@@ -1,4 +1,4 @@
-"""Tests of runs on Ray in which a worker is killed. A rerun is equal bit for bit."""
+"""Reruns of recorded runs on Ray, in which a worker was killed, are equal bit for bit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from polopt.trainers.run_record import digest_of
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 _REPLAY: dict[str, Any] = {"learning_starts": 100, "train_batch_size": 16}
-#: Options of each run.
+#: Options of a run with each strategy.
 STRATEGIES: dict[str, dict[str, Any]] = {
     "async_gradients": {"optimizer": "async_gradients", "policy": "a2c"},
     "sync_gradients": {"optimizer": "sync_gradients", "policy": "a2c"},
@@ -49,7 +49,7 @@ OFTEN = [
     ("allreduce", "socket"),
     ("async_replay", "ray"),
 ]
-#: Strategies with runs that depend on the order of arrival.
+#: Strategies whose results depend on the order in which replies arrive.
 ASYNCHRONOUS = ["async_gradients", "async_samples", "elastic", "async_replay"]
 
 

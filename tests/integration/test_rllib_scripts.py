@@ -1,5 +1,4 @@
-"""Tests that scripts for RLlib train with polopt. These are all complete scripts in
-`rllib_scripts`."""
+"""Tests that three of the scripts for RLlib in `rllib_scripts` train with polopt."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from rllib_scripts import SCRIPTS
 
 #: Scripts with and without workers, with Tune, with old names and with current names.
 NAMES = ("2.7 callbacks", "2.7 ddppo", "2.60 callbacks")
-#: The output of Tune for the first script.
+#: Checks the results of the first script, in which Tune trains.
 _REPORT = """
 (trial,) = results.trials
 last = trial.last_result
@@ -24,7 +23,8 @@ assert last["evaluation"]["episode_reward_mean"] > 8.0
 assert trial.trainable_name == "PPO"
 """
 
-#: The name that no other library uses is also a directory of Tune.
+#: Trains by the name `polopt/SyncPPO`, which no other library uses. Tune makes directories from
+#: this name, although it contains a slash.
 _BY_NAME = """
 import polopt
 polopt.register()

@@ -32,7 +32,7 @@ CELLS = [Scheme(*words) for words in itertools.product(COLLECTIONS, GRADIENTS, U
 
 
 def options_of(cell: Scheme) -> dict[str, Any]:
-    """Returns the options of sampling for a cell."""
+    """Returns the options of a cell, except `optimizer`."""
     return {key: value for key, value in scheme_config(*cell).items() if key != "optimizer"}
 
 
@@ -47,7 +47,7 @@ MEANINGFUL = sorted(
 )
 every_cell = pytest.mark.parametrize("cell", MEANINGFUL, ids=", ".join)
 ROWS = 10  # rows of a fragment of 5 steps of 2 environments
-#: These options make four updates per rollout.
+#: With these options, each rollout gives four updates.
 PPO = {"num_sgd_iter": 2, "sgd_minibatch_size": 5, "lr": 1e-3}
 
 
@@ -185,8 +185,8 @@ def make(cell: Scheme, get: Callable[[WorkerConfig], WorkerSet]) -> Any:
 
 
 def checksums_below(worker: GradientWorker) -> set[str]:
-    """Runs in a gradient worker: returns the checksums of its own weights and of the weights of the
-    workers below it."""
+    """Returns the checksums of the weights of a gradient worker and of the workers below it. This
+    function runs in the gradient worker."""
     return {checksum(worker), *foreach_worker(worker.workers, checksum).values()}
 
 
@@ -231,7 +231,7 @@ def test_cell_runs_counts_and_has_expected_lag(
         assert set(sums.values()) == {checksum(optimizer.workers.local)}
     if rollout.num_workers_below and cell.collection.endswith(" sync"):
         optimizer.update_algorithm_parameter("lr", 0.0)  # weights do not change any more
-        for _ in range(3):  # two steps use up a rollout of two workers below
+        for _ in range(3):  # after two steps, the rollouts with earlier weights are used up
             optimizer.step()
         optimizer.drain()
         for sums_below in foreach_worker(optimizer.workers, checksums_below).values():

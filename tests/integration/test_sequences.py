@@ -92,7 +92,7 @@ def test_intensity_is_exact_although_sequences_have_rows_that_reset(
     assert optimizer.metrics.num_env_steps_trained == sum(rows.num_rows for rows in drawn) > 0
 
 
-def test_restored_run_continues_bit_for_bit(tmp_path: Path) -> None:
+def test_restored_buffer_draws_the_same_sequences(tmp_path: Path) -> None:
     whole, killed, restored = (make(save_replay_buffer=True) for _ in range(3))
     for _ in range(12):
         whole.step()
@@ -158,7 +158,9 @@ def test_learning_waits_for_windows_that_are_complete() -> None:
     workers = FakeWorkerSet(config, FakeTransport())
     options: dict[str, Any] = {"learning_starts": 0, "training_intensity": 8.0}
     optimizer = make_optimizer(SyncReplay, workers, train_batch_size=8, **options)
-    # The first window is complete after 20 steps. A fragment of 8 rows adds credit for 8 updates.
+    # A window is complete after 20 steps and the next observation. So the buffer can draw rows
+    # after the sixth fragment of 4 steps. One of the 8 rows of this fragment ends the filling of
+    # the buffer. Each other row adds credit for 8 trained rows, which are one update.
     assert [optimizer.step().updates for _ in range(8)] == [0, 0, 0, 0, 0, 7, 8, 8]
 
 

@@ -91,7 +91,7 @@ def test_steps_that_become_slow_are_no_hang(make: Any) -> None:
     workers = make(**size, env_config=config, max_consecutive_failures=1)
     optimizer = make_optimizer(SyncSamples, workers)
     assert optimizer.step().env_steps_sampled == 4 * 6
-    assert optimizer.timers["sample"].total_s > 4 * LIMIT_S / 2, "four slow environments"
+    assert optimizer.timers["sample"].total_s > 4 * LIMIT_S / 2, "four environments are slow"
     assert workers.faults.num_restarts == 0
 
 
@@ -111,7 +111,7 @@ def test_step_that_hangs_costs_its_worker(make: Any, transport: str, tmp_path: P
     optimizer = make_optimizer(SyncSamples, workers)
     assert optimizer.step().env_steps_sampled == 20
     hang.touch()
-    assert optimizer.step().env_steps_sampled == 20, "from the replacement"
+    assert optimizer.step().env_steps_sampled == 20, "the replacement samples the fragment"
     assert not hang.exists()
     stats = workers.stats()
     assert stats["num_worker_hangs"] == stats["num_remote_worker_restarts"] == 1

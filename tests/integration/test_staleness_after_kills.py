@@ -1,4 +1,4 @@
-"""The lag of the first results of a replacement, with real processes that are killed."""
+"""Tests the lag of the first result of a replacement after the process of a worker was killed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_first_result_of_a_replacement_is_of_weights_since_its_start(
         up_after = optimizer.policy.version
         optimizer.step()
         assert time.monotonic() < until_s
-    assert up_after > at_kill + 100, "updates while the process was starting"
+    assert up_after > at_kill + 100, "many updates while the process starts"
     while not versions:
         optimizer.step()
         assert time.monotonic() < until_s

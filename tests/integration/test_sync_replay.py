@@ -79,8 +79,8 @@ def weights(optimizer: Any) -> bytes:
 
 
 class Meter:
-    """Counts the rows of the batches that an optimizer learns from, independently of its own
-    counts."""
+    """Records the batches from which an optimizer learns. Counts their rows independently of the
+    optimizer."""
 
     def __init__(self, optimizer: Any) -> None:
         self.batches: list[Any] = []
@@ -154,7 +154,7 @@ def test_intensity_is_exact_across_a_restore(num_workers: int, saves: bool, tmp_
         owed = Fraction(17, 10) * counted
         assert 0 <= owed - (first.learned + second.learned) < BATCH
     rows = 15 * max(num_workers, 1)
-    assert max(updates) <= 1.7 * rows / BATCH + 1, "no burst"
+    assert max(updates) <= 1.7 * rows / BATCH + 1, "no burst of updates after the restore"
     assert (updates[0] > 0) == (saves or rows > STARTS)
 
 
@@ -222,7 +222,7 @@ def test_restored_run_continues_bit_for_bit(
 
     empty = make(rollout, seed=99, n_step=3, **options)
     empty.set_state(state)
-    assert go_on(empty) != expected, "what the buffer holds matters"
+    assert go_on(empty) != expected, "the rows in the buffer matter"
 
 
 # ---- rows -------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ def test_fragments_of_a_failed_worker_are_reassigned(up: bool) -> None:
 # ---- results ----------------------------------------------------------------------------------
 
 
-def test_results_say_what_the_buffer_holds_and_who_waits() -> None:
+def test_results_describe_rows_and_priorities_of_the_buffer() -> None:
     optimizer = make(**PRIORITIZED, prioritized_replay_eps=1e-3)
     before = optimizer.stats()
     assert (before["buffer_rows"], before["training_intensity"]) == (0, 0.0)
@@ -323,7 +323,9 @@ def test_results_say_what_the_buffer_holds_and_who_waits() -> None:
     assert sum(stats["row_age"]["histogram"]) == drawn
     assert 0 < stats["row_age"]["mean"] < stats["row_age"]["max"] < 200
     assert 0.0 < stats["priority_mean"] < stats["priority_max"]
-    assert sum(optimizer.stats()["row_age"]["histogram"]) == 0, "since the last report"
+    assert sum(optimizer.stats()["row_age"]["histogram"]) == 0, (
+        "only rows since the last report count"
+    )
     uniform = make()
     uniform.step()
     assert uniform.stats()["priority_max"] == 0.0

@@ -228,7 +228,7 @@ def test_batch_is_complete_when_a_worker_fails(up: bool) -> None:
     made = [channel.calls for channel in (one.channel, two.channel, three.channel)]
     samples = [sum(method == "sample" for method, _ in calls) for calls in made]
     assert samples[1] == (2 if up else 0), "no wait for a replacement that starts"
-    assert sum(samples) == 2 * 8 - 3, "without the steps of the lost worker"
+    assert sum(samples) == 2 * 8 - 3, "without the first fragments of the lost worker"
     two.channel.finish()
     optimizer.step()
     assert sum(method == "sample" for method, _ in two.channel.calls) > samples[1]

@@ -109,7 +109,7 @@ def test_workers_overlap(run: Run) -> None:
     assert overlap > 0.0
 
 
-def test_sums_of_spans_are_those_of_the_timers(run: Run) -> None:
+def test_sums_of_spans_equal_the_timers(run: Run) -> None:
     trace, _, _ = run
     driver = self_times_s(trace)["driver"]
     timers_s = trace["otherData"]["timers_s"]

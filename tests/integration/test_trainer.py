@@ -1,4 +1,4 @@
-"""Tests of the trainer in Ray Tune with every preset: results, restoring, schedulers and
+"""Tests of the trainer in Ray Tune, with four presets: results, restoring, schedulers and
 resources."""
 
 from __future__ import annotations
@@ -130,15 +130,15 @@ def test_every_result_has_the_same_keys(preset: type[PolicyOptimizerTrainer]) ->
     assert int(action) in (0, 1)
     trainer.stop()
     first = set(paths(results[0]))
-    # Outside of Tune, Tune's own keys are missing. The copy of the config is left out.
+    # `PROMISED` contains neither the keys that only Tune adds, nor the copy of the config.
     assert first >= PROMISED
     assert first >= {f"optimizer/{phase}_time_ms" for phase in PHASES[preset]}
-    assert first >= set(result_keys()), "the command line would refuse to stop at"
+    assert first >= set(result_keys()), "a result has all keys for stop conditions"
     for key in PROMISED:
         check_stop_key(key)
     for later in results[1:]:
         assert set(paths(later)) == first
-        assert next(iter(later)) == "episode_return_mean", "Tune's table shows the first numbers"
+        assert next(iter(later)) == "episode_return_mean", "Tune's table shows the first keys"
         assert later["episode_return_mean"] == later["env_runners"]["episode_return_mean"]
     steps = [result["num_env_steps_sampled_lifetime"] for result in results]
     assert steps[0] >= 64
@@ -303,7 +303,7 @@ def sweep_of_lengths(
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_trial_without_an_episode_in_its_first_result_and_schedulers(tmp_path: Path) -> None:
+def test_median_rule_stops_a_trial_without_an_episode_in_its_first_result(tmp_path: Path) -> None:
     def median() -> tune.schedulers.MedianStoppingRule:
         return tune.schedulers.MedianStoppingRule(
             time_attr="training_iteration", grace_period=6, min_samples_required=2
@@ -385,7 +385,7 @@ def test_first_result_without_a_return_says_what_to_set(
 
 
 class FailsOnce(A2C):
-    """A callback that raises in the third iteration unless a file exists."""
+    """A trainer that raises in the third iteration unless the file `repaired` exists."""
 
     def step(self) -> dict[str, Any]:
         if self.iteration == 2 and not Path(self.config["env_config"]["repaired"]).exists():
@@ -451,7 +451,7 @@ class KillsTrialOnce(tune.Callback):
 def test_retry_by_tune_keeps_rows_that_were_copied(
     setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Without these options, Tune copies the results after the second checkpoint. The retry
+    # Without these settings, Tune copies the results after the second checkpoint. The retry
     # continues from the third checkpoint, and loses row 3.
     if setting == "period":
         monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "0")
@@ -492,7 +492,8 @@ class ReadsLevel(gymnasium.Wrapper):  # type: ignore[type-arg]
 
 
 def trial_with_relative_path(when: str, num_workers: int, tmp_path: Path) -> tune.Result:
-    """The file is in the process's directory before Tune changes this directory."""
+    """Runs a trial whose environment reads `level.txt`. The file is in the current directory, and
+    not in the directory of the trial, to which Tune changes."""
     level = Path("level.txt")
     assert not level.exists()
     level.write_text("easy")
@@ -637,7 +638,7 @@ assert "torch._dynamo" not in sys.modules
 
 
 def test_training_imports_no_compiler() -> None:
-    """Importing a compiler takes seconds."""
+    """Training does not import torch's compiler, because this takes seconds."""
     config = {**TINY, "num_workers": 0, "optimizer": "sync_samples", "policy": "ppo"}
     script = TRAIN_ONCE.replace("CONFIG", repr(config))
     subprocess.run([sys.executable, "-c", script], check=True, timeout=300)

@@ -41,7 +41,8 @@ def transport(ray_session: None) -> Iterator[SocketTransport]:
 
 @pytest.fixture(scope="module")
 def actors(ray_session: None) -> Iterator[list[RayChannel]]:
-    """Two processes. Each test makes new connections to them."""
+    """Returns the channels through Ray of two processes. Each test makes new connections to these
+    processes."""
     through_ray = RayTransport()
     made = [through_ray.start(Notebook, (), NO_RESOURCES, f"worker {i}") for i in (1, 2)]
     for channel in made:
@@ -97,8 +98,8 @@ def silent_actor(ray_session: None) -> Iterator[Any]:
 
 @pytest.fixture
 def played(transport: SocketTransport, silent_actor: Any) -> Iterator[tuple[Line, Connection]]:
-    """A `Line` to a process, and the end of the connection that belongs to the process. The test
-    acts as the process."""
+    """Returns a `Line` to a process, and the end of the connection that belongs to the process. The
+    test acts as the process."""
     channel: Any = SocketChannel(
         RayChannel(silent_actor, "worker 3", None, transport.through_ray, ()), transport
     )

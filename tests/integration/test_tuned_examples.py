@@ -1,4 +1,5 @@
-"""Tests tuned examples: their fields, the showcase, and (slow) whether they reach their goals."""
+"""Tests the fields of the tuned examples, the showcase, and (slow) that each example reaches its
+goal."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ def test_showcase_ends_with_a_table_of_three_strategies(tmp_path):
         assert "solved" in rows[-1], done.stdout
     lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines()[-4:])
     folder = Path(lines["results"])
-    assert len(list(folder.glob("*/progress.csv"))) == 3, "results of each"
+    assert len(list(folder.glob("*/progress.csv"))) == 3, "one file for each strategy"
     assert "AsyncGradients" in Path(lines["report"]).read_text()
     assert lines["dashboard"] == f".venv/bin/polopt dashboard {folder}"
     assert "Traceback" not in done.stderr

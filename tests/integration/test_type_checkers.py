@@ -1,6 +1,7 @@
-"""Type checkers accept the documentation's code, find a user's errors, and complete options.
+"""Type checkers accept the documentation's code and find a user's errors. Editors complete options.
 
-basedpyright is pyright with Node from a wheel, so that it needs no other download.
+basedpyright is a variant of pyright. pip installs it together with Node, so it needs no other
+download.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def documented(folder: Path) -> list[Path]:
 
 
 def mypy(folder: Path) -> list[tuple[str, int, str]]:
-    """Errors of mypy's strict mode in scripts: file, line and text."""
+    """Returns file, line and text of each error that mypy reports in strict mode."""
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent"]
     command += ["--config-file", os.devnull, "--cache-dir", os.devnull, "."]
     done = subprocess.run(
@@ -90,7 +91,7 @@ def mypy(folder: Path) -> list[tuple[str, int, str]]:
 
 
 def pyright(folder: Path) -> list[tuple[str, int, str]]:
-    """The same of pyright's standard mode."""
+    """Returns file, line and text of each error that pyright reports in standard mode."""
     config = {"typeCheckingMode": "standard", "extraPaths": [str(ROOT / "src")]}
     (folder / "pyrightconfig.json").write_text(json.dumps(config))
     command = [tool("basedpyright"), "--outputjson", "--pythonpath", sys.executable, "."]
@@ -159,7 +160,7 @@ class LanguageServer:
         self._send(method="initialized", params={})
 
     def completions(self, script: Path, line: int) -> set[str]:
-        """Labels that are offered at a position."""
+        """Returns the labels of the completions that the server offers after `num_` in a line."""
         text = script.read_text()
         document = {"uri": script.as_uri(), "languageId": "python", "version": 1, "text": text}
         self._send(method="textDocument/didOpen", params={"textDocument": document})

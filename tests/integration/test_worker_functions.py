@@ -59,7 +59,7 @@ def never_returns(worker: RolloutWorker) -> None:
 
 @pytest.fixture
 def function_of_the_driver() -> Iterator[Callable[..., Any]]:
-    """A function of a module that only the driver can import."""
+    """Returns a function of a module that only the driver can import."""
     module = sys.modules["only_in_the_driver"] = ModuleType("only_in_the_driver")
     exec("def sample_it(worker): return 1", vars(module))
     yield module.sample_it

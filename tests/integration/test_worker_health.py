@@ -1,5 +1,5 @@
-"""Worker health: runs that begin with a part of their workers, workers that join and leave, and
-workers that never start."""
+"""Tests runs that begin with only some of their workers, workers that join and leave, and workers
+that never start."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_run_begins_with_min_workers_and_grows(fake: FakeTransport, make: Any)
     fake.script = in_order([3, 1])  # the script fails if the driver waits for a third answer
     assert indices(workers.up()) == [1, 3]
     assert workers.stats()["num_healthy_workers"] == 2
-    assert indices(workers.up()) == [1, 3], "did not wait for the third answer"
+    assert indices(workers.up()) == [1, 3], "the driver does not wait for the third answer"
     workers.remote[1].channel.finish()
     assert indices(workers.up()) == [1, 2, 3]
     assert workers.stats()["num_healthy_workers"] == 3
@@ -113,7 +113,7 @@ def test_unplaced_workers_are_reported_at_growing_intervals(
         fake.clock.now_s += 1.0
         assert indices(workers.up()) == [1]
     messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == 2, "after 5 s, and after 15"
+    assert len(messages) == 2, "the first after 5 s, the second after 15 s"
     assert messages[0] == messages[1]
     assert messages[0] == (
         "Ray has no resources yet for worker 2: each needs CPU 0.5 (the cluster has 0.25, of which "
@@ -160,6 +160,7 @@ def test_a_start_may_take_as_long_as_others_come_up(fake: FakeTransport, make: A
     workers.up()
     assert workers.faults.counts["hang"] == 1
     assert workers.faults.last is not None
+    # The fifth worker has waited for four starts of 45 s, and then for 55 s.
     assert workers.faults.last.message == "no answer for 235.0 s: the process has not started"
 
 
@@ -235,9 +236,20 @@ def test_worker_that_always_fails_is_unrecoverable() -> None:
     assert not log.is_unrecoverable(2)
 
 
+def test_environment_failures_are_counted_up_to_the_next_fragment() -> None:
+    log = FaultLog(max_consecutive_failures=2)
+    failure = WorkerFailure("environment", 1, "it fell")
+    log.success(1)
+    log.failure(failure)
+    log.success(1)  # of a call that did not sample
+    message = "environments failed in 2 calls to workers, and no call sampled in between"
+    with pytest.raises(WorkersFailedError, match=message):
+        log.failure(failure)
+
+
 @pytest.mark.parametrize("min_workers", [None, 1])
 def test_unrecoverable_worker_ends_the_run_or_is_given_up(
-    fake: FakeTransport, min_workers: int | None
+    fake: FakeTransport, min_workers: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     class BrokenReplacements(FakeWorkerSet):
         """A worker set in which the first call of each replacement fails."""
@@ -262,6 +274,10 @@ def test_unrecoverable_worker_ends_the_run_or_is_given_up(
     stats = workers.stats()
     assert (stats["num_worker_deaths"], stats["num_remote_worker_restarts"]) == (4, 3)
     assert stats["num_workers_given_up"] == 1
+    first, *_, last, given_up = [line for line in caplog.messages if "worker 2" in line]
+    assert first == "worker 2 failed (death) and is replaced. the process died"
+    assert last == "worker 2 failed (death). the process died"
+    assert "The run continues without this process" in given_up
 
 
 # ---- adding and removing -----------------------------------------------------------------
@@ -312,7 +328,7 @@ def test_save_does_not_wait_for_starting_workers(fake: FakeTransport, make: Any)
     assert optimizer.calls.num_pending == 0
     assert workers.faults.num_restarts == 0
     assert optimizer.step().updates == 2
-    assert workers.channels[1].calls == [], "no work waits for a worker"
+    assert workers.channels[1].calls == [], "no call waits for the starting worker"
 
 
 def test_unplaced_replacement_is_not_a_hang(fake: FakeTransport, make: Any) -> None:
@@ -449,7 +465,7 @@ def test_missing_resources_are_named_and_used_once_available(
         step_until(optimizer, lambda: other.up)  # the resources are free now
         assert foreach_worker(made, lambda worker: worker.policy.config.lr) == {other.index: 0.25}
         marked = foreach_worker(made, hasattr, "mark")
-        assert marked == {other.index: False}, "no work waits for a worker"
+        assert marked == {other.index: False}, "calls do not wait for the starting worker"
         assert made.faults.num_restarts == 0
     finally:
         made.stop()

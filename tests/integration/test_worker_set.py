@@ -115,7 +115,7 @@ def test_replacement_has_new_seeds_and_receives_weights(fake: FakeTransport) -> 
     assert workers.weights.for_call(fresh) is sent
     assert workers.weights.for_call(two) is None
     obs = fresh.channel.target.sampler._obs
-    assert (obs != first_obs).all(), "repeats the episodes of the lost worker"
+    assert (obs != first_obs).all(), "the replacement repeats the episodes of the lost worker"
     again = workers.replace(fresh, FAILURE)
     assert (again.channel.target.sampler._obs != obs).all()
     assert workers.stats()["num_remote_worker_restarts"] == 2
@@ -179,7 +179,7 @@ def test_reconfigure_keeps_processes_if_resources_are_the_same(workers: WorkerSe
     assert [pid_of(worker) for worker in workers.up()] == pids
     batch = foreach_worker(workers, sample, workers.local.get_weights(), only=1)[1]
     assert batch.shape == (5, 3)
-    assert "action_logp" in batch, "it is a PPO worker now"
+    assert "action_logp" in batch, "the worker has the PPO policy now"
     assert workers.reconfigure(old)
 
 

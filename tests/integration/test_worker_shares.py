@@ -1,4 +1,4 @@
-"""Tests of the shares of the driver's and the workers' time in runs of every optimizer."""
+"""Tests how results divide the time of the driver and of the workers into shares."""
 
 from __future__ import annotations
 
@@ -101,7 +101,8 @@ def test_shares_sum_to_one_and_other_is_small(worker_pool: Pool, cls: Any) -> No
     optimizer = make_optimizer(cls, workers, **OPTIMIZERS[cls])
     before = optimizer.stats()
     assert_sums(before, cls.phases)
-    # The interval since the start is a few microseconds. The training time is at least 1 ns.
+    # The interval so far is the start-up of a few microseconds. The optimizer counts at least 1 ns
+    # as training, so the share is almost 1.
     assert before["driver"]["share"]["startup"] == pytest.approx(1.0, abs=1e-3)
     optimizer.step()
     assert optimizer.stats()["driver"]["share"]["startup"] > 0.0
@@ -178,6 +179,7 @@ def test_local_worker_reports_the_same_keys() -> None:
 
 
 def steps_of_slow_worker(worker_pool: Pool, cls: Any) -> dict[int, dict[str, float]]:
+    """Trains with `SecondWaits`, and returns the statistics of each worker by index."""
     workers = worker_pool(worker_config("a2c", SecondWaits))
     optimizer = make_optimizer(cls, workers, **OPTIMIZERS[cls])
     while any(not worker.up for worker in workers.remote):

@@ -66,7 +66,7 @@ def test_every_fault_at_once_is_counted(
     try:
         before = trainer.get_policy().get_weights().flat
 
-        # An environment that raises exceptions, NaN rewards, and a slow worker.
+        # The faults are exceptions, NaN rewards, and a slow worker.
         result = train_and_drain(trainer, 3)
         until_s = time.monotonic() + 60.0
         while made_in(folder).nans < 3 and time.monotonic() < until_s:

@@ -29,8 +29,8 @@ BOARD = spaces.Box(0, 1, (5, 5, 2), np.uint8)
 
 
 class Dose(gymnasium.Env[np.ndarray, np.ndarray]):
-    """Episodes of one step. The reward is `1 - distance / 200`, with the distance between the first
-    action and 450."""
+    """An environment with episodes of one step. An action has two components. The reward is
+    `1 - |a - 450| / 200`, where `a` is the first component."""
 
     observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
     action_space = FAR_BOX
@@ -47,8 +47,8 @@ class Dose(gymnasium.Env[np.ndarray, np.ndarray]):
 
 
 class Board(gymnasium.Env[np.ndarray, int]):
-    """The observation is a uint8 board with a single 1. The reward is 1 if the action is the
-    position of the 1."""
+    """The observation is a uint8 board with a single 1, in one of four places. The reward is 1 if
+    the action is the number of this place."""
 
     observation_space = BOARD
     action_space = spaces.Discrete(4)
@@ -81,7 +81,7 @@ def trainer(env: Any, **options: Any) -> PolicyOptimizerTrainer:
 
 
 def shifted(policy: Policy) -> Policy:
-    """Moves the means of the policy to 0.5 and 0.25."""
+    """Sets the parameters of the policy so that its means are 0.5 and 0.25 for all observations."""
     with torch.no_grad():
         policy.flat.params.zero_()
         policy.model.policy_head.bias[:2] = torch.tensor([0.5, 0.25])
@@ -95,14 +95,15 @@ def test_predict_training_and_samples_have_the_same_actions() -> None:
     made = trainer(Dose)
     policy = shifted(made.get_policy())
     observation = np.zeros(1, np.float32)
+    # The means are mapped to the bounds: 400 + 0.5 * 100 and 1 + 0.25 * 2.
     for action in (policy.predict(observation)[0], made.compute_single_action(observation)):
         np.testing.assert_allclose(action, [450.0, 1.5])
     Dose.given.clear()
     batch = made.workers.local.sample()
     stored = batch.flat("actions")
     np.testing.assert_array_equal(np.stack(Dose.given), policy.dist.to_env(stored))
-    assert np.abs(stored - [0.5, 0.25]).max() < 6.0, "as sampled, near the means"
-    # The loss reads log-probabilities of the stored actions.
+    assert np.abs(stored - [0.5, 0.25]).max() < 6.0, "stored actions are not mapped"
+    # The log-probabilities belong to the stored actions, here with a standard deviation of 1.
     np.testing.assert_allclose(
         batch.flat("action_logp"),
         -0.5 * ((stored - [0.5, 0.25]) ** 2).sum(-1) - np.log(2.0 * np.pi),
@@ -112,8 +113,8 @@ def test_predict_training_and_samples_have_the_same_actions() -> None:
 
 
 def test_a_box_away_from_0_is_learned() -> None:
-    """Without the mapping, the mean would stay near 0, and each action would be clipped to the
-    lower bound."""
+    """Without the mapping, the mean stays near 0, and the first component is always clipped to its
+    lower bound, 300. This component is half of all action elements."""
     options = {"lr": 3e-3, "entropy_coeff": 0.0, "num_envs_per_worker": 8}
     options |= {"min_sample_timesteps_per_iteration": 8000}
     found = {}
@@ -151,7 +152,8 @@ def test_categories_are_not_mapped(space: Any) -> None:
 @pytest.mark.parametrize("name", ["ppo", "appo"])
 @pytest.mark.parametrize("model", [{}, {"conv_filters": []}])
 def test_weights_set_the_acting_options_of_a_policy(name: str, model: dict[str, Any]) -> None:
-    """A policy gets weights with other options, and then the old weights again."""
+    """A policy gets weights of three policies in turn: one with the options of older versions, one
+    with the default options, and the first one again."""
     former, present = (make_policy(name, FakeEnv(BOARD, FAR_BOX), model=model) for _ in range(2))
     former.act_as(FORMER_ACTING)
     obs = np.random.default_rng(0).integers(0, 2, (9, *BOARD.shape)).astype(np.uint8)
@@ -167,6 +169,7 @@ def test_weights_set_the_acting_options_of_a_policy(name: str, model: dict[str, 
             torch_params.detach().numpy(), policy.action_params(obs), rtol=1e-4, atol=1e-6
         )
     assert np.abs(former.action_params(obs) - present.action_params(obs)).max() > 1e-3
+    # Without the mapping, outputs near 0 are clipped to the lower bound.
     np.testing.assert_array_equal(former.predict(obs)[0][:, 0], 300.0)
 
 
@@ -174,14 +177,14 @@ def test_weights_set_the_acting_options_of_a_policy(name: str, model: dict[str, 
 
 
 def made_older(tensors: dict[str, Any], tree: dict[str, Any]) -> None:
-    """Changes a checkpoint to the format of versions before the options of acting."""
+    """Removes the options of acting from a checkpoint. Older versions did not save them."""
     del tree["optimizer"]["policy"]["acting"]
     for key in ("normalize_actions", "clip_actions"):
         del tree["config"]["policy"][key]
 
 
 def former_params(policy: Policy, obs: np.ndarray) -> np.ndarray:
-    """Distribution parameters as in older versions, which divide uint8 images by 255."""
+    """Computes distribution parameters as in older versions, which divide uint8 images by 255."""
     scaled = obs.astype(np.float32) * np.float32(1.0 / 255.0) if obs.dtype == np.uint8 else obs
     hidden = scaled.reshape(len(obs), -1)
     for layer in [*policy.model.policy_trunk][::2]:
@@ -221,7 +224,9 @@ def test_older_checkpoints_act_on_boxes_as_they_were_trained(
     warning = (
         "normalize_actions=False and clip_actions=True. The values in the config, True and True"
     )
-    assert sum(warning in record.getMessage() for record in caplog.records) == 1, "of restore"
+    assert sum(warning in record.getMessage() for record in caplog.records) == 1, (
+        "only restore warns"
+    )
     for policy in policies:
         expected = former_params(policy, obs)
         clipped = np.clip(expected, FAR_BOX.low, FAR_BOX.high)
@@ -242,7 +247,7 @@ def test_older_checkpoints_scale_bytes_as_they_were_trained(
     rewrite(checkpoint, made_older)
     with caplog.at_level(logging.WARNING, "polopt"):
         former = restored(checkpoint, Board, tmp_path / "again")
-    assert "scales actions" not in caplog.text, "the options in the config are the same"
+    assert "scales actions" not in caplog.text, "only policies with Box actions warn"
     for policy in former:
         expected = former_params(policy, obs)
         np.testing.assert_allclose(policy.action_params(obs), expected, rtol=1e-4, atol=1e-6)
@@ -264,7 +269,7 @@ def test_checkpoints_restore_their_acting_options(tmp_path: Path) -> None:
         lambda acting: acting.pop("scale_by_high"),
     ],
 )
-def test_other_ways_of_acting_are_refused(
+def test_malformed_options_of_acting_are_refused(
     change: Callable[[dict[str, Any]], Any], tmp_path: Path
 ) -> None:
     checkpoint = trained(Dose, tmp_path / "c")

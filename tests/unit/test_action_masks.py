@@ -55,14 +55,14 @@ def masked_policy(kind: str, name: str = "a2c", **options: Any) -> Policy:
 
 
 def masked_rows(kind: str, rows: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    """Encoded observations `[N, D]` and their masks."""
+    """Returns encoded observations `[N, D]` and their masks."""
     rng = np.random.default_rng(0)
     masks = random_masks(ACTIONS[kind], rng, rows)
     return encoded(ACTIONS[kind], rng, masks), masks
 
 
 def sampled(policy: Policy, kind: str) -> SampleBatch:
-    """A fragment with random masks."""
+    """Returns a fragment with random masks."""
     sampler = make_sampler(guarded([lambda: Masked(kind)] * 3, "same_step"), policy, 16)
     return policy.postprocess(sampler.sample())
 
@@ -76,7 +76,8 @@ def spread(policy: Policy) -> Policy:
 
 
 def allowed_logits(logits: Tensor, mask: np.ndarray, kind: str) -> list[Tensor]:
-    """For each action of one row, the logits of its allowed categories only."""
+    """Returns the logits of the allowed categories of one row, with a tensor for each component of
+    a MultiDiscrete action."""
     parts = logits.split(sizes(ACTIONS[kind]))
     masks = torch.as_tensor(mask).bool().split(sizes(ACTIONS[kind]))
     return [part[allowed] for part, allowed in zip(parts, masks, strict=True)]
@@ -105,7 +106,7 @@ def check_closed_forms(kind: str) -> None:
         expected = sum(torch.distributions.kl_divergence(b, o) for b, o in pairs)
         torch.testing.assert_close(kl[n], expected, rtol=1e-4, atol=1e-5)
         permitted = torch.tensor([allows(mask, a, kind) for a in every])
-        assert probability[~permitted, n].eq(0.0).all(), "exactly"
+        assert probability[~permitted, n].eq(0.0).all(), "not exactly 0"
         torch.testing.assert_close(probability[permitted, n].sum(), torch.tensor(1.0))
         joint = (
             own[0].logits if len(own) == 1 else (own[0].logits[:, None] + own[1].logits).flatten()
@@ -210,8 +211,8 @@ def test_wrong_mask_in_numpy_is_detected(
 
 @every_kind
 def test_masked_outputs_in_numpy_have_no_gradient(kind: str) -> None:
-    """This also holds for a loss of a plugin whose gradient with respect to masked outputs is not
-    0."""
+    """The gradient is 0 even if the loss of a plugin has a gradient with respect to masked
+    outputs."""
     policy = masked_policy(kind)
     obs, _ = masked_rows(kind)
     network = policy.model
@@ -264,8 +265,8 @@ def acting_policies(kind: str) -> dict[str, Any]:
 @every_mode
 @pytest.mark.parametrize("acting", ["a2c", "random", "module"])
 def test_sampled_actions_are_allowed(kind: str, mode: str, acting: str) -> None:
-    """The environment `Masked` raises an error for other actions. Its last observations allow no
-    action, which is not a fault."""
+    """The environment `Masked` raises an error for other actions. The last observation of an
+    episode allows no action, which is not a fault."""
     vector = guarded([lambda: Masked(kind)] * 4, mode)
     sampler = make_sampler(vector, acting_policies(kind)[acting], 50)
     for options in ({}, {"uniform": True}, {"explore": acting == "random"}):
@@ -292,7 +293,8 @@ def test_policies_with_memory_have_the_mask(kind: str, name: str) -> None:
 
 
 def test_masks_and_images_keep_their_values_in_normalisation() -> None:
-    """Whatever the moments are, a network gets uint8 images unchanged, and masks of 0 and 1."""
+    """Normalisation changes neither uint8 images nor masks. It changes only columns 0 and 1, the
+    values of the key `a`."""
 
     class Painted(Masked):
         def __init__(self) -> None:
@@ -395,8 +397,8 @@ def test_onnx_model_applies_the_mask(kind: str, tmp_path: Path) -> None:
 
 @every_kind
 def test_network_of_a_subclass_has_the_mask(kind: str) -> None:
-    """`make_network` of a plugin may ignore masks. The network of such a plugin gets whole
-    observations."""
+    """`make_network` of a plugin may ignore masks. The network then gets whole observations, and
+    the policy masks the outputs."""
     actions = ACTIONS[kind]
 
     class Plugin(type(masked_policy(kind))):  # type: ignore[misc]
@@ -477,14 +479,15 @@ WRONG = {"none": 0.0, "half": 0.5, "two": 2.0, "nan": np.nan}
 @every_mode
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_mask_is_a_fault_of_the_environment(mode: str, wrong: str) -> None:
-    """A wrong mask discards the episode, like an exception in the second step."""
+    """The first environment returns a wrong mask in the second step of each episode. This discards
+    the episode, as an exception in this step would do."""
     vector = guarded([lambda: Masked(wrong=WRONG[wrong]), Masked9], mode)
     sampler = make_sampler(vector, make_policy("a2c", vector, model=SMALL), 20)
     batch = sampler.sample()
     lost = ~batch["valid"][:, 0]
     assert batch.faults.env_faults == 10 == lost.sum()
     np.testing.assert_array_equal(np.flatnonzero(lost), np.arange(1, 20, 2))
-    assert set(batch.episodes.lengths) <= {9}, "of the other environment"
+    assert set(batch.episodes.lengths) <= {9}, "only the second environment completes episodes"
     assert "the action mask" in batch.faults.traceback
     assert "in step() at step 2 of its episode" in batch.faults.traceback
 
@@ -521,11 +524,13 @@ def test_wrong_mask_of_a_vector_implementation_is_a_fault(wrong: float | None) -
     sampler.faults = SamplerFaults(lambda: MaskedVector(wrong), max_failures=20)
     sampler.faults.mask = policy.mask
     batch = sampler.sample()
+    # Of the 12 rows of an environment, 2 are reset rows. With wrong masks, every second row is lost
+    # in both environments, and the vector is replaced 6 times.
     assert batch.faults.env_faults == (0 if wrong is None else 6)
     assert batch["valid"].sum() == (20 if wrong is None else 12)
 
 
-def test_distribution_of_given_actions_is_unchanged() -> None:
+def test_random_allowed_returns_the_given_logits() -> None:
     dist = make_distribution(ACTIONS["multi"])
     logits = np.zeros((3, 5), np.float32)
     params, actions = dist.random_allowed(np.random.default_rng(0), logits)

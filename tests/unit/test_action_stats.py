@@ -1,4 +1,4 @@
-"""The distribution of actions in results: counted in the worker, once, whatever the space."""
+"""Tests of the statistics of actions in results. Workers count each valid step once."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from toy_envs import random_batch
 from polopt.metrics.actions import ActionStats, ActionSums
 from polopt.metrics.record import Record
 from polopt.optimizers.sync_samples import SyncSamples
+from polopt.policies.distributions.fixed import PassThroughActions
 from polopt.policies.distributions.make_distribution import make_distribution
 
 
@@ -46,7 +47,8 @@ def test_parts_of_a_multi_discrete_action_are_apart() -> None:
 
 
 def test_real_actions_have_mean_and_deviation() -> None:
-    """Exact also where the mean is large: squares of float32 have no digits left there."""
+    """The second deviation is a millionth of its mean. Sums of squares in float32 would lose it.
+    Results contain at most 32 dimensions."""
     rng = np.random.default_rng(0)
     parts = [(1e4 + rng.normal(0.0, [1.0, 0.01], (n, 2))).astype(np.float32) for n in (7, 0, 50)]
     every = np.concatenate(parts).astype(np.float64)
@@ -57,7 +59,9 @@ def test_real_actions_have_mean_and_deviation() -> None:
 
 
 def test_clipped_actions_are_a_share_of_all_elements() -> None:
-    """Of the actions as stored: beyond -1 and 1 where they are mapped to the bounds."""
+    """The stored actions have three dimensions. The first has two finite bounds, so values beyond
+    -1 and 1 count (1.5). The second has only a lower bound, so values below 0 count (-0.5). The
+    third has no bounds."""
     high = np.array([9.0, np.inf, np.inf])
     box = spaces.Box(np.array([0.0, 0.0, -np.inf]), high, dtype=np.float64)
     dist = make_distribution(box, normalize_actions=True)
@@ -101,7 +105,7 @@ def test_rows_that_are_not_valid_do_not_count(space: str) -> None:
         batch["actions"] = np.where(valid, 3.0, 99.0)[..., None].astype(np.float32)
     record, above = Record(), Record()
     record.sampled(batch, sizes)
-    above.add_below(record)  # of a worker below
+    above.add_below(record)  # adds the record of a worker that samples for this worker
     above.sampled(batch, sizes)
     stats = ActionStats(sizes, 1)
     stats.add(above.actions)
@@ -109,6 +113,17 @@ def test_rows_that_are_not_valid_do_not_count(space: str) -> None:
     real = {"mean": [3.0], "std": [0.0], "clipped": 0.0}
     expected = {"histogram": {"0": [0, steps]}} if sizes else real
     assert stats.report() == expected
+
+
+def test_clipped_actions_of_a_callable_are_counted() -> None:
+    space = spaces.Box(np.array([[-1.0, 0.0]], np.float32), np.array([[1.0, np.inf]], np.float32))
+    dist = PassThroughActions(space)
+    params = np.array([[1.0, 7.0], [-2.0, -0.5], [0.5, -1.0]], np.float32)
+    actions = dist.sample(params, None)
+    clipped = np.count_nonzero(dist.to_env(actions) != actions)
+    assert clipped == 3
+    assert ActionSums.of(actions, dist.sizes, dist.bounds).clipped == clipped
+    assert PassThroughActions(spaces.Discrete(3)).bounds is None
 
 
 @pytest.mark.parametrize(

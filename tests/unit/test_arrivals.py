@@ -1,4 +1,5 @@
-"""Records of runs, and reruns of them, with simulated processes or in one process without Ray."""
+"""Tests of recorded runs and their reruns, with simulated processes or in one process without
+Ray."""
 
 from __future__ import annotations
 
@@ -115,7 +116,7 @@ def test_a_rerun_is_equal_whatever_the_order_of_arrival(name: str) -> None:
     assert repeated.restart_counts == workers.restart_counts
     free, *_ = run(name, oldest_first)
     if name in ASYNCHRONOUS:
-        assert free[2] != digests[2], "before the death, only the order differs"
+        assert free[2] != digests[2], "another order of arrival has other weights"
 
 
 def test_a_hang_is_repeated_at_the_same_point() -> None:
@@ -149,7 +150,7 @@ def test_error_names_the_first_different_event_and_its_worker() -> None:
     ) as e:
         run("async_gradients", oldest_first, recorded, env=Clock)
     first = next(n for n, event in enumerate(recorded["events"]) if event[0] == "reply")
-    assert first <= e.value.event <= first + 8, "soon after the first reply"
+    assert first <= e.value.event <= first + 8, "the error is soon after the first reply"
 
 
 def test_another_program_is_a_difference() -> None:
@@ -205,7 +206,8 @@ def test_sums_fail_as_in_the_recorded_run() -> None:
 
 
 class Watching(SimulatedTransport):
-    """Notes whether the call of the first process has ended when a process is killed."""
+    """A transport that notes, when it kills a process, whether the call of the first process has
+    ended."""
 
     had_ended = False
 
@@ -215,7 +217,7 @@ class Watching(SimulatedTransport):
 
 
 def break_a_sum(worker: RolloutWorker) -> None:
-    from polopt.common import sums  # the function is pickled by value, with a copy of `SUMS`
+    from polopt.common import sums  # a global `SUMS` would be pickled with this function
 
     sums.SUMS.completed()
     sums.SUMS.broken = True
@@ -295,7 +297,7 @@ def test_a_file_is_read_up_to_the_last_flush(tmp_path: Path) -> None:
     assert recorded["events"] == [["start", "worker 1"], ["result", 1, 4, "ab"], ["wait"]]
     rerun = Rerun(recorded, lambda: -1.0)
     assert [rerun.read_clock() for _ in range(3)] == [0.5, 0.6, 0.7]
-    path.write_bytes(path.read_bytes()[:-5])  # the process died while it wrote
+    path.write_bytes(path.read_bytes()[:-5])  # as if the process died while it wrote
     assert read_log(path)[1]["events"][-1] == ["result", 1, 4, "ab"]
     path.write_bytes(whole)
     shown = subprocess.run(["zcat", path], capture_output=True, text=True, check=True).stdout
@@ -305,7 +307,28 @@ def test_a_file_is_read_up_to_the_last_flush(tmp_path: Path) -> None:
         read_log(path)
 
 
-def test_number_of_events_in_memory_is_bounded(
+def test_damage_in_the_middle_of_a_record_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "arrivals.gz"
+    log = ArrivalLog(itertools.count().__next__)
+    log.open(path, {})
+    ends = [path.stat().st_size]
+    for iteration in range(3):
+        log.result(iteration, 4, "ab")
+        ends.append(path.stat().st_size)
+    log.close()
+    data = path.read_bytes()
+    damaged = bytearray(data)
+    damaged[ends[2] - 6] ^= 1  # the checksum of the second result
+    without_end = data[: ends[2] - 4] + data[ends[2] :]
+    zeros, text = data[: ends[2]] + b"\0" * 50, data[: ends[2]] + b"text"
+    endless = data[: ends[1]] + b"".join([data[:10], b"\0\xff\xff\0\0", data[ends[1] :]])
+    for content in (bytes(damaged), without_end, zeros, text, endless):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"is damaged after event [12]: "):
+            read_log(path)
+
+
+def test_number_of_events_in_memory_is_bounded_with_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arrival_log, "MOST_EVENTS", 10)
@@ -313,11 +336,15 @@ def test_number_of_events_in_memory_is_bounded(
     log.open(tmp_path / "a.jsonl.gz", {})
     for number in range(25):
         log.note("wait", number)
-    assert len(log.take()["events"]) == 5
-    below = ArrivalLog(time.monotonic)  # without a file
+    log.close()
     for _ in range(25):
-        below.note("wait")
-    assert len(below.take()["events"]) == 5
+        log.note("wait")
+    assert len(log.take()["events"]) == 5
+    assert read_log(tmp_path / "a.jsonl.gz")[1]["events"] == [["wait", n] for n in range(25)]
+    below = ArrivalLog(time.monotonic)  # without a file
+    for number in range(25):
+        below.note("wait", number)
+    assert below.take()["events"] == [["wait", number] for number in range(25)]
     assert below.num_events == 25
 
 
@@ -505,7 +532,7 @@ def with_config(record: Path, changes: dict[str, Any]) -> None:
     header = json.loads(lines[0])
     header["config"] = merged_options(header["config"], changes)
     lines[0] = json.dumps(header).encode()
-    record.write_bytes(b"".join(map(gzip.compress, lines)))  # each line is a member of the file
+    record.write_bytes(b"".join(map(gzip.compress, lines)))  # each line is a gzip member
 
 
 @pytest.mark.parametrize(
@@ -549,7 +576,7 @@ def test_class_that_the_user_names_replaces_the_name_in_the_record(
     assert rerun_digests(trainer.logdir, policy=given or PPOPolicy) == digests
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rerun_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, _ = trained(tmp_path, monkeypatch)
 
     def command(*arguments: object) -> Any:
@@ -566,6 +593,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the beginning of an iteration" in command("--show", "0:5").output
     assert command("--show", "5").exit_code == 2
     assert command("--pdb").exit_code == 2
+    # Writes the record again, with other weights after iteration 1.
     (record,) = find_records(trainer.logdir)
     _, recorded = read_log(record)
     changed = next(event for event in recorded["events"] if event[0] == "result")

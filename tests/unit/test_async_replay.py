@@ -55,7 +55,7 @@ def make(script: Any = oldest_first, n_step: int = 3, rollout: Any = None, **opt
 
 
 def channels(optimizer: Any, who: str) -> list[Any]:
-    """Returns the channels to the processes of a group that are alive and up."""
+    """Returns the channels to the running processes of one kind."""
     group = optimizer.shards if who == "replay shard" else optimizer.workers
     return [handle.channel for handle in group.remote if handle.up and handle.channel.alive]
 
@@ -172,6 +172,7 @@ def joined(batches: list[SampleBatch]) -> SampleBatch:
 def test_fragment_after_a_gap_brings_no_priorities_of_the_steps_before() -> None:
     worker = RolloutWorker(worker_config(DQNPolicy, n_step=3), 1)
     first, second = (sample(worker, None, True) for _ in range(2))
+    # With three-step windows, the second fragment completes the windows of two earlier steps.
     assert (len(first.priorities), len(second.priorities)) == (5, 7)
     worker.next_batch()  # this fragment is lost
     assert len(sample(worker, None, True).priorities) == 5
@@ -184,8 +185,8 @@ def test_fragment_after_a_gap_brings_no_priorities_of_the_steps_before() -> None
 
 
 def credit(optimizer: Any) -> Exact:
-    """Returns the rows by which learning is behind: intensity times rows that give credit, minus
-    rows learned."""
+    """Returns the number of rows by which learning is behind: the intensity times the rows that the
+    limiter counts, minus the rows learned."""
     counted = optimizer.limiter.num_counted
     return Exact(optimizer.config.training_intensity).limit_denominator(10**6) * counted - (
         optimizer.metrics.num_env_steps_trained
@@ -216,8 +217,8 @@ def test_learning_stays_within_the_stated_buffer_at_every_step(seed: int, intens
     assert (stats["num_batches_lost"], stats["num_rows_lost"]) == (0, 0)
 
 
-def test_small_buffer_blocks_the_samplers_and_not_for_ever() -> None:
-    least = BATCH + 2 * 10
+def test_small_error_buffer_does_not_block_the_samplers_for_ever() -> None:
+    least = BATCH + 2 * 10  # a batch, and the credit for a fragment of 10 rows
     optimizer = make(shuffled_by(3), error_buffer=least)
     for _ in range(600):
         optimizer.step()
@@ -240,9 +241,10 @@ def test_driver_receives_only_the_batches_that_it_learns_from(
     for _ in range(400):
         optimizer.step()
     fragments = [kinds for name, kinds in sent if name == "add"]
-    assert set(fragments) == {(Reference,)}, "the driver had the fragment"
+    assert set(fragments) == {(Reference,)}, "the driver received a fragment"
     assert len(fragments) > 40
-    row_bytes = 2 * 3 * 4 + 8 + 4 + 4 + 4 + 8 + 8 + 8  # includes index, age and version of a row
+    # Both observations, action, reward, discount, weight, index, age, and version of the priority.
+    row_bytes = 2 * 3 * 4 + 8 + 4 + 4 + 4 + 8 + 8 + 8
     learned = optimizer.metrics.num_updates
     assert optimizer.metrics.num_bytes_received == learned * BATCH * row_bytes
     assert optimizer.num_bytes_by_reference > 0
@@ -258,7 +260,7 @@ def test_large_batches_stay_with_the_shard_until_they_are_learned_from(
         optimizer.step()
     values = [value for c in channels(optimizer, "replay shard") for value in c.values]
     by_value = sum(isinstance(value, replay_shards.Batch) for value in values)
-    assert by_value <= optimizer.config.prefetch_batches, "until the size of a batch is known"
+    assert by_value <= optimizer.config.prefetch_batches, "their size was not known yet"
     assert sum(isinstance(value, Reference) for value in values) > 50
     assert optimizer.metrics.num_updates > 50
 
@@ -317,14 +319,14 @@ def test_importance_weights_have_the_exponent_of_the_moment_of_the_request(
     assert len({round(beta, 3) for beta in found}) > 5
 
 
-def test_lag_of_priorities_is_that_of_their_weights() -> None:
+def test_lag_of_priorities_counts_each_learned_row_once() -> None:
     optimizer = make()
     while optimizer.metrics.num_updates < 60:
         optimizer.step()
     lag = optimizer.stats()["priority_lag"]
     assert sum(lag["histogram"]) == 60 * BATCH
     assert 0 < lag["mean"] < 60
-    assert optimizer.stats()["priority_lag"]["mean"] == 0, "since the last report"
+    assert optimizer.stats()["priority_lag"]["mean"] == 0, "no rows since the last report"
 
 
 def test_samplers_have_a_call_while_the_learner_learns() -> None:
@@ -354,7 +356,7 @@ def test_shards_are_drawn_from_in_proportion_to_their_priorities() -> None:
     optimizer.shards.note(two, Report(weight=1.0))
     drawn = [optimizer.shards.next_to_draw().index for _ in range(40)]
     assert Counter(drawn) == {1: 30, 2: 10}
-    assert drawn[:4].count(2) == 1, "in turn"
+    assert drawn[:4].count(2) == 1, "shard 2 is one of four draws"
     optimizer.shards.note(one, Report())
     assert {optimizer.shards.next_to_draw().index for _ in range(5)} == {2}
     optimizer.shards.note(two, Report())
@@ -418,7 +420,7 @@ def test_shards_and_samplers_die_and_counters_stay_exact(
         steps += result.env_steps_sampled
         trained += result.env_steps_trained
         assert 0 <= credit(optimizer) <= optimizer.limiter.error_buffer
-        if i % 40 >= 20 and i < 900:  # kill a worker or a shard in turn, once one has a call
+        if i % 40 >= 20 and i < 900:  # kill a busy worker or shard, in turn
             who = "worker" if i % 80 < 40 else "replay shard"
             if kills[who] > i // 80:
                 continue

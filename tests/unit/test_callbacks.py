@@ -404,6 +404,17 @@ def test_class_is_found_by_its_name() -> None:
     assert resolve_callbacks(None) is None
 
 
+@pytest.mark.parametrize("code", ["1 / 0", "def", "raise RuntimeError"])
+def test_module_that_raises_on_import_is_one_error(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "raises_on_import.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    said = r"key 'callbacks': got 'raises_on_import:Mine': .*raises_on_import.py, line 1\)"
+    with pytest.raises(ConfigError, match=said):
+        resolve_callbacks("raises_on_import:Mine")
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [

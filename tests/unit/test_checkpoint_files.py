@@ -82,7 +82,7 @@ def cut_off(saved: Path) -> None:
         (cut_off, "the SHA-256 of replay/rows differs"),
     ],
 )
-def test_damage_of_a_file_falls_back_to_the_one_before(
+def test_damage_of_a_file_falls_back_to_the_checkpoint_before(
     saved: Path, damage: Callable[[Path], None], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     damage(saved)
@@ -95,7 +95,7 @@ def test_damage_of_a_file_falls_back_to_the_one_before(
     assert said in caplog.text
 
 
-def test_a_policy_is_read_without_these_files(saved: Path) -> None:
+def test_a_policy_is_read_without_the_further_files(saved: Path) -> None:
     flip_a_bit(saved)
     assert read_trainer_state(saved)["optimizer"]["number"] == 1
 
@@ -108,7 +108,7 @@ def test_fallback_skips_a_checkpoint_with_a_damaged_file(saved: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["replay/../../x", "/etc/passwd", "replay/", "replay/a/b", "x"])
-def test_other_names_are_refused(saved: Path, name: str) -> None:
+def test_manifest_with_other_names_of_files_is_refused(saved: Path, name: str) -> None:
     content = json.loads((saved / "manifest.json").read_text())
     content["sha256"][name] = "0"
     del content["seal"]
@@ -124,7 +124,7 @@ def test_fifo_is_refused(saved: Path) -> None:
         check_further_files(saved)
 
 
-def test_a_checkpoint_without_them_replaces_one_with_them(saved: Path) -> None:
+def test_checkpoint_without_further_files_replaces_one_with_them(saved: Path) -> None:
     write_checkpoint(saved, state_of(2))
     assert sorted(path.name for path in saved.iterdir()) == [
         "manifest.json",

@@ -97,6 +97,7 @@ def test_counters_follow_requests_and_lag(trace: dict[str, Any]) -> None:
 
 def test_arrows_lead_from_gradients_to_updates(trace: dict[str, Any]) -> None:
     begins, ends = events(trace, "s"), events(trace, "f")
+    # An arrow begins half a microsecond before the end of the gradient, within its span.
     assert [begin["ts"] for begin in begins] == [1.5e6 - 0.5, 3.5e6 - 0.5]
     assert [end["ts"] for end in ends] == [2e6, 4e6]
     assert [begin["id"] for begin in begins] == [end["id"] for end in ends]
@@ -111,10 +112,10 @@ def test_self_times_exclude_nested_spans() -> None:
     assert times == {"driver": {}, "worker 1": {"learn": 2.5, "skew": 0.25, "allreduce": 1.25}}
 
 
-@pytest.mark.parametrize("started_s", [50.0, 3e7])  # clocks of a machine that just started, or not
+@pytest.mark.parametrize("started_s", [50.0, 3e7])  # the machine started just now, or long ago
 def test_spans_that_meet_are_not_nested(started_s: float) -> None:
-    # Starts and durations are rounded, so that some spans begin a rounding step before the last
-    # has ended.
+    # Starts and durations are rounded, so some spans begin a rounding step before the end of the
+    # previous span.
     rng, at_s = random.Random(0), started_s
     expected = {"wait": 0.0, "apply": 0.0}
     spans = []

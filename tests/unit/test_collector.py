@@ -51,6 +51,7 @@ def test_next_fragment_starts_before_the_last_is_returned(sync: bool) -> None:
     assert all(channel.under_way == 1 for channel in collector.workers.channels)
     late = fake_collector(2, sync=sync, update_after_each_batch=True)
     next(late)
+    # In asynchronous collection, the other worker is still busy with its first fragment.
     busy = sum(channel.under_way for channel in late.workers.channels)
     assert busy == (0 if sync else 1)
 
@@ -61,7 +62,7 @@ def test_one_fragment_per_worker_with_a_slow_consumer() -> None:
         next(collector)
         assert all(channel.under_way <= 1 for channel in collector.workers.channels)
     calls = sum(len(channel.calls) for channel in collector.workers.channels)
-    assert calls == 10 + 3
+    assert calls == 10 + 3  # the returned fragments, and one pending fragment of each worker
 
 
 def test_lengths_follow_from_frames_per_batch() -> None:
@@ -71,6 +72,7 @@ def test_lengths_follow_from_frames_per_batch() -> None:
 
 
 def test_late_early_stop_leaves_the_next_collector_alone() -> None:
+    """The requests to stop name calls of the first collector, which have ended."""
     first = fake_collector(2, sync=True)
     next(first)
     late = [call.number for call in first.calls.pending()]
@@ -94,6 +96,24 @@ def test_early_stop_of_a_batch_spares_later_fragments(sync: bool, expected: list
     collector.stop_batch_early(None)
     next(collector)
     assert [channel.target.stops for channel in collector.workers.channels] == expected
+
+
+@pytest.mark.parametrize(("sync", "expected"), [(True, [[2], [2]]), (False, [[2], []])])
+def test_early_stop_of_a_batch_ends_with_the_batch(sync: bool, expected: list[Any]) -> None:
+    collector = fake_collector(2, sync=sync, broadcast_interval=1)
+    collector.stop_batch_early(2)
+    for _ in range(3):
+        next(collector)
+    assert [channel.target.stops for channel in collector.workers.channels] == expected
+
+
+def test_later_request_can_stop_a_fragment_earlier() -> None:
+    collector = fake_collector(1, sync=True)
+    next(collector)
+    for keep_steps in (4, 4, 2, 3):
+        collector.calls.stop_early(collector.calls.pending(), keep_steps)
+    collector.shutdown()  # asks for one step
+    assert collector.workers.channels[0].target.stops == [4, 2, 1]
 
 
 def test_seeds_and_state_reach_collectors_that_are_starting() -> None:
@@ -125,7 +145,7 @@ def test_total_frames_are_exact(sync: bool, mode: str, total: int) -> None:
     collector = fake_collector(2, {"autoreset_mode": mode}, shuffled_by(total), **options)
     frames = [batch.env_steps for batch in collector]
     assert sum(frames) == collector.num_frames >= total
-    assert sum(frames[:-1]) < total, "a batch more than needed"
+    assert sum(frames[:-1]) < total, "the last batch was not needed"
     assert collector.num_batches == len(frames)
     if mode == "same_step":
         assert set(frames) == {20}
@@ -267,6 +287,7 @@ def test_fragments_are_returned_in_the_order_of_the_updates() -> None:
 
 
 def test_broadcast_interval() -> None:
+    # A batch is requested one update before it is returned, so the lag of new weights is 1.
     lags = versions(fake_collector(2, sync=True, broadcast_interval=3), 10)
     assert lags == [0, 1, 2, 3, 1, 2, 3, 1, 2, 3]
 

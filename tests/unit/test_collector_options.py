@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def test_a_module_gives_action_parameters() -> None:
     collector = local_collector(policy=module)
     assert (next(collector)["actions"] == 2).all()
     with torch.no_grad():
-        module.bias.copy_(torch.tensor([30.0, 0.0, 0.0]))  # the caller trains it
+        module.bias.copy_(torch.tensor([30.0, 0.0, 0.0]))  # as training would do
     assert collector.update_policy_weights_() == 1
     batch = next(collector)
     assert (batch["actions"] == 0).all()
@@ -103,7 +104,7 @@ class KeyedModule(torch.nn.Module):
 
 
 def fixed(weight: float, size: int = 2) -> torch.nn.Module:
-    """A linear module that maps the observations of `Reach` to its bias."""
+    """Returns a linear module that maps all observations of `Reach` to its bias."""
     layer = torch.nn.Linear(2, size)
     with torch.no_grad():
         layer.weight.zero_()
@@ -178,7 +179,7 @@ def test_actions_of_another_shape_are_an_error() -> None:
 
 
 def test_a_tensordict_module_gives_actions() -> None:
-    """The example of TorchRL, with an environment of Gymnasium."""
+    """This is TorchRL's example, with an environment of Gymnasium."""
     tensordict = pytest.importorskip("tensordict.nn")
     module = tensordict.TensorDictModule(fixed(2.5), in_keys=["observation"], out_keys=["action"])
     assert (next(local_collector(Reach, module))["actions"] == 2.5).all()
@@ -342,8 +343,8 @@ def test_first_frames_are_random(env: Any) -> None:
 
 @pytest.mark.parametrize("mode", AUTORESET)
 def test_longest_trajectory(mode: str) -> None:
-    """The reward is always 1, and episodes are truncated after four steps. The values must equal
-    the values of endless episodes."""
+    """The reward is always 1, and `max_frames_per_traj` truncates episodes after four steps. The
+    policy's value is the return of an endless episode, `1 / (1 - gamma)`."""
     gamma = 0.9
     policy = make_policy("a2c", Clock(100), gamma=gamma, model={"fcnet_hiddens": []})
     with torch.no_grad():
@@ -405,12 +406,45 @@ def test_trajectories_are_split(mode: str) -> None:
     options = {"autoreset_mode": mode, "frames_per_batch": 16}
     as_list = next(local_collector(lambda: Clock(3), split_trajs="list", **options))
     padded = next(local_collector(lambda: Clock(3), split_trajs=True, **options))
+    # Each of the two environments makes 8 steps, and an episode has 3 steps.
     expected = [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2]]
     assert [rows_of(part)[0] for part in as_list] == expected * 2
     assert rows_of(padded) == expected * 2
     assert padded.shape == (3, len(expected) * 2)
     assert padded.env_steps == sum(part.env_steps for part in as_list)
     assert {int(part["truncated"].sum()) for part in as_list[:2]} == {1}
+
+
+def test_environment_that_cannot_be_sent_to_collectors_is_refused() -> None:
+    lock = threading.Lock()
+
+    def make() -> Drift:
+        with lock:
+            return Drift()
+
+    for envs in (make, [Drift, make]):
+        with pytest.raises(ConfigError, match=r"key 'create_env_fn': got .*_thread.lock"):
+            Collector(envs, num_collectors=2, frames_per_batch=10)
+    next(local_collector(make))
+
+
+@pytest.mark.parametrize("split", ["padded", "list"])
+def test_batch_without_valid_rows_has_no_trajectories(split: str) -> None:
+    options = {"autoreset_mode": "next_step", "num_envs": 1, "frames_per_batch": 3}
+    collector = local_collector(lambda: Clock(3), split_trajs=split, **options)
+    first = next(collector)
+    collector.stop_batch_early(1)  # the only row is then the reset row of the first episode
+    second = next(collector)
+    if split == "list":
+        assert (len(first), second) == (1, [])
+        return
+    assert first.env_steps == 3
+    assert (second.shape[1], second.env_steps, len(second)) == (0, 0, 0)
+    described = [
+        [(name, rows.dtype, rows.shape[1:]) for name, rows in batch.iter_rows()]
+        for batch in (first, second)
+    ]
+    assert described[0] == described[1]
 
 
 @pytest.mark.parametrize("num_envs", [1, 4])
@@ -434,6 +468,7 @@ def test_postproc_gets_each_fragment_and_keeps_frame_counts() -> None:
 
     collector = local_collector(postproc=halve, total_frames=40)
     batches = list(collector)
+    # `halve` leaves 3 of 6 steps, but all 12 frames of a batch count.
     assert [batch.shape for batch in batches] == [(3, 2)] * 4
     assert collector.num_frames == 48
     with pytest.raises(TypeError, match="postproc"):
@@ -490,7 +525,7 @@ def test_seeds_follow_torchrls_sequence() -> None:
     one, two = local_collector(seed=1), local_collector(seed=2)
     assert next(one).all_obs.tobytes() != next(two).all_obs.tobytes()
     after = [collector.set_seed(7) for collector in (one, two)]
-    assert after == [next_seed(next_seed(7))] * 2  # two environments
+    assert after == [next_seed(next_seed(7))] * 2  # one seed for each of two environments
     a, b = next(one), next(two)
     assert a.all_obs.tobytes() == b.all_obs.tobytes()
     assert (a["actions"] == b["actions"]).all()
@@ -569,7 +604,7 @@ def test_state_is_tensors_and_json() -> None:
 
 
 @pytest.mark.parametrize("key", ["record_to", "rerun_of"])
-def test_what_a_record_needs(key: str, tmp_path: Path) -> None:
+def test_record_without_a_seed_or_workers_is_refused(key: str, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl.gz"
     with pytest.raises(ConfigError, match=r"'seed': got None\. Allowed with record_to"):
         local_collector(seed=None, num_collectors=1, **{key: path})
@@ -589,6 +624,6 @@ def test_a_record_is_a_new_file(tmp_path: Path) -> None:
         local_collector(num_collectors=1, record_to=tmp_path)
 
 
-def test_a_record_that_is_missing(tmp_path: Path) -> None:
+def test_rerun_of_a_missing_record_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         local_collector(num_collectors=1, rerun_of=tmp_path / "run.jsonl.gz")

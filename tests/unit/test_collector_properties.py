@@ -75,7 +75,7 @@ def test_mutated_options_collect_or_are_a_config_error(changes: dict[str, Any]) 
     [({}, True), ({"num_envs": 4}, True), ({"frames_per_batch": math.nan}, False),
      ({"total_frames": 2**64}, False), ({"num_envz": 2}, False)],
 )  # fmt: skip
-def test_some_collect_and_some_do_not(changes: dict[str, Any], collects: bool) -> None:
+def test_some_options_collect_and_others_raise(changes: dict[str, Any], collects: bool) -> None:
     assert either_collects_or_says_why({**SMALL, **changes}) == collects
 
 

@@ -3,6 +3,7 @@ Ray."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import os
@@ -19,6 +20,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import NormalizeObservation
 from typer.testing import CliRunner, Result
 
@@ -26,6 +28,7 @@ import polopt as package
 from polopt.common.config import ConfigError
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.policy_registry import POLICIES
+from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.trainers import play_episodes
 from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
 from polopt.trainers.command_line import evaluate_command, tune_run
@@ -226,6 +229,17 @@ def test_evaluation_is_reproducible(checkpoint: Path) -> None:
         e.episode_len for e in played
     ]  # CartPole gives a reward of 1 for each step
     assert evaluate_command.summary([1.0, 3.0]) == "mean 2.00  std 1.00  min 1.00  max 3.00"
+
+
+def test_refused_vector_environment_is_closed() -> None:
+    made = [SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")])]
+    rollout = RolloutConfig.parse({"env": lambda config: made[0]})
+    with (
+        pytest.raises(ConfigError, match="is a vector environment"),
+        play_episodes.environment(rollout),
+    ):
+        pass
+    assert made[0].closed
 
 
 def normalized_cartpole(config: Any = None) -> Any:
@@ -515,6 +529,9 @@ def test_names_on_the_command_line() -> None:
     assert name_on_command_line("mygame:Game-v0") == "mygame:Game-v0"
     assert name_on_command_line(torch.nn.Linear) == "torch.nn.modules.linear:Linear"
     assert name_on_command_line(lambda config: None) is None
+    spec = gymnasium.spec("CartPole-v1")
+    assert name_on_command_line(spec) == "CartPole-v1"
+    assert name_on_command_line(dataclasses.replace(spec, max_episode_steps=7)) is None
 
 
 # ---- the command itself -----------------------------------------------------------------------

@@ -32,8 +32,7 @@ def one_thread() -> Iterator[None]:
 
 
 def outputs(network: Any, inputs: np.ndarray) -> Heads:
-    """The first output `[B, P]` and the second output `[B]` of an MLP with one hidden layer, in
-    NumPy."""
+    """Computes both outputs, `[B, P]` and `[B]`, of an MLP with one hidden layer in NumPy."""
     parts = {name: p.detach().double().numpy() for name, p in network.named_parameters()}
     hidden = inputs @ parts["policy_trunk.0.weight"].T + parts["policy_trunk.0.bias"]
     hidden = np.maximum(hidden, 0.0)
@@ -42,14 +41,14 @@ def outputs(network: Any, inputs: np.ndarray) -> Heads:
 
 
 def critic_values(policy: Any, segment: str, obs: np.ndarray, actions: np.ndarray) -> np.ndarray:
-    """Q-values `[K, B]`."""
+    """Returns the Q-values `[K, B]` of K critics."""
     inputs = np.concatenate([obs, actions], axis=1)
     networks = policy.segments[segment].module.networks
     return np.stack([outputs(network, inputs)[1] for network in networks])
 
 
 def soft_sample(policy: Any, obs: np.ndarray, noise: np.ndarray) -> Heads:
-    """Actions in [-1, 1] and their log-probabilities, by the change of variables."""
+    """Returns actions in [-1, 1] and their log-probabilities, by the change of variables."""
     params, _ = outputs(policy.model, obs)
     mean, log_std = np.split(params.astype(np.float64), 2, axis=1)
     std = np.exp(np.clip(log_std, -20.0, 2.0))
@@ -59,7 +58,7 @@ def soft_sample(policy: Any, obs: np.ndarray, noise: np.ndarray) -> Heads:
 
 
 def noise_of(policy: Any, *shape: int) -> np.ndarray:
-    """The noise that the policy will draw next. This function does not change the generator."""
+    """Returns the noise that the policy will draw next, and leaves the generator unchanged."""
     state = policy.shuffle.bit_generator.state
     noise = policy.shuffle.standard_normal(shape, dtype=np.float32)
     policy.shuffle.bit_generator.state = state
@@ -125,7 +124,8 @@ def test_next_observation_of_a_terminated_row_is_not_read(name: str, fast: bool)
 
 
 def total_loss(policy: Any, rows: Any, targets: np.ndarray, noise: np.ndarray) -> dict[str, float]:
-    """The losses of each trained segment, with fixed targets."""
+    """Returns the loss of each trained segment of the parameters, with fixed targets: critics,
+    actor (`network`), and for SAC the temperature."""
     values = critic_values(policy, "critics", rows.obs, stored_actions(policy, rows))
     losses = {"critics": (rows.weights * 0.5 * ((values - targets) ** 2).sum(axis=0)).mean()}
     if hasattr(policy, "log_alpha"):
@@ -133,7 +133,7 @@ def total_loss(policy: Any, rows: Any, targets: np.ndarray, noise: np.ndarray) -
         log_alpha = float(policy.log_alpha.item())
         worst = critic_values(policy, "critics", rows.obs, actions).min(axis=0)
         losses["network"] = (math.exp(log_alpha) * log_prob - worst).mean()
-        losses["temperature"] = -(log_alpha * (log_prob - 2.0)).mean()
+        losses["temperature"] = -(log_alpha * (log_prob - 2.0)).mean()  # the target entropy is -2
     else:
         actions = np.tanh(outputs(policy.model, rows.obs)[0])
         losses["network"] = -critic_values(policy, "critics", rows.obs, actions)[0].mean()
@@ -242,7 +242,7 @@ def test_segments_have_learning_rates_of_their_own() -> None:
 
 
 def forwards(policy: Any) -> list[Any]:
-    """Returns a list to which each network adds its outputs in torch."""
+    """Returns a list to which the modules of the critics add each output that torch computes."""
     calls: list[Any] = []
     for module in policy.critics.modules():
         module.register_forward_hook(lambda _module, _args, out: calls.append(out))
@@ -251,7 +251,7 @@ def forwards(policy: Any) -> list[Any]:
 
 @pytest.mark.parametrize("target", ["auto", None])
 def test_updates_in_numpy_equal_updates_in_torch(target: Any) -> None:
-    """The networks have two layers, and log standard deviations beyond both bounds."""
+    """The networks have two hidden layers. Some log standard deviations are beyond the bounds."""
     options = {"model": {"fcnet_hiddens": [9, 7]}, "target_entropy": target, "initial_alpha": 0.3}
     fast, slow = (shaken(replay_policy("sac", fast_cpu=fast, **options)) for fast in (True, False))
     bias = np.float32([0.0, 0.0, 2.0, -20.0])

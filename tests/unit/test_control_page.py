@@ -133,8 +133,8 @@ def test_requests_for_all_pending_calls_of_a_process_are_kept(page: ControlPage)
 
 
 def test_half_a_request_is_never_seen(page: ControlPage) -> None:
-    """Another process writes requests for many calls, one after the other. All these calls have the
-    same slot, and the reader knows the number of steps of each call."""
+    """Another process writes requests for many calls, one after the other. The page has 509 slots,
+    so the calls `509 * n + 5` all have slot 5. A request for call `509 * n + 5` keeps n steps."""
     opened = ControlPage.open(page.share())
     child = os.fork()
     if child == 0:
@@ -166,7 +166,7 @@ def test_only_the_running_call_is_stopped() -> None:
         return runner.run_here(7, stop_after).value  # type: ignore[no-any-return]
 
     assert runner.run(2, nested).value == 4, (
-        "a gradient worker's own call within a call of the driver"
+        "a call within call 2 must also stop, although it has another number"
     )
 
 

@@ -58,7 +58,8 @@ class Normalised(Base):
 
 
 class Counting(Base):
-    """Counts the rows that it has learned from, in a buffer that it replaces."""
+    """Counts the rows of calls in training mode. Each such call assigns a new tensor to the buffer
+    `count`."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -275,6 +276,7 @@ def test_buffers_have_neither_gradient_nor_moments() -> None:
     policy = policy_with(Normalised)
     parameters = sum(p.numel() for p in policy.model.parameters())
     weights = policy.get_weights().flat
+    # The buffers are the mean and the variance of 8 units.
     assert len(weights) == parameters + 16
     assert len(policy.flat.grads) == parameters
     assert policy.flat.segments["network.buffers"] == slice(parameters, parameters + 16)
@@ -347,7 +349,7 @@ def test_buffers_of_learners_without_rows_stay() -> None:
     assert all(map(torch.equal, statistics(policy), before))
 
 
-def test_gradients_refuse_statistics_that_they_do_not_hold() -> None:
+def test_compute_gradients_refuses_networks_with_running_statistics() -> None:
     policy = policy_with(Normalised)
     with pytest.raises(ConfigError, match=r"learning changes buffers of CustomNetwork.*LayerNorm"):
         policy.compute_gradients(batch_for(policy))
@@ -491,7 +493,7 @@ def test_tied_parameter_is_one_parameter() -> None:
     policy.learn_on_batch(batch_for(policy))
     first, _, again, _ = policy.model.module.body
     assert first.weight is again.weight
-    assert len(policy.flat.grads) == 20 + 40 + 27 + 9
+    assert len(policy.flat.grads) == 20 + 40 + 27 + 9  # the first layer of the body counts once
 
 
 # ---- names and checkpoints ----------------------------------------------------------------------
@@ -601,6 +603,7 @@ def test_custom_network_for_a_checkpoint_of_a_built_in_network_is_refused(tmp_pa
 
 def test_parameters_of_a_custom_network_are_counted() -> None:
     config = A2CPolicy.config_class.parse({"model": {"custom": Base}})
+    # The body, the policy head and the value head.
     assert A2CPolicy.count_parameters(BOX, THREE, config) == 40 + 27 + 9
 
     class Real(Base):

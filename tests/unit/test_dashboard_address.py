@@ -14,6 +14,7 @@ pytest.importorskip("plotly", reason="the extra polopt[dashboard] is not install
 from streamlit.testing.v1 import AppTest
 
 from polopt.dashboards.data.selection import Selection
+from polopt.dashboards.data.trials import ResultsDirectory
 from polopt.dashboards.views.drawing import Panel
 from polopt.dashboards.views.tabs import Tab
 
@@ -156,7 +157,7 @@ def test_hidden_group_is_left_out_of_all_tabs_and_counted(results: Path) -> None
     assert "hidden group" in trials.info[-1].value
 
 
-def test_pinned_group_is_the_first_of_each_table(results: Path) -> None:
+def test_pinned_group_is_the_first_of_the_trials(results: Path) -> None:
     for pinned in ("A3C", "SyncPPO"):
         page = opened(results, pin=pinned)
         trials = page.dataframe[-1].value
@@ -189,3 +190,28 @@ def test_plots_are_made_once_until_results_change(
     write_trial(results / "one", "async_gradients", 9, 4)
     opened(results, tab="Compare")
     assert made == ["compare", "faults", "compare", "compare"]
+
+
+def test_new_experiment_reaches_the_side_bar_and_the_tabs(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page reads results once for the side bar, and once at each refresh of the tabs."""
+    refresh, folder = ResultsDirectory.refresh, tmp_path / "empty"
+    folder.mkdir()
+    calls = []
+
+    def refreshed(directory: ResultsDirectory, *arguments: Any) -> None:
+        calls.append(directory)
+        if len(calls) in (2, 4):
+            name = f"experiment-{len(calls)}"
+            write_trial(folder / name, "sync_samples", len(calls), 4)
+        refresh(directory, *arguments)
+
+    page = opened(folder)
+    assert "no results yet" in page.info[0].value
+    assert len(page.info) == 1
+    monkeypatch.setattr(ResultsDirectory, "refresh", refreshed)
+    page.run()
+    assert not page.info
+    assert page.caption[-1].value.startswith("2 trials")
+    assert page.multiselect(key="experiment").options == ["experiment-2", "experiment-4"]

@@ -11,7 +11,8 @@ import pytest
 
 from polopt.dashboards.data.colors import PALETTE, PHASE_COLORS, looks_of
 
-# Linear RGB as seen with full color blindness (Machado, Oliveira, Fernandes, 2009).
+# Matrices from linear RGB to the linear RGB that a reader with full color blindness sees (Machado,
+# Oliveira, Fernandes, 2009).
 SIGHT = {
     "normal": np.eye(3),
     "deuteranopia": np.array(
@@ -24,8 +25,9 @@ SIGHT = {
         [[1.2555, -0.0767, -0.1788], [-0.0784, 0.9308, 0.1476], [0.0047, 0.6914, 0.3039]]
     ),
 }
+#: The matrix from linear RGB to CIE XYZ.
 XYZ = np.array([[0.4125, 0.3576, 0.1804], [0.2127, 0.7152, 0.0722], [0.0193, 0.1192, 0.9503]])
-#: Phases that one plot shows.
+#: The phases that each kind of plot shows.
 TOGETHER = (
     ("wait", "apply", "dispatch", "report", "evaluation", "startup", "other"),
     ("broadcast", "sample", "learn", "report", "evaluation", "startup", "other"),
@@ -44,7 +46,7 @@ def linear(color: str) -> Any:
 
 
 def lab(color: str, sight: str) -> Any:
-    """CIELAB of a color as a reader sees it."""
+    """Returns the CIELAB coordinates of a color as a reader sees it."""
     seen = np.clip(SIGHT[sight] @ linear(color), 0.0, 1.0)
     ratio = XYZ @ seen / np.array([0.9505, 1.0, 1.0888])
     f = np.where(ratio > 0.008856, np.cbrt(ratio), 7.787 * ratio + 16 / 116)
@@ -89,14 +91,14 @@ def test_first_groups_have_different_colors() -> None:
     assert len({look.color for look in looks.values()}) == 6
 
 
-def test_lines_are_dashed_where_the_color_may_not_tell() -> None:
+def test_lines_of_later_colors_are_dashed() -> None:
     looks = looks_of([str(number) for number in range(9)])
     dashes = {look.color: (look.dash, look.symbol) for look in looks.values()}
     assert {dashes[color] for color in PALETTE[:6]} == {("solid", "circle")}
     assert {dashes[color] for color in PALETTE[6:]} == {("dash", "square")}
 
 
-def test_many_groups_have_a_look_each() -> None:
+def test_looks_repeat_after_36_groups() -> None:
     looks = looks_of([str(number) for number in range(100)])
     assert len(looks) == 100
     assert len(set(looks.values())) == 36

@@ -84,7 +84,7 @@ def test_port_that_is_taken_is_one_error(results: Path, monkeypatch: pytest.Monk
     assert line.startswith(f"error: port {port} is taken by another program. Allowed: another")
 
 
-def test_missing_trace_is_one_true_sentence(tmp_path: Path) -> None:
+def test_missing_or_unreadable_trace_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("text")
     (tmp_path / "list").write_text("[]")
     assert error_of("trace", str(tmp_path / "none")).startswith(

@@ -75,7 +75,7 @@ def test_rows_written_twice_are_shown_once(root: Path, cache: Path) -> None:
     with file.open("a") as stream:
         stream.writelines(json.dumps(row) + "\n" for row in again)
     (trial,) = opened(root, cache).trials
-    # Iterations 7 and 8 do not belong to the history of the resumed run either.
+    # The resumed run continued after iteration 4, so the older rows 5 to 8 are not shown.
     assert values(trial, "training_iteration") == [1, 2, 3, 4, 5, 6]
     assert values(trial, STEPS)[4:] == [1_000_000, 1_000_000]
 
@@ -274,7 +274,7 @@ def test_running_trial_is_read_where_tune_writes(
     text = (folder / "result.json").read_text()
     write_trial(root / "exp", "sync_samples", 1, 2, first=4, finished=False)
     (folder / "result.json").replace(file)
-    (trial,) = opened(root, cache).trials  # before the first copy
+    (trial,) = opened(root, cache).trials  # before Tune copies the file
     assert (values(trial, "training_iteration"), trial.state) == ([1, 2, 3, 4, 5], "running")
     (folder / "result.json").write_text(text)  # Tune copies late
     (trial,) = opened(root, cache).trials
@@ -282,7 +282,7 @@ def test_running_trial_is_read_where_tune_writes(
 
 
 @pytest.mark.parametrize("number_of_rows", [2, 9])
-def test_rows_of_another_run_with_these_names_are_not_shown(
+def test_rows_of_another_run_with_the_same_names_are_not_shown(
     root: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number_of_rows: int
 ) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
@@ -294,7 +294,7 @@ def test_rows_of_another_run_with_these_names_are_not_shown(
     (other / "result.json").replace(file)
     (trial,) = opened(root, cache).trials
     assert trial.optimizer == "sync_samples"
-    # What an earlier run has left in the same directory.
+    # An earlier run in the same directory left this file.
     session = "2025-01-01_00-00-00"
     older = stage(tmp_path, root / "exp", folder.name, session)
     file.replace(older)
@@ -490,6 +490,35 @@ def test_unreadable_state_hides_no_trial(root: Path, cache: Path, text: str) -> 
     folder = write_trial(root / "exp", "sync_samples", 1, 5)
     (root / "exp" / "experiment_state-2026-01-01_00-00-00.json").write_text(text)
     (root / "exp" / "tuner.pkl").write_bytes(b"no pickle")
+    assert states(root, cache) == {folder.name: "finished"}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"storage": {"_type": "CLOUDPICKLE_FALLBACK", "value": "no hex"}},
+        {"storage": {"_type": "CLOUDPICKLE_FALLBACK", "value": 1}},
+        {"storage": {"_type": "CLOUDPICKLE_FALLBACK"}},
+        {"stopping_criterion": {"training_iteration": 10**400}},
+    ],
+)
+def test_damaged_value_of_a_state_hides_no_trial(
+    root: Path, cache: Path, damage: dict[str, Any]
+) -> None:
+    folder = write_trial(root / "exp", "sync_samples", 1, 5)
+    path = write_state(root / "exp", {folder.name: {"status": "TERMINATED"}})
+    content = json.loads(path.read_text())
+    content["trial_data"] = [
+        [json.dumps(json.loads(static) | damage), other] for static, other in content["trial_data"]
+    ]
+    path.write_text(json.dumps(content))
+    assert states(root, cache) == {folder.name: "finished"}
+
+
+def test_limit_of_a_scheduler_may_be_damaged(root: Path, cache: Path) -> None:
+    folder = write_trial(root / "exp", "sync_samples", 1, 5)
+    scheduler = AsyncHyperBandScheduler(10**400)
+    write_state(root / "exp", {folder.name: {"status": "TERMINATED"}}, scheduler=scheduler)
     assert states(root, cache) == {folder.name: "finished"}
 
 

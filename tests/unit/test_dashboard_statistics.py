@@ -57,7 +57,7 @@ def test_probability_of_improvement_counts_pairs(
 ) -> None:
     found = probability_of_improvement([np.array(x)], [np.array(y)])
     assert found.value == expected
-    assert np.isnan(found.low)  # below five runs
+    assert np.isnan(found.low)  # an interval needs five runs
 
 
 def test_interquartile_mean_drops_outer_quarters() -> None:
@@ -118,7 +118,7 @@ def test_downsample_keeps_extremes_of_each_column() -> None:
     assert (np.diff(curve.x) > 0).all()
 
 
-def test_downsample_leaves_short_curves_and_nan_out() -> None:
+def test_downsample_keeps_short_curves_and_drops_nan() -> None:
     curve = downsample(np.array([1.0, 2, 3]), np.array([5.0, np.nan, 6]))
     assert curve.exact
     assert (curve.x.tolist(), curve.mean.tolist()) == ([1, 3], [5, 6])

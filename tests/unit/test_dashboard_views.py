@@ -166,7 +166,7 @@ def test_band_holds_finished_runs_and_ends_with_others(results: Path) -> None:
         write_trial(results, "async_gradients", seed, 10 + seed, finished=seed > 0)
     drawn = curves(by_key(compare_tab.panels(select(results)))["return-steps"])
     assert max(drawn["SyncPPO (n=5)"].x) == 14_000
-    assert max(drawn["A3C (n=5)"].x) == 9_000  # of the run that continues
+    assert max(drawn["A3C (n=5)"].x) == 9_000  # the end of the run that has not finished
 
 
 def test_runs_that_do_not_reach_the_return_are_counted(results: Path) -> None:
@@ -254,6 +254,7 @@ def test_runs_that_ended_early_do_not_cut_a_band(results: Path) -> None:
 
 
 def test_startup_is_left_out_of_seconds_unless_asked_for(results: Path) -> None:
+    # The run makes 9,000 steps in 5 s of training, after a start-up of 45 s.
     write_trial(results, "async_gradients", 0, 10, startup_s=45.0)
     for startup, seconds, rate, share in ((False, 5.0, 1800.0, 0.0), (True, 50.0, 180.0, 0.9)):
         selection = select(results, startup=startup)
@@ -441,7 +442,7 @@ def test_long_names_of_rows_are_broken_into_lines(results: Path) -> None:
 
 
 def test_rate_of_the_start_up_is_not_in_the_throughput(results: Path) -> None:
-    """The interval with start-up has steps from a longer time than its training time."""
+    """The first interval contains the start-up, so its rate is not drawn."""
     write_trial(results, "async_gradients", 0, 10, startup_s=45.0)
     selection = select(results)
     rates = selection.runs[0].trial.values("optimizer/env_steps_per_s")
@@ -471,6 +472,8 @@ def test_plots_of_many_groups_have_room_for_their_names(results: Path) -> None:
     for key in ("throughput", "final-score", "target-steps"):
         assert panels[key].figure.layout.height >= 30 * 16 + 60, key
     table = panels["config-differences"]
+    pairs = panels["probability-of-improvement"]
+    assert pairs.note == "Only the first 12 of 30 groups are shown."
     assert list(table.columns) == ["group", "lr", "num_sgd_iter"]
     assert len(table.rows) == 30
     assert table.rows[0] == ["SyncPPO, lr 0.001, num_sgd_iter 4", "0.001", "4"]
@@ -506,6 +509,26 @@ def test_restored_counter_is_no_fault(results: Path) -> None:
     marks = curves(of_optimizer(selection)["bytes"])["worker restarts"]
     assert list(marks.x) == [1.0]
     assert faults_tab.total_faults(selection.runs[0]) == 1
+
+
+def test_faults_before_and_after_a_restore_count(results: Path) -> None:
+    write_trial(results, "async_gradients", 0, 10, deaths=(2, 3, 4), finished=False)
+    write_trial(results, "async_gradients", 0, 5, first=11, deaths=(1, 12))
+    (run,) = select(results).runs
+    assert list(run.trial.values("fault_tolerance/num_remote_worker_restarts")) == [
+        *(0, 1, 2, 3, 3, 3, 3, 3, 3, 3),
+        *(1, 2, 2, 2, 2),
+    ]
+    assert faults_tab.total_faults(run) == 5
+
+
+@pytest.mark.parametrize("number", [31, 32])
+def test_caption_of_actions_is_true_for_the_largest_number_of_rows(
+    results: Path, number: int
+) -> None:
+    write_trial(results, "sync_samples", 0, 4, action_sizes=(number,))
+    told = of_optimizer(select(results))["actions"].help
+    assert ("With more than 32 actions, row 31 also counts" in told) == (number == 32)
 
 
 def test_lag_map_has_the_limit_and_sums_to_one(results: Path) -> None:
@@ -584,7 +607,7 @@ PLUGIN = OptimizerTab(
 
 
 def write_plugin(results: Path, content: str) -> None:
-    """A trial of an optimizer that this process does not know."""
+    """Writes a trial of an optimizer that this process does not know."""
     folder = write_trial(results, "sync_samples", 0, 6, tab=False)
     lines = [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
     for number, line in enumerate(lines):
@@ -629,7 +652,7 @@ def test_equal_returns_are_one_bar_of_some_width(results: Path) -> None:
 
 def test_bands_of_episodes_hold_half_and_ninety_percent(results: Path) -> None:
     folder = write_trial(results, "sync_samples", 0, 5)
-    blocks = [row["env_runners"] for row in rows_of(folder)][1:]  # before it no episode has ended
+    blocks = [row["env_runners"] for row in rows_of(folder)][1:]  # no episode ends in the first row
     panel = of_optimizer(select(results))["return-quantiles"]
     assert panel.figure is not None
     wide, narrow, *lines = panel.figure.data
@@ -809,7 +832,9 @@ def _plotly() -> str:
     return str(get_plotlyjs())
 
 
-def test_report_refuses_what_it_cannot_use(results: Path, tmp_path: Path) -> None:
+def test_report_refuses_missing_empty_and_unwritable_directories(
+    results: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         report.write_report(results, tmp_path / "report.html")
     results.mkdir()
@@ -882,7 +907,8 @@ def test_equal_findings_of_groups_are_one_entry_with_the_worst_first(results: Pa
 
 
 def test_changes_that_differ_are_different_entries(results: Path) -> None:
-    """In one optimizer the other workers wait for a slow worker, and in the other they do not."""
+    """With `sync_samples`, the other workers wait for the slow worker. With `async_gradients`, they
+    do not wait. The findings therefore propose different changes."""
     for optimizer in ("sync_samples", "async_gradients"):
         write_trial(results, optimizer, 0, 12, num_workers=4, slow=1.0)
     selection = select(results)
@@ -1064,3 +1090,37 @@ def test_runs_without_a_preset_are_named_by_optimizer(results: Path) -> None:
         params = {"optimizer": optimizer}
         write_trial(results, optimizer, 0, 3, preset="PolicyOptimizerTrainer", params=params)
     assert set(select(results).groups) == {"async_gradients", "sync_samples"}
+
+
+@pytest.mark.parametrize("name", ["/evil", "../../evil", "a/b", "x" * 900, "\x00", ".."])
+def test_names_in_results_do_not_choose_the_folder_of_figures(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("plotly.io.write_images", lambda *_, **__: None)
+    folder = write_trial(results, "sync_samples", 1, 4)
+    name = f"{tmp_path}{name}" if name.startswith("/") else name
+    text = (folder / "result.json").read_text().replace('"sync_samples"', json.dumps(name))
+    (folder / "result.json").write_text(text)
+    keys = {"updates": "optimizer/num_updates"}
+    # Two keys that differ only in characters that file names cannot contain.
+    plots = tuple(Plot(f"{name}{end}", "t", "h", "u", keys) for end in ("/1", "?1"))
+    declared = OptimizerTab(name, "Title", extra_stats=(name,), tab=Tab(plots=plots))
+    (folder / "optimizer.json").write_text(declared.to_json())
+    figures = tmp_path / "a" / "b" / "figures"
+    report.write_report(results, tmp_path / "report.html", figures)
+    written = set(tmp_path.rglob("*.csv"))
+    assert {path.parent for path in written} == {figures}
+    num_plots = (tmp_path / "report.html").read_text().count("draw('p")
+    assert len(written) >= num_plots > 20
+
+
+def test_error_without_text_does_not_stop_the_report(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr("plotly.io.write_images", fail)
+    write_trial(results, "sync_samples", 1, 4)
+    (note,) = report.write_report(results, tmp_path / "report.html", tmp_path / "figures")
+    assert note.startswith("no PNG files: RuntimeError (")

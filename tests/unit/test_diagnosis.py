@@ -21,7 +21,7 @@ COUNT = 30
 
 
 def healthy(phases: tuple[str, str, str] = ("wait", "apply", "dispatch"), workers: int = 4) -> Rows:
-    """Results of a run on 16 cores that learns for 15 s, after a start-up of 3 s."""
+    """Returns results of a run on 16 cores that learns for 15 s, after a start-up of 3 s."""
     first, second, third = phases
     rows = []
     for i in range(COUNT):
@@ -155,7 +155,10 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
             "optimizer/num_skipped_updates": 2,
             "fault_tolerance/last_non_finite": "rewards: NaN",
         },
-        ("3 fragments and 2 updates were not finite: rewards: NaN",),
+        (
+            "3 fragments or gradients were not finite or too large, and 2 updates were skipped: "
+            "rewards: NaN",
+        ),
     ),
     (
         "worker-failures",
@@ -167,7 +170,7 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
         "non-finite",
         samples,
         {"optimizer/num_skipped_updates": lambda i: int(i > 4)},
-        ("1 update was not finite",),
+        ("1 update was skipped",),
     ),
     (
         "no-reward",
@@ -285,7 +288,7 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
             "optimizer/workers/per_worker/2/env_steps_per_sampling_s": 50.0,
             "optimizer/workers/share/skew": 0.35,
         },
-        ("ranks wait for rank 3: waiting takes 35%", "fraction_workers"),
+        ("ranks wait for worker 3: waiting takes 35%", "fraction_workers"),
     ),
     (
         "machine-busy",
@@ -539,6 +542,7 @@ def test_rates_of_a_long_run_include_the_merged_results(
         row["optimizer"]["workers"]["share"]["idle"] = 0.2 * (number % 2)
         history.add(row)
     results = history.results()
+    # In each result, the learner is blocked for 0.15 s of 0.5 s.
     assert results.rise("learner_blocked_s") == pytest.approx(0.15 * count)
     assert results.rise_per_s("learner_blocked_s") == pytest.approx(0.3)
     assert results.share("workers_idle") == pytest.approx(0.1, abs=0.01)

@@ -33,7 +33,7 @@ def test_every_parameter_of_torchrl_has_a_row() -> None:
     assert parameters <= set(re.findall(r"`(\w+)`", " ".join(row.split("|")[1] for row in rows)))
 
 
-def test_every_option_of_collector_is_there() -> None:
+def test_every_option_of_collector_is_documented() -> None:
     options = set(CollectorConfig.model_fields)
     assert options - set(re.findall(r"`(\w+)`", COLLECTOR)) == set()
 

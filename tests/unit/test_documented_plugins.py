@@ -111,6 +111,7 @@ def test_elastic_differences_are_conserved_and_draw_workers_together() -> None:
     optimizer.drain()
     np.testing.assert_allclose(total(), expected, atol=1e-4)
     assert spread() < 0.05 * distance
+    # The sum contains the center and three workers, whose weights are now nearly equal.
     np.testing.assert_allclose(optimizer.policy.get_weights().flat, expected / 4, atol=0.2)
 
 
@@ -126,7 +127,7 @@ def test_elastic_workers_keep_their_own_weights() -> None:
 
 def test_elastic_differences_are_those_of_the_paper() -> None:
     optimizer = make("elastic_averaging", lr=1e-2)
-    alpha = 0.9 / 3
+    alpha = 0.9 / 3  # the default of `moving_rate`, divided by the number of workers
     center = optimizer.policy.get_weights().flat
     sent: dict[int, list[np.ndarray]] = {1: [], 2: [], 3: []}
     learned: dict[int, list[np.ndarray]] = {1: [], 2: [], 3: []}
@@ -211,7 +212,7 @@ def test_counts_equal_those_of_the_environments(name: str, seed: int, tmp_path: 
     made = made_in(tmp_path)
     assert counted_by(optimizer) == made
     assert made.faults > 10
-    assert made.nans == 3
+    assert made.nans == 3  # one in each worker
     assert 0 < optimizer.stats()["num_env_steps_discarded"] <= 3 * ROWS
     metrics = optimizer.metrics
     assert metrics.num_env_steps_trained == metrics.num_env_steps_sampled
@@ -240,7 +241,7 @@ def test_counts_lack_only_the_work_of_workers_that_died(
     counted, made = counted_by(optimizer), made_in(tmp_path)
     assert len(killed) == optimizer.workers.faults.num_restarts > 3
     assert 0 < made.faults - counted.faults < made.faults
-    # An exception costs at most one row of the fragment.
+    # Each death loses one call. Each row of this call is a step or an exception.
     lost = made.steps - counted.steps + made.faults - counted.faults
     assert lost == len(killed) * ROUNDS * ROWS
 
@@ -299,7 +300,7 @@ def test_shards_keep_fragments_that_the_driver_does_not_see() -> None:
         assert optimizer.step() == (3 * ROWS, 3 * ROWS, 1)
     shards = [shard.channel.target for shard in optimizer.shards.remote]
     held = [[fragment.worker_index for fragment in shard.fragments] for shard in shards]
-    assert held == [[2] * 6, [1, 3] * 6], "the shard of a fragment is that of its worker"
+    assert held == [[2] * 6, [1, 3] * 6], "a worker sends its fragments to one shard"
     assert [fragment.version for fragment in shards[0].fragments] == [*range(6)]
     assert optimizer.stats()["policy_lag"]["max"] > 0, "the driver learns from old fragments"
     channels = optimizer.workers.transport.channels
@@ -322,7 +323,9 @@ def test_killed_shard_costs_what_it_holds() -> None:
 
     optimizer = make_replay(script)
     replay = optimizer.shards
-    assert [optimizer.step().updates for _ in range(4)] == [1] * 4, "data of the other shard"
+    assert [optimizer.step().updates for _ in range(4)] == [1] * 4, (
+        "the driver learns from the other shard"
+    )
     assert (replay.faults.num_restarts, drawn) == (1, 8)
     assert [optimizer.step().updates for _ in range(6)] == [1] * 6
     fragments = replay.remote[1].channel.target.fragments
@@ -378,7 +381,7 @@ def test_further_checks_of_a_plugin_are_made() -> None:
 
 # ---- public names -----------------------------------------------------------------------------
 
-#: From each strategy to the names that it defines itself. The base class defines the other names.
+#: The source files of the built-in strategies.
 STRATEGIES = [
     path
     for path in sorted(Path(optimizers.__path__[0]).glob("*.py"))

@@ -32,7 +32,7 @@ def one_thread() -> Iterator[None]:
 
 
 def q_values(policy: Any, obs: np.ndarray, segment: str = "network") -> np.ndarray:
-    """Q-values `[B, n]` of an MLP with one hidden layer, from its weight matrices."""
+    """Computes Q-values `[B, n]` of an MLP with one hidden layer from its weight matrices."""
     q_network: Any = policy.segments[segment].module
     parts = {name: p.detach().numpy() for name, p in q_network.network.named_parameters()}
     hidden = np.maximum(obs @ parts["policy_trunk.0.weight"].T + parts["policy_trunk.0.bias"], 0.0)
@@ -123,7 +123,7 @@ def test_gradient_can_be_applied_elsewhere() -> None:
 
 
 def forwards(policy: Any) -> list[Any]:
-    """Returns a list to which each network adds its outputs in torch."""
+    """Returns a list to which the networks add each output that torch computes."""
     calls: list[Any] = []
     for segment in policy.segments.values():
         segment.module.network.register_forward_hook(lambda _module, _args, out: calls.append(out))
@@ -212,6 +212,7 @@ def test_epsilon_follows_environment_steps_and_weights() -> None:
         worker.set_weights(learner.get_weights())
         actions, extras = worker.compute_actions(obs, rng=rng)
         best = extras["action_dist_inputs"][0].argmax()
+        # With probability epsilon, the action is uniform. Two of three actions are not the best.
         assert (actions == best).mean() == pytest.approx(1.0 - epsilon * 2 / 3, abs=0.02)
         counts = np.bincount(actions, minlength=3) / len(actions)
         assert np.delete(counts, best) == pytest.approx([epsilon / 3] * 2, abs=0.02)

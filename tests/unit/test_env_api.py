@@ -24,7 +24,7 @@ every_mode = pytest.mark.parametrize("mode", AUTORESET)
 
 
 class CountedClock(Clock):
-    """A clock whose observations come from a function. The class counts its instances."""
+    """A `Clock` whose observations come from a function. The class counts its instances."""
 
     made = 0
 

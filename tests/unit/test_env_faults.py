@@ -22,6 +22,7 @@ from faulty_envs import (
 from gymnasium.wrappers import NormalizeObservation
 from toy_envs import AUTORESET, Clock, Drift, make_policy, make_sampler, set_value_function
 
+from polopt.common.data_faults import DataFaults
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
 from polopt.policies.a2c import A2CPolicy
@@ -260,11 +261,16 @@ def test_own_vector_is_replaced_after_exception(when: str) -> None:
 
     env = make()
     policy = make_policy("a2c", env, model={"fcnet_hiddens": [4]})
-    faults = SamplerFaults(make, max_failures=5)
+    faults = SamplerFaults(make, max_failures=5, place="vector environment 'V' (of worker 2)")
     sampler = VectorSampler(env, policy, 12, worker_seeds(0, 1, 0, 3), faults)
     batches = [policy.postprocess(sampler.sample()) for _ in range(4)]
     assert len(made) == 3
     assert sum(batch.faults.env_faults for batch in batches) == 2
+    found = DataFaults.concat(batch.faults for batch in batches)
+    assert found.env_index == -1, "the whole vector"
+    first, *_, last = found.traceback.splitlines()
+    assert first.startswith("vector environment 'V' (of worker 2) raised at step ")
+    assert last == "RuntimeError: simulated crash of the vector"
     lost = sum(np.count_nonzero(~batch["valid"] & batch["truncated"]) for batch in batches)
     assert lost == (2 * 3 if when == "step" else 0)
     assert all(env.was_closed for env in made[:-1])

@@ -199,7 +199,7 @@ def test_value_that_is_no_environment_is_refused(given: Any) -> None:
 
 
 class TakesConfig:
-    """Stores the arguments of its call."""
+    """A creator of environments that stores its argument."""
 
     def __init__(self, config: Any) -> None:
         self.got = config

@@ -1,7 +1,8 @@
-"""Episode ends, as `docs/architecture.md` describes them. `terminated` cuts the return. `truncated`
-bootstraps from the true last observation. Reset rows (the steps that only reset an environment, in
-next-step mode) are masked out of losses and counts. Each check fails if episode ends are handled
-wrongly.
+"""Tests of episode ends, as `docs/architecture.md` describes them.
+
+`terminated` cuts the return. `truncated` bootstraps from the true last observation. Reset rows, the
+steps that only reset an environment in next-step mode, are masked out of losses and counts. Each
+check fails if episode ends are handled wrongly.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ every_fragment = pytest.mark.parametrize("fragment", FRAGMENTS)
 
 
 def clock_policy(env: Any, name: str = "a2c", **options: Any) -> Policy:
-    """A policy without hidden layers, so that its value function can be any table over time."""
+    """Returns a policy without hidden layers. Its value function can be any table over time."""
     options = {"gamma": GAMMA, "model": {"fcnet_hiddens": []}, **options}
     return make_policy(name, env, **options)
 
@@ -197,6 +198,7 @@ def test_truncation_of_own_vector_bootstraps(fragment: int) -> None:
     check_worth(batches, FOR_EVER)
     assert {n for b in batches for n in b.episodes.lengths} == {7}
     rows = sum(b.shape[0] for b in batches)
+    # Every eighth row of an environment only resets the environment.
     assert sum(b.env_steps for b in batches) == 3 * (rows - rows // 8)
 
 

@@ -375,7 +375,7 @@ def test_due_evaluation_waits_for_the_one_under_way() -> None:
     for channel in workers.channels:
         channel.finish()
     finish(evaluation)
-    assert evaluation.is_due(4), "once, not twice"
+    assert evaluation.is_due(4), "it was due in iterations 2 and 3, and runs once"
     evaluation.begin(weights_of(workers, 4), {}, [])
     assert not evaluation.due
 
@@ -528,6 +528,7 @@ def test_evaluation_has_options_of_its_own() -> None:
     test_part = {"env_config": {"data": {"split": "test"}}, "max_frames_per_traj": 3}
     made = market(evaluation_config={**test_part, "num_envs_per_env_runner": 1})
     result = made.train()
+    # The return is the number of steps, times the reward of the part, times the scale.
     assert mean_return(result) == 5 * 1 * 2
     assert mean_return(result["evaluation"]) == 3 * 100 * 2
     assert made.evaluation is not None
@@ -621,7 +622,7 @@ def test_workers_of_evaluation_are_requested_of_tune() -> None:
     assert Experiment.parse(config, {}).num_remote_processes == 5
 
 
-# ---- what shapes acting -----------------------------------------------------------------------
+# ---- memory and normalisation -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from polopt.trainers.command_line.examples import (
 )
 from polopt.trainers.command_line.plan import plan
 
-#: From the beginning of an example's name to a package that the example needs and polopt does not.
+#: Maps the first part of an example's name to a package that the example needs beyond polopt's
+#: dependencies.
 NEEDED = {"halfcheetah": "mujoco"}
 
 

@@ -52,7 +52,7 @@ LOSSES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def both(key: str, name: str, **options: Any) -> tuple[Policy, Policy]:
-    """The same policy in NumPy and in torch."""
+    """Returns two equal policies. The first computes in NumPy, and the second in torch."""
     return (
         policy_of(key, name, fast_cpu=True, **options),
         policy_of(key, name, fast_cpu=False, **options),
@@ -61,8 +61,8 @@ def both(key: str, name: str, **options: Any) -> tuple[Policy, Policy]:
 
 def assert_close(one: np.ndarray | Tensor, other: np.ndarray | Tensor) -> None:
     one, other = np.asarray(one), np.asarray(other)
-    # NumPy and torch add in different orders. Elements that are small compared with their terms
-    # differ more.
+    # NumPy and torch add in different orders. Sums that are small compared with their terms have
+    # larger relative errors.
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * float(np.abs(other).max()))
 
 

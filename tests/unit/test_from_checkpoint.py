@@ -45,7 +45,7 @@ def flat(trainer: Any) -> np.ndarray:
     return np.array(trainer.get_policy().get_weights().flat)
 
 
-def test_is_the_trainer_of_the_run_restored(run: Path) -> None:
+def test_trainer_from_a_checkpoint_continues_like_a_restored_one(run: Path) -> None:
     whole = polopt.SyncPPO(SMALL)
     whole.restore(next(run.glob("checkpoint_*")))
     whole.train()
@@ -146,6 +146,8 @@ def test_modules_that_only_the_checkpoint_names_are_not_imported(
 
 
 def test_options_of_an_older_checkpoint_keep_their_meaning(run: Path) -> None:
+    """In older versions, `vf_loss_coeff` was the weight of half the mean squared error, and
+    `vf_clip_param` was the bound that is now `vf_clip_range`."""
     _, state = read_or_fall_back(next(run.glob("checkpoint_*")))
     options = state["config"]["policy"]
     for key in ("vf_clip_range", "normalize_actions", "clip_actions"):

@@ -105,7 +105,7 @@ def test_padding_does_not_change_advantages(
 
 
 def split(column: np.ndarray, batches: list[SampleBatch]) -> list[np.ndarray]:
-    """The parts of a column `[max T, sum of N, ...]` that belong to each batch."""
+    """Splits a column `[max T, sum of N, ...]` into the parts of each batch."""
     bounds = np.cumsum([0] + [batch.shape[1] for batch in batches])
     return [
         column[: b.shape[0], low:][:, : b.shape[1]]

@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "policies/fast_cpu": _BASE | {"policies/distributions", "policies/networks"},
     "policies/learning": _BASE | {"policies/networks"},
     "policies": _BASE | _POLICIES,
-    "rollouts": _BASE,  # config.py, resources.py, ray_session.py
+    "rollouts": _BASE,  # the modules directly in this folder
     "rollouts/envs": {*_BASE, "rollouts"},
     "rollouts/sampling": {*_BASE, *_POLICIES, "rollouts", "rollouts/envs"},
     "rollouts/transport": {"common"},

@@ -134,7 +134,7 @@ OPTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-#: Policies that support only one kind of action space.
+#: Maps policies that support only some action spaces to the keys of these spaces in `ACTIONS`.
 OF_SPACES = {"dqn": {"discrete"}, "pqn": {"discrete"}}
 OF_SPACES |= {name: {"box", "float32"} for name in ("sac", "td3")}
 FROM_REPLAY = {"dqn", "sac", "td3"}
@@ -191,8 +191,8 @@ def row(batch: Any, n: int) -> Any:
 def check_acts_as_in_training(
     made: PolicyOptimizerTrainer, directory: Path, network: type[nn.Module] | None = None
 ) -> None:
-    """Checks that the loaded policy acts like the sampler, and so do the operations of an ONNX
-    model."""
+    """Checks that a loaded policy acts like the policy in training. Also checks `act_in_torch`,
+    whose operations become the ONNX model."""
     made.save(str(directory))
     policy, sampler = made.get_policy(), made.workers.local.sampler
     raw: list[Any] = []
@@ -234,7 +234,7 @@ def check_acts_as_in_training(
                 for p in (loaded, policy)
             ]
             np.testing.assert_array_equal(*drawn)
-        for n in range(3):  # single observations, which are a batch of another size
+        for n in range(3):  # single observations, with the rounding of a smaller batch
             one = row(observations, n)
             encoded, is_batch = loaded.encoder.encode_some(one)
             assert not is_batch
@@ -293,7 +293,7 @@ def test_space_survives_a_checkpoint(space: Space[Any], tmp_path: Path) -> None:
     assert found == space
     assert repr(found) == repr(space)
     if isinstance(space, spaces.Dict):
-        assert list(found.spaces) == list(space.spaces), "not sorted"
+        assert list(found.spaces) == list(space.spaces), "the order of the keys differs"
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_space_survives_a_checkpoint(space: Space[Any], tmp_path: Path) -> None:
         ({"type": "Tuple", "spaces": [{"type": "Text"}]}, "field 'spaces/x/0'"),
     ],
 )
-def test_other_descriptions_are_refused(description: Any, said: str) -> None:
+def test_malformed_descriptions_of_spaces_are_refused(description: Any, said: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         space_of(description, "spaces/x")
     assert said in str(caught.value)
@@ -376,7 +376,7 @@ def test_predict_refuses_a_state(checkpoint: Path) -> None:
         polopt.load(checkpoint).predict({}, state=np.zeros(3))
 
 
-# ---- nothing else -----------------------------------------------------------------------------
+# ---- imports and classes ----------------------------------------------------------------------
 
 LOAD = """
 import sys, time
@@ -486,7 +486,8 @@ def test_class_that_is_not_known_is_named(tmp_path: Path) -> None:
 def test_changed_checkpoint_is_one_error(
     cartpole: Path, tmp_path: Path, change: Callable[[Any], Any], said: str
 ) -> None:
-    """`polopt.load` does not make a network whose size only the config describes."""
+    """`polopt.load` does not make a network that the config describes, but whose parameters are not
+    in the checkpoint."""
     saved = Path(shutil.copytree(cartpole, tmp_path / "c"))
     rewrite(saved, lambda tensors, tree: change(tree))
     with pytest.raises(CheckpointError) as caught:

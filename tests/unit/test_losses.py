@@ -158,7 +158,7 @@ def test_value_loss_of_ppo_equals_rllib(vf_range: float | None, fast_cpu: bool) 
     if vf_range is None:
         assert stats["vf_loss"] == pytest.approx(errors.clamp(max=1.0).mean().item(), rel=1e-4)
     free = small_policy("ppo", vf_clip_param=math.inf, **options)
-    assert free.config.vf_clip_param is None, "RLlib turns it off by infinity"
+    assert free.config.vf_clip_param is None, "infinity turns clipping off in RLlib"
 
 
 def test_options_of_older_checkpoints_have_the_loss_that_they_had() -> None:

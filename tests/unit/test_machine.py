@@ -60,7 +60,7 @@ def test_gpu_seconds_are_weighted_by_the_time_between_readings() -> None:
 
 
 class Cuda:
-    """`torch.cuda` of a process with memory on some GPUs."""
+    """A fake of `torch.cuda` in a process that holds memory on some GPUs."""
 
     def __init__(self, held: list[int], busy: list[int | Exception], started: bool = True) -> None:
         self.held, self.busy, self.started = held, busy, started
@@ -70,7 +70,7 @@ class Cuda:
         return self.started
 
     def device_count(self) -> int:
-        assert self.started, "this begins a context on the GPU"
+        assert self.started, "this call would create a CUDA context"
         return len(self.held)
 
     def memory_reserved(self, gpu: int) -> int:
@@ -90,7 +90,7 @@ def test_a_process_that_uses_no_gpu_begins_no_context() -> None:
 
 def test_gpus_are_those_with_memory_of_this_process() -> None:
     cuda = Cuda([0, 300, 200], [99, 40, 70])
-    assert GpuReader(cuda)() == GpuUse(0.7, 500)
+    assert GpuReader(cuda)() == GpuUse(0.7, 500)  # the largest share, and all memory
     assert cuda.asked == [1, 2]
 
 
@@ -99,7 +99,7 @@ class NVMLError_NotSupported(Exception):
 
 
 @pytest.mark.parametrize("error", [ModuleNotFoundError("pynvml"), NVMLError_NotSupported()])
-def test_a_gpu_that_does_not_tell_is_not_known_and_asked_once(error: Exception) -> None:
+def test_a_gpu_that_reports_no_share_has_nan_and_is_asked_once(error: Exception) -> None:
     cuda = Cuda([300], [error])
     reader = GpuReader(cuda)
     for _ in range(2):

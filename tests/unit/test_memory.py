@@ -81,7 +81,7 @@ class PlainLSTM:
         return net.policy_head(outputs[0]), net.value_head(outputs[1])[0]
 
     def peek(self, obs: np.ndarray) -> Tensor:
-        """The value `[]` of an observation. This method does not change the memory."""
+        """Returns the value `[]` of an observation, and does not change the memory."""
         kept = list(self.state)
         value = self.read(obs)[1]
         self.state = kept
@@ -97,12 +97,13 @@ def sampled(policy: Policy, env: Any, length: int, count: int) -> list[SampleBat
 
 
 def begins(obs: np.ndarray) -> bool:
-    """Whether a clock shows the time 0. This happens only at the start of an episode."""
+    """Returns whether a clock shows the time 0. It does so only at the start of an episode."""
     return bool(obs[0] == 1.0)
 
 
 def expected(policy: Policy, batches: list[SampleBatch], env: int) -> dict[str, list[Any]]:
-    """The expected `params`, `values` and `following` of each row of one environment."""
+    """Computes the distribution parameters of each row of one environment, the value of its
+    observation, and the value of its next observation (`following`)."""
     plain = PlainLSTM(policy)
     result: dict[str, list[Any]] = {"params": [], "values": [], "following": []}
     with torch.no_grad():
@@ -279,7 +280,7 @@ def test_later_steps_have_no_stored_memory() -> None:
 
 
 def plain_gradient(policy: Any, batch: SampleBatch) -> np.ndarray:
-    """The gradient of A2C's loss, computed row by row."""
+    """Computes the gradient of A2C's loss row by row."""
     starts = gae.episode_starts(batch)
     params, values, picked = [], [], []
     for env in range(batch.shape[1]):
@@ -381,7 +382,8 @@ class Cells(nn.Module):
 
 
 def custom_memory(name: str, like: Any, **options: Any) -> Any:
-    """A policy with `Cells`, and with the weights of `like`, which is a policy with `MODEL`."""
+    """Returns a policy with the network `Cells` and the weights of `like`, a policy with
+    `MODEL`."""
     policy: Any = small_policy(name, model={"custom": Cells}, **options)
     there, here = like.model, policy.model.module
     with torch.no_grad():
@@ -478,6 +480,7 @@ def test_predict_acts_as_in_sampling() -> None:
 
 
 def test_state_of_another_shape_is_refused() -> None:
+    """The state contains the hidden and cell states of two LSTMs with 5 cells, 20 numbers."""
     policy = with_memory(Clock(3))
     with pytest.raises(ValueError, match=r"state must have shape \[20\]; got \[3, 20\]"):
         policy.predict(0, np.zeros((3, 20)))
@@ -510,6 +513,6 @@ def test_memory_of_images() -> None:
     assert state.shape == (3, 2 * CELLS)
 
 
-def test_sequences_are_as_long_as_fragments() -> None:
+def test_max_seq_len_is_refused() -> None:
     with pytest.raises(ConfigError, match="rollout_fragment_length"):
         PPOConfig.parse({"model": {"use_lstm": True, "max_seq_len": 20}})

@@ -15,7 +15,7 @@ from polopt.metrics.learner import LEARNER_KEYS
 
 
 def episodes(*returns: float) -> EpisodeStats:
-    """Episodes whose lengths are ten times their returns."""
+    """Returns episodes whose lengths are ten times their returns."""
     return EpisodeStats(returns, [int(10 * each) for each in returns])
 
 

@@ -1,4 +1,4 @@
-"""The gradient of a minibatch is the mean over its microbatches, whatever the size of those."""
+"""The gradient of a minibatch does not depend on the size of its microbatches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_gradient_and_statistics_do_not_depend_on_the_size(
     np.testing.assert_allclose(split.flat.get_grads(), whole.flat.get_grads(), rtol=1e-3, atol=1e-6)
 
 
-def test_at_most_as_many_rows_are_computed_at_once() -> None:
+def test_at_most_microbatch_size_rows_are_computed_at_once() -> None:
     policy, rows = prepared("a2c", 7, fast_cpu=False)
     counts: list[int] = []
     policy.model.register_forward_hook(lambda _module, args, _out: counts.append(len(args[0])))

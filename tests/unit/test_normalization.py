@@ -1,4 +1,5 @@
-"""Normalisation of observations and rewards: moments, their rows, and learning with them."""
+"""Normalisation of observations and rewards. The moments of rows are their number, mean and sum of
+squared deviations."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from test_several_learners import on_threads
 from toy_envs import AUTORESET, Drift, make_policy, make_sampler, random_batch
 
 from polopt.common.config import ConfigError
+from polopt.common.data_faults import NO_FAULTS
 from polopt.common.moments import Moments, merged
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
@@ -29,7 +31,7 @@ from polopt.policies.spaces import ObservationEncoder
 from polopt.rollouts.collectors.trajectories import split_trajectories
 from polopt.rollouts.sampling.discounted_returns import DiscountedReturns
 from polopt.rollouts.sampling.sample_request import SampleRequest
-from polopt.rollouts.sampling.worker_sampler import sample_frames
+from polopt.rollouts.sampling.worker_sampler import mark_non_finite, sample_frames
 
 BOTH = {"normalize_observations": True, "normalize_rewards": True}
 GAMMA = 0.9
@@ -51,7 +53,7 @@ def with_moments(policy: Policy, seed: int = 0, size: int = 3) -> Policy:
 
 
 def batch_of(policy: Any, steps: int = 6, envs: int = 4, seed: int = 0) -> SampleBatch:
-    """A batch in which the policy has acted with its current moments."""
+    """Returns a batch in which the policy has acted with its current moments."""
     return random_batch(policy, steps, envs, np.random.default_rng(seed))
 
 
@@ -159,6 +161,25 @@ def test_reset_environments_begin_their_returns_again() -> None:
     assert_equal_moments(sampler.sample().moments, Moments.of(np.array(rows)))
 
 
+class Peak(Ramp):
+    """A ramp whose observation at time 2 is finite, but too large to square."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+
+    def observation(self) -> np.ndarray:
+        return np.array([1e200 if self.time == 2 else self.time, self.number])
+
+
+def test_episodes_continue_after_observations_too_large_to_square() -> None:
+    env = SyncVectorEnv([lambda i=i: Peak(i, 9, "terminated") for i in range(2)])
+    sampler = make_sampler(env, make_policy("a2c", env, **BOTH), 4)
+    batch = mark_non_finite(sampler.sample(), sampler, "Peak")
+    assert "squares of its observations are not finite" in batch.faults.non_finite
+    batch = mark_non_finite(sampler.sample(), sampler, "Peak")
+    assert batch.faults == NO_FAULTS
+    np.testing.assert_array_equal(batch.all_obs[:, :, 0].T, [range(4, 9)] * 2)
+
+
 def test_discarded_episodes_do_not_discount_into_the_next() -> None:
     returns = DiscountedReturns(2)
     columns = {"rewards": np.ones((2, 2), np.float32)}
@@ -212,6 +233,7 @@ def test_categories_masks_flags_and_images_keep_their_values() -> None:
     assert len(normalizer.moments.mean) == 2
     normalizer.moments = Moments(4, np.array([1.0, 2.0]), np.array([16.0, 64.0]))
     row = np.array([[1, 0, 0, 1, 0, 1, 200, 30, 1.5, -10]], np.float32)
+    # The standard deviations are 2 and 4. The last value is -3, and is clipped to -0.5.
     expected = [[1, 0, 0, 1, 0, 1, 200, 30, 0.25, -0.5]]
     np.testing.assert_allclose(normalizer.observations(row), expected, rtol=1e-6)
 
@@ -458,8 +480,8 @@ class Chain(gymnasium.Env[int, int]):
 
 
 def error_of_chain(**options: Any) -> float:
-    """The largest difference between a learned value and the closed form, in units of the
-    rewards."""
+    """Trains a policy on `Chain`. Returns the largest difference between a learned value and the
+    closed form, in units of the rewards."""
     env = SyncVectorEnv([Chain] * 4, autoreset_mode=AutoresetMode.SAME_STEP)
     policy: Any = make_policy("ppo", env, gamma=GAMMA, lr=3e-3, **options)
     sampler = make_sampler(env, policy, 40)

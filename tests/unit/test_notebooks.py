@@ -34,7 +34,7 @@ def test_a_notebook_has_a_table_of_the_named_keys(monkeypatch: pytest.MonkeyPatc
     assert os.environ[VARIABLE].count("NotebookProgress") == 1
 
 
-def test_elsewhere_nothing_is_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_of_a_notebook_nothing_is_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "")
     assert progress_callbacks() == [TrialProgressCallback]
     assert not os.environ[VARIABLE]

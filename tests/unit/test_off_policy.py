@@ -26,19 +26,19 @@ every_off_policy = pytest.mark.parametrize("name", OFF_POLICY)
 
 
 def stale_batch(policy: Policy, seed: int = 0) -> SampleBatch:
-    """A batch whose actions were chosen with other weights than the current ones."""
+    """Returns a batch whose actions were chosen with other weights than the current ones."""
     batch = make_batch(policy, steps=10, envs=4, seed=seed)
     moved(policy)
     return batch
 
 
 def log_prob(params: np.ndarray, batch: SampleBatch) -> Tensor:
-    """Log-probabilities `[T, N]` under parameters `[T, N, P]`, from `torch.distributions`."""
+    """Computes log-probabilities `[T, N]` for parameters `[T, N, P]` with `torch.distributions`."""
     return Categorical(logits=torch.as_tensor(params)).log_prob(torch.as_tensor(batch["actions"]))
 
 
 def expected_vtrace(policy: Any, batch: SampleBatch, log_ratios: Tensor) -> tuple[Any, Any]:
-    """Targets and advantages `[T * N]`, computed with the values of the policy's network."""
+    """Computes targets and advantages `[T * N]` with the values of the policy's network."""
     with torch.no_grad():
         values = policy.model(torch.as_tensor(batch.all_obs.reshape(-1, 2)))[1]
     values = values.reshape(batch.shape[0] + 1, batch.shape[1]).numpy()
@@ -216,6 +216,8 @@ def test_minibatch_gradients_of_old_samples_equal_learning(name: str) -> None:
     while not minibatches.done:
         applying.apply_gradients(minibatches.next_gradients())
     np.testing.assert_array_equal(applying.get_weights().flat, learning.get_weights().flat)
+    # Two epochs. V-trace needs all rows of an environment together, so it has 4 minibatches of 10
+    # rows. Decoupled PPO has 5 minibatches of at most 9 rows.
     assert applying.version == learning.version == 8 + 2 * (name == "decoupled_ppo")
 
 
@@ -285,7 +287,7 @@ def test_target_is_sent_with_weights_and_has_no_gradient() -> None:
     gradients = other.compute_gradients(make_batch(other))
     assert len(gradients.flat) == len(network_of(other))
     before = target_of(other)
-    other.apply_gradients(gradients)  # version 2, the default interval
+    other.apply_gradients(gradients)  # update 2, which the target network follows by default
     assert not np.array_equal(target_of(other), before)
     assert list(other.get_state()["adam"]) == ["network"]
 

@@ -55,7 +55,8 @@ class Stateless(gymnasium.Env[np.ndarray, int]):
 
 
 def with_state(get: Any, restore: Any = None) -> type[Stateless]:
-    """Makes a class with the methods of the protocol. `get` has no parameter `self`."""
+    """Makes a class with `get` and `restore` as the methods of the protocol. The default of
+    `restore` does nothing."""
 
     class Stated(Stateless):
         get_checkpoint_state = get
@@ -73,8 +74,8 @@ def vector(make: Callable[[], Any], mode: str = "same_step") -> SyncVectorEnv:
 
 
 class Proxy(Stateless):
-    """Asks a server for every attribute that it lacks, and raises what the server says. Its
-    innermost environment is on the server, too."""
+    """An environment like a proxy of a server. `unwrapped`, and each attribute that the class
+    lacks, raise an error."""
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(f"the server has no {name}")
@@ -191,6 +192,9 @@ def test_plain_state_comes_back_from_a_checkpoint(tmp_path: Path) -> None:
 def test_environments_that_cannot_be_restored_begin_new_episodes(
     restore: Any, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Restoring fails in the second of two environments, or the environments have no such method
+    (`restore` is None)."""
+
     class Half(Drift):
         """An environment whose state only the first of two instances can restore."""
 
@@ -212,7 +216,7 @@ def test_environments_that_cannot_be_restored_begin_new_episodes(
     sampler.set_state(saved)
     batch = sampler.sample()
     assert batch.episodes.lengths == [] or max(batch.episodes.lengths) <= 7
-    assert batch["valid"][0].all()  # no reset row is left from the time before
+    assert batch["valid"][0].all()  # no reset row is left from before the restore
     assert len(caplog.records) == 1
     kind = "Half" if restore is not None else "Stateless"
     assert f"{kind}.set_checkpoint_state() cannot be used" in caplog.text

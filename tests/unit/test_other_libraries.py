@@ -70,7 +70,7 @@ total_timesteps learning_rate num_envs num_steps anneal_lr gamma gae_lambda num_
 update_epochs norm_adv clip_coef clip_vloss ent_coef vf_coef max_grad_norm target_kl
 batch_size minibatch_size num_iterations
 """
-# Options of RLlib's releases before 2.0 that are not options of today's releases.
+# Options of RLlib's releases before 2.0.
 OLD_RLLIB = """
 num_workers num_envs_per_worker sample_batch_size horizon soft_horizon no_done_at_end batch_mode
 sample_async observation_filter synchronize_filters compress_observations multiagent monitor
@@ -133,7 +133,7 @@ def test_every_option_of_the_network_of_rllib_has_an_answer() -> None:
     assert {name for name in names if name not in MODEL_KEYS and not instead_of(name)} == set()
 
 
-def test_no_option_of_the_tables_of_fixed_ones_is_a_key() -> None:
+def test_fixed_options_of_other_libraries_are_not_keys_of_polopt() -> None:
     assert {name for name, _ in FIXED} & KEYS == set()
     assert {name for name, _ in MODEL_FIXED} & MODEL_KEYS == set()
     assert len({name for name, _ in FIXED}) == len(FIXED)

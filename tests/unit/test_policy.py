@@ -162,8 +162,8 @@ def test_explore_samples_and_mode_is_deterministic() -> None:
 
 
 def states(policy: Policy) -> Iterator[Any]:
-    """A state as a checkpoint stores it. Tensors are unchanged, and all other values go through
-    JSON."""
+    """Yields a state as a checkpoint stores it. Tensors are unchanged, and all other values go
+    through JSON."""
     state = policy.get_state()
     tensors = {name: state.pop(name) for name in ("params", policy.config.torch_optimizer)}
     yield {**json.loads(json.dumps(state)), **copy.deepcopy(tensors)}

@@ -245,7 +245,7 @@ LEARNS = {
     "minibatch_gradients", "check_gradients",
     "learn_on_batch", "apply_gradients", "apply_flat", "on_update", "set_option", "check_network",
 }  # fmt: skip
-#: Further members of a policy that acts with a network of polopt. They do not depend on values.
+#: Further members of a policy that acts with a network of polopt. They need no value function.
 NETWORK = {
     "loss", "make_network", "masked", "make_backend", "normalized", "dist_inputs", "log_prob",
 }  # fmt: skip

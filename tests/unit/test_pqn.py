@@ -1,4 +1,4 @@
-"""PQN: targets of Q(lambda) at episode ends equal closed forms. Loss and layer normalisation."""
+"""Tests of PQN: targets of Q(lambda) at episode ends, the loss, and layer normalisation."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def make_pqn(observation_space: Any = SPACE, **options: Any) -> PQNPolicy:
 
 
 def sampled(policy: PQNPolicy, steps: int = 7, envs: int = 3) -> SampleBatch:
-    """A fragment with three kinds of episode ends: terminated, truncated before a row that only
-    resets, and truncated with a separate successor. This function first moves the weights of the
-    policy."""
+    """Moves the weights of the policy. Returns a fragment with three kinds of episode ends:
+    terminated, truncated before a row that only resets, and truncated with a separate
+    successor."""
     rng = np.random.default_rng(1)
     flat = policy.flat.get_params()
     policy.flat.set_params(flat + rng.normal(0.0, 0.3, flat.shape).astype(np.float32))

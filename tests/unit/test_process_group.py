@@ -62,14 +62,14 @@ def test_value_stays_in_its_process_and_is_an_argument_elsewhere(
     made = [reply.value for reply in replies]
     assert [type(value) for value in made] == [Reference, Reference]
     assert [reply.counts.num_bytes for reply in replies] == [160, 320], (
-        "values by reference count, too"
+        "the bytes of values by reference count, too"
     )
     calls.send(three, add_rows, *made, np.zeros((1, 4), np.float32))
     calls.send(one, add_rows, made[1])
     calls.send(one, add_rows, made[1])
     first, second, of_three = calls.all()
     assert of_three.value == (31, 10 * 1.0 + 20 * 2.0)
-    assert (first.value, second.value) == ((20, 40.0), (40, 80.0)), "used twice"
+    assert (first.value, second.value) == ((20, 40.0), (40, 80.0)), "the value can be used twice"
 
 
 @pytest.mark.parametrize("rule", ["send again", "reassign", "drop"])
@@ -139,7 +139,7 @@ def test_shards_that_never_start_end_the_run(transport: SimulatedTransport) -> N
     transport.script = none_ready
     with pytest.raises(WorkersFailedError, match=r"of shard 1 \(hang\):\nno answer for 50\.0 s"):
         shards.up()
-    assert transport.clock.now_s == 1100.0
+    assert transport.clock.now_s == 1100.0  # the clock begins at 1000 s, and two starts take 50 s
     transport.script = oldest_first
     shards.stop()
     assert shards.remote == []

@@ -209,6 +209,7 @@ def learning(rise: float, steps_between: int) -> list[dict[str, Any]]:
 
 
 def test_missing_return_is_explained(tmp_path: Path) -> None:
+    """The remark is repeated when the number of steps has grown by a factor of 10."""
     console = Console(file=io.StringIO(), width=200)
     with Progress(console, "t", {}, tmp_path / "log") as progress:
         for steps in (4_000, 8_000, 40_000, 44_000, 48_000):
@@ -242,7 +243,7 @@ def test_many_steps_that_change_nothing_are_remarked_once(
     )
 
 
-def test_tune_can_pickle_it(tmp_path: Path) -> None:
+def test_tune_can_pickle_progress(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), force_terminal=True)
     with Progress(console, "title", {"training_iteration": 9}, tmp_path / "log") as progress:
         copy = pickle.loads(pickle.dumps(progress))

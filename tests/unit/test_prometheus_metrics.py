@@ -33,7 +33,8 @@ TABS = [tab_of(OPTIMIZERS.get(name)) for name in OPTIMIZERS.names()]
 
 
 def board_names() -> set[str]:
-    """The metrics of all optimizers that are registered now. Other tests register plugins."""
+    """Returns the identifiers of the dashboards that the command writes now, with those of plugins
+    that other tests have registered."""
     return uids([tab_of(OPTIMIZERS.get(name)) for name in OPTIMIZERS.names()])
 
 
@@ -65,7 +66,7 @@ class Recorded:
         self.values.setdefault((self.name, frozenset(tags.items())), []).append(value)
 
     def inc(self, value: float, tags: dict[str, str]) -> None:
-        assert value > 0, "Ray refuses it"
+        assert value > 0, "Ray refuses this value"
         self._record(value, tags)
 
     set = observe = _record
@@ -150,7 +151,7 @@ def test_restart_keeps_what_is_not_recorded(recorded: Any, monkeypatch: pytest.M
     for updates in (1, 3):
         exporter.add(result(updates), "t")
     exporter.restart(restored=True)
-    for updates in (2, 4):  # the baseline is recorded at once
+    for updates in (2, 4):  # the first is the baseline, and is recorded at once
         exporter.add(result(updates), "t")
     exporter.record()
     assert of(recorded, "polopt_updates") == [1, 2, 2]
@@ -174,7 +175,9 @@ def test_trainer_records_each_result_once(recorded: Any, tmp_path: Path) -> None
     assert of(recorded, "polopt_env_steps", **tags) == [first["num_env_steps_sampled_lifetime"]]
     trainer.restore(str(tmp_path))
     trainer.train()
-    assert len(of(recorded, "polopt_env_steps", **tags)) == 1, "a baseline after the restore"
+    assert len(of(recorded, "polopt_env_steps", **tags)) == 1, (
+        "the first result after the restore is a baseline"
+    )
     trainer.train()
     assert len(of(recorded, "polopt_env_steps", **tags)) == 2
     trainer.stop()

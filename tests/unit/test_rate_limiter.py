@@ -18,8 +18,8 @@ intensities = st.one_of(st.integers(1, 20), st.sampled_from([0.1, 0.25, 1 / 3, 0
 
 
 def restored(limiter: RateLimiter, rows: int | None = None) -> RateLimiter:
-    """A new limiter that continues from the state of another limiter. The state goes through
-    JSON."""
+    """Returns a new limiter that continues from the state of another limiter. The state goes
+    through JSON."""
     state = json.loads(json.dumps(limiter.get_state()))
     again = RateLimiter(limiter.intensity, limiter.min_size, limiter.error_buffer)
     again.set_state(state, rows)
@@ -27,7 +27,7 @@ def restored(limiter: RateLimiter, rows: int | None = None) -> RateLimiter:
 
 
 def step(limiter: RateLimiter, fragment: int) -> int:
-    """One step of a synchronous strategy. Returns the rows learned."""
+    """Makes one step of a synchronous strategy. Returns the number of rows learned."""
     limiter.inserted(fragment)
     before = limiter.num_learned
     while limiter.can_learn(BATCH):
@@ -90,7 +90,6 @@ def test_delivered_intensity() -> None:
         step(limiter, 4)
     assert limiter.num_counted == 416 - 64
     assert limiter.delivered == 8.0
-    assert limiter.delivered == 8.0
 
 
 def test_changed_intensity_counts_from_now_on() -> None:
@@ -120,6 +119,7 @@ def test_error_buffer_bounds_both_sides_and_nobody_is_stuck(
 
 
 def test_error_buffer_that_would_block_both_is_refused() -> None:
+    """The least buffer is a batch of 32 rows, plus the credit of 2 for each of 10 rows."""
     limiter = RateLimiter(2, min_size=0, error_buffer=51)
     with pytest.raises(ConfigError, match=r"'error_buffer': got 51; allowed: 52 or more"):
         limiter.check(32, 10)

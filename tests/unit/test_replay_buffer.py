@@ -31,8 +31,8 @@ every_alpha = pytest.mark.parametrize("alpha", [None, 0.6])
 def fragment(
     first: int, steps: int = 4, envs: int = 2, follows: bool = True, **changes: Any
 ) -> SampleBatch:
-    """Steps `first` to `first + steps` of a stream without episode ends. The observation and the
-    reward of a step are the number of the step, plus 1,000 for each environment."""
+    """Returns the steps from `first` on of a stream without episode ends. The observation and the
+    reward of a step are the number of the step, plus 1,000 times the index of the environment."""
     numbers = np.arange(first, first + steps + 1)[:, None] + 1000 * np.arange(envs)
     shape = steps, envs
     columns = {
@@ -61,7 +61,7 @@ def drawn(buffer: ReplayBuffer, count: int = 3000) -> Transitions:
 
 
 def places(rows: Transitions) -> set[int]:
-    """The distinct observations of rows."""
+    """Returns the distinct observations of rows."""
     return set(rows.obs.reshape(len(rows.obs), -1)[:, 0].astype(int).tolist())
 
 
@@ -159,8 +159,8 @@ class Reference:
                 self.ring.append(None)
 
     def rows(self) -> dict[float, tuple[float, float, float | None]]:
-        """The return, discount and next observation of each row that can be drawn, by the
-        observation of the row."""
+        """Returns the n-step return, discount and next observation of each row that can be drawn,
+        by the observation of the row."""
         kept = {obs for obs in self.ring[-self.capacity :] if obs is not None}
         found = {}
         for stream in self.streams:
@@ -205,7 +205,7 @@ class Streams:
         return float(self.number)
 
     def fragment(self, worker: int, steps: int, envs: int, gap: bool) -> tuple[SampleBatch, bool]:
-        """The next fragment of a worker, and whether this fragment continues the previous one."""
+        """Returns the next fragment of a worker, and whether it continues the previous one."""
         state, rng = self.workers.get(worker), self.rng
         follows = state is not None and not gap and len(state["obs"]) == envs
         if state is None or not follows:
@@ -302,6 +302,8 @@ def test_random_streams_equal_slow_reference(
 
 
 def test_last_rows_wait_for_the_next_fragment() -> None:
+    """A row with a window of three steps waits until the observation after its window is stored.
+    The next fragment stores the observation after the last step."""
     buffer = ReplayBuffer(100, GAMMA, 3)
     buffer.add(fragment(0))
     assert places(drawn(buffer)) == {0, 1000}
@@ -359,7 +361,7 @@ def test_workers_progress_at_their_own_speed() -> None:
         batch.all_obs += 100 * worker
         buffer.add(batch)
     rows = drawn(buffer)
-    assert places(rows) == {*range(100, 113), *range(200, 205)} - {213}
+    assert places(rows) == {*range(100, 113), *range(200, 205)}
     np.testing.assert_array_equal(rows.next_obs - rows.obs, 3.0)
 
 
@@ -509,7 +511,7 @@ def test_new_rows_have_the_largest_priority() -> None:
     assert buffer.stats()["max_priority"] == 1.0
     buffer.update_priorities(rows.indices[:1], np.array([9.0]))
     buffer.add(fragment(4))  # makes the last 2 rows drawable, and 6 new rows
-    total = 5 * 0.5 + 9 * 9.0
+    total = 5 * 0.5 + 9 * 9.0  # 9.0 is the priority of the updated row and of the 8 new rows
     rows = buffer.sample(40_000)
     shares = np.array([np.mean(rows.obs[:, 0] == place) for place in (3, 1003, 5, 1006)])
     np.testing.assert_allclose(shares, 9 / total, rtol=0.01)
@@ -648,7 +650,7 @@ def test_sequences_equal_the_fragments_that_they_came_from(mode: str) -> None:
 
 
 def _start(batches: list[SampleBatch], i: int) -> int:
-    """Serial number of the first row of a fragment."""
+    """Returns the serial number of the first row of a fragment."""
     return sum(len(batch) + len(batch.successor_index) for batch in batches[:i])
 
 

@@ -101,7 +101,7 @@ def test_later_save_does_not_change_an_earlier_save(tmp_path: Path, kind: str) -
 
 
 def written_between(one: Path, other: Path) -> int:
-    """The number of files in `other` that are not hard links to files in `one`."""
+    """Returns the number of files in `other` that are not hard links to files in `one`."""
     known = {path.stat().st_ino for path in one.glob("rows-*")}
     return sum(path.stat().st_ino not in known for path in other.glob("rows-*"))
 

@@ -38,9 +38,10 @@ def test_reprs_of_trainer_and_policy_show_kind_and_progress() -> None:
     assert repr(trainer) == f"SyncPPO({what}, stopped)"
 
 
-def test_trial_is_its_class_where_ray_begins_each_line_with_it(
+def test_repr_of_a_trainer_in_a_trial_is_its_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Ray prints this text before each line of the trial's output."""
     trainer = PolicyOptimizerTrainer({**SMALL, "policy": "a2c"})
     monkeypatch.setattr(trainer, "_storage_of_trial", object())
     assert repr(trainer) == "PolicyOptimizerTrainer"

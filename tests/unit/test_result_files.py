@@ -101,7 +101,7 @@ def test_dashboard_shows_the_run(run: Path, level: str, tmp_path: Path) -> None:
     assert len(values) == 3
 
 
-def test_results_of_another_run_are_not_mixed_with(run: Path) -> None:
+def test_directory_with_the_results_of_another_run_is_refused(run: Path) -> None:
     with pytest.raises(ConfigError, match="contains the results of another run"):
         polopt.SyncPPO(SMALL, log_dir=run)
 

@@ -44,8 +44,8 @@ def make_module(network: str, actions: str = "discrete", **options: Any) -> Any:
 
 
 def outputs_of(module: Any, steps: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """The parameters and values that RLlib's module computes for one sequence of observations `[T,
-    4]`."""
+    """Returns the parameters and values that RLlib's module computes for one sequence of
+    observations `[T, 4]`."""
     batch: dict[str, Any] = {"obs": steps}
     if module.is_stateful():
         state = module.get_initial_state()
@@ -59,7 +59,7 @@ def outputs_of(module: Any, steps: torch.Tensor) -> tuple[np.ndarray, np.ndarray
 
 
 def _of_one(state: Any) -> Any:
-    """The state for a batch of one sequence. With two encoders, each encoder has its own state."""
+    """Returns the state for a batch of one sequence. With two encoders, each has its own state."""
     if isinstance(state, dict):
         return {key: _of_one(value) for key, value in state.items()}
     return torch.as_tensor(state)[None]
@@ -122,7 +122,8 @@ def test_module_that_polopt_cannot_have_is_refused(options: dict[str, Any], said
 
 @pytest.mark.parametrize("given", [{"normalize_observations": True}, {"model": NETWORKS["lstm"]}])
 def test_policy_that_rllib_cannot_have_is_refused(given: dict[str, Any]) -> None:
-    """RLlib's own forward pass of an LSTM with `free_log_std` raises (2.60)."""
+    """The second policy has an LSTM and `free_log_std`. In RLlib 2.60, the forward pass of such a
+    module raises an error."""
     with pytest.raises(ConfigError, match="cannot be converted to a default module"):
         to_rl_module(PPOPolicy(OBSERVATIONS, ACTIONS["box"], PPOConfig.parse(given)))
 
@@ -130,7 +131,7 @@ def test_policy_that_rllib_cannot_have_is_refused(given: dict[str, Any]) -> None
 # ---- convolutions -----------------------------------------------------------------------------
 
 IMAGES = Box(-1.0, 1.0, (21, 21, 3), np.float32)
-#: The paddings of these filters are 1 and 2, none, and 0 and 1.
+#: The paddings before and after the image are 1 and 2, 0 and 0, and 0 and 1.
 FILTERS = [[4, [4, 4], 2], [6, 3, 2, "valid"], [5, 2, 1]]
 
 
@@ -203,7 +204,7 @@ def test_convolutions_that_polopt_cannot_have_are_refused(
         policy_of(image_module(**options))
 
 
-def test_way_back_of_convolutions_is_refused() -> None:
+def test_conversion_of_convolutions_to_rllib_is_refused() -> None:
     policy = policy_of(image_module())
     with pytest.raises(ConfigError, match="convolutions can only be loaded from RLlib"):
         to_rl_module(policy)
@@ -231,7 +232,7 @@ def test_config_of_rllib_becomes_a_builder(capsys: pytest.CaptureFixture[str]) -
         "lr": 1e-3,
         "lambda": 0.9,
         "train_batch_size": 640,
-        "rollout_fragment_length": 107,
+        "rollout_fragment_length": 107,  # 640 rows from 6 environments
         "num_sgd_iter": 4,
         "model": {"fcnet_hiddens": [32]},
     }

@@ -206,7 +206,7 @@ def test_scripts_are_of_three_releases() -> None:
 
 
 @pytest.mark.parametrize("code", REFUSED)
-def test_what_polopt_has_not_says_what_to_change(code: str) -> None:
+def test_unsupported_call_says_what_to_change(code: str) -> None:
     with pytest.raises(ConfigError) as caught:
         eval(code, vars(rllib).copy())
     assert REFUSED[code] in str(caught.value)
@@ -246,7 +246,7 @@ def test_misspelled_name_is_a_type_error_with_the_nearest() -> None:
 
 def test_ignored_options_are_in_the_tables() -> None:
     without = {name for name in RLLIB_IGNORED if not instead_of(name)}
-    assert len(without) < 12, "most of them have a place here"
+    assert len(without) < 12, "most ignored options have a row in the tables"
     keys = {key for builder in PRESENT for key in defaults(PRESETS[builder.preset_name])}
     assert RLLIB_IGNORED & keys == set(), "a key of polopt is never ignored"
 
@@ -510,7 +510,7 @@ def test_environment_of_register_env() -> None:
 
 
 class Worker:
-    """The attributes of a worker that callbacks use."""
+    """A fake worker with the attributes that callbacks use."""
 
     policy = "the policy"
 

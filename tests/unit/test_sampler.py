@@ -182,6 +182,7 @@ def test_episodes_are_whole_across_early_stops() -> None:
         steps += batch.env_steps
         rows += 2 * batch.shape[0]
     assert set(lengths) == {5}
+    # Every sixth row of each of the two environments is a reset row.
     assert steps == rows - 2 * (rows // 2 // 6)
 
 

@@ -133,7 +133,7 @@ class Loader:
     """A value that checkpoints cannot contain."""
 
 
-def test_what_cannot_be_saved_is_named_by_its_path() -> None:
+def test_value_that_cannot_be_saved_is_named_by_its_path() -> None:
     cycle: list[Any] = [1]
     cycle.append(cycle)
     options = {

@@ -45,8 +45,8 @@ class Rank:
 def learn_together(
     learners: list[Policy], batches: list[SampleBatch]
 ) -> tuple[list[np.ndarray], list[dict[str, float]]]:
-    """Each learner learns from its batch in a thread. Returns the weights and statistics of all
-    learners."""
+    """Runs each learner on its own batch, in a thread. Returns the weights and the statistics of
+    all learners."""
     pairs = zip(learners, batches, strict=True)
     stats = on_threads([functools.partial(one.learn_on_batch, batch) for one, batch in pairs])
     return [learner.get_weights().flat for learner in learners], stats
@@ -77,8 +77,8 @@ def on_threads(functions: Sequence[Callable[[Rank], Any]]) -> list[Any]:
 
 
 def uneven_batches(policy: Policy, shares: tuple[float, ...]) -> list[SampleBatch]:
-    """Batches of one policy with the given shares of valid rows, and with advantages of different
-    size and sign, so that the weights of the learners matter."""
+    """Returns batches of one policy with the given shares of valid rows. Their advantages differ in
+    size and sign, so a wrong weighting of the learners changes the result."""
     batches = []
     for i, share in enumerate(shares):
         batch = random_batch(policy, 8, 3, np.random.default_rng(i), valid_share=share)
@@ -105,7 +105,7 @@ def assert_together_equals_alone(name: str, shares: tuple[float, ...], **options
     for each, learner in zip(weights, learners, strict=True):
         np.testing.assert_array_equal(each, weights[0])
         assert learner.version == single.version == 4
-        # Each learner counts the rows of all learners, because a gradient is a mean over these.
+        # Each learner counts the rows of all learners, because gradients are means over all rows.
         rows = 4 * sum(batch.env_steps for batch in batches)
         assert learner.progress.rows_applied == single.progress.rows_applied == rows
     moved = np.abs(expected - initial).max()
@@ -212,7 +212,8 @@ def test_minibatches_of_several_learners_equal_one(shares: tuple[float, ...]) ->
 def test_learners_with_different_numbers_of_columns_stay_equal(
     name: str, standardize: bool, fast_cpu: bool
 ) -> None:
-    """The second learner has only one column for two minibatches."""
+    """A column contains the rows of one environment. These policies learn from whole columns, and
+    the second learner has only one column for two minibatches."""
     options = {"num_sgd_iter": 2, "sgd_minibatch_size": 8, "standardize_advantages": standardize}
     learners = [small_policy(name, fast_cpu=fast_cpu, **options) for _ in range(2)]
     rng = np.random.default_rng(0)

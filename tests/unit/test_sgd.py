@@ -54,8 +54,8 @@ def test_rows_of_a_minibatch_belong_together() -> None:
 
 
 class ColumnsA2C(A2CPolicy):
-    """Learns from whole columns. Records the columns and the versions of the weights with which the
-    columns were prepared."""
+    """Learns from whole columns, which contain all rows of an environment. Records the columns, and
+    the version of the weights that prepared them."""
 
     whole_columns = True
 

@@ -104,7 +104,7 @@ def rows_of(optimizer: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_workers_moments_equal_those_of_all_their_rows(name: str) -> None:
-    """This includes the rows of gradients that the driver drops because they are stale."""
+    """The rows of gradients that the driver drops because they are stale count, too."""
     cls, options = EVERY[name]
     optimizer = make(cls, shuffled_by(1), **options)
     for _ in range(4):
@@ -207,7 +207,7 @@ def test_runs_do_not_depend_on_the_order_of_arrival(name: str, collection: str) 
     assert run(shuffled_by(1)) == run(shuffled_by(2)) == run(oldest_first)
 
 
-def test_bound_of_zero_equals_sync_samples_with_moments() -> None:
+def test_max_rollout_lag_of_zero_equals_sync_samples_with_moments() -> None:
     def run(cls: Any, script: Script, **options: Any) -> bytes:
         optimizer = make(cls, script, train_batch_size=30, **options)
         for _ in range(4):
@@ -263,7 +263,8 @@ def test_drivers_moments_survive_weights_that_workers_learned() -> None:
 
 
 def test_learner_in_this_process_learns_what_acted() -> None:
-    """The first KL divergence is 0, although the driver's moments have changed before it learns."""
+    """The KL divergence in the only epoch is 0, although the driver's moments change before the
+    learner learns."""
     options = {"num_sgd_iter": 1, "sgd_minibatch_size": 0, "gamma": GAMMA, "lr": 0.05, **BOTH}
     config = worker_config("ppo", rollout={"num_workers": 0}, **options)
     optimizer = make_optimizer(SyncSamples, FakeWorkerSet(config))
@@ -345,7 +346,7 @@ def test_loaded_policy_acts_as_in_training_and_keeps_its_moments(tmp_path: Path)
     np.testing.assert_array_equal(loaded.predict(obs)[0], trained.predict(obs)[0])
     plain = trained.compute_actions(obs, explore=False)[1]["action_dist_inputs"]
     np.testing.assert_array_equal(loaded.action_params(obs), plain)
-    assert moments_of(loaded) is before, "acting does not change them"
+    assert moments_of(loaded) is before, "acting does not change the moments"
     trainer.stop()
 
 

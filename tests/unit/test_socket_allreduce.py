@@ -1,4 +1,4 @@
-"""`SocketAllReduce`. Each rank is a thread, or a process if the test kills or stops the rank."""
+"""Tests of `SocketAllReduce`. Ranks are threads, or processes if the test kills or stops them."""
 
 from __future__ import annotations
 

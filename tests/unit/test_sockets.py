@@ -311,8 +311,8 @@ def test_connections_leave_no_descriptors_and_threads(quick_collections: None) -
 
 
 def test_forked_process_closes_connections_and_listeners(listener: Listener) -> None:
-    """Otherwise the process of an environment would keep connections open after the death of its
-    worker."""
+    """A forked process, such as the process of an environment, must not keep connections open after
+    the death of its worker."""
     dialed, accepted = listener.greet()
     reader, writer = os.pipe()
     child = os.fork()

@@ -12,8 +12,8 @@ import pytest
 from source_tree import ROOT, Module, modules
 
 DEPENDENCIES = {"torch", "ray", "gymnasium"}
-#: Private names without a public equivalent, and `sys.modules`: each with the only file that may
-#: use it, and the test that fails where it is gone or means something else.
+#: Maps each private name without a public equivalent to the only file that may use it, and to a
+#: test that fails if the dependency removes or changes the name.
 ALLOWED = {
     "torch._fused_adam_": (
         "policies/learning/torch_optimizers.py",
@@ -40,16 +40,16 @@ ALLOWED = {
         "tests/unit/test_env_state.py::test_restored_environments_continue_bit_for_bit",
     ),
 }
-#: Files that may use `sys.modules`, and the test of that use.
+#: Maps each file that may use `sys.modules` to the test of this use.
 SYS_MODULES = {
-    # Whether Tune is imported: importing it takes seconds.
+    # Checks whether Tune is imported, because importing Tune takes seconds.
     "common/tune_registry.py": "tests/unit/test_env_sources.py::test_name_registered_with_tune",
-    # A module made of a user's file, as the documentation of importlib does it.
+    # Registers the module of a user's file, as in the documentation of importlib.
     "trainers/command_line/names.py": (
         "tests/unit/test_examples.py::test_python_file_with_variables_or_a_function"
     ),
 }
-#: Documented, although they start with an underscore: methods of named tuples, and `os._exit`.
+#: Documented names that start with an underscore: methods of named tuples, and `os._exit`.
 DOCUMENTED = {"_replace", "_asdict", "_fields", "_make", "_exit"}
 
 
@@ -58,7 +58,7 @@ def is_private(name: str) -> bool:
 
 
 def dotted(node: ast.AST) -> str | None:
-    """`a.b.c` for a chain of attributes that starts at a name."""
+    """Returns `a.b.c` for a chain of attributes that starts at a name, and None otherwise."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute) and (base := dotted(node.value)):
@@ -67,7 +67,7 @@ def dotted(node: ast.AST) -> str | None:
 
 
 def imported(module: Module) -> dict[str, str]:
-    """The names that a module imports, with the full name of what each stands for."""
+    """Maps each name that a module imports to its full name."""
     names = {}
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Import):
@@ -81,7 +81,7 @@ def imported(module: Module) -> dict[str, str]:
 
 
 def own_names(module: Module) -> set[str]:
-    """Names that a module itself defines: functions, classes, variables, attributes of `self`."""
+    """Returns the functions, classes, variables and attributes of `self` that a module defines."""
     names = set()
     for node in ast.walk(module.tree):
         match node:
@@ -95,7 +95,7 @@ def own_names(module: Module) -> set[str]:
 
 
 def internal_options(module: Module) -> Iterator[str]:
-    """Keyword arguments of `ray.init` that start with an underscore."""
+    """Yields the keyword arguments of `ray.init` that start with an underscore."""
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Call) and dotted(node.func) == "ray.init":
             for keyword in node.keywords:
@@ -104,8 +104,9 @@ def internal_options(module: Module) -> Iterator[str]:
 
 
 def private_names(module: Module) -> Iterator[str]:
-    """Private names that a module imports from dependencies or reaches through their attributes,
-    private attributes of objects that are not its own, `sys.modules`, and `internal_options`."""
+    """Yields the private names that a module takes from a dependency or from the attributes of a
+    dependency, the private attributes that the module does not define itself, `sys.modules`, and
+    `internal_options`."""
     yield from internal_options(module)
     names, own = imported(module), own_names(module)
     for node in ast.walk(module.tree):
@@ -141,7 +142,7 @@ def test_private_names_are_in_one_file_each(package: Sequence[Module]) -> None:
     allowed = {(name, path) for name, (path, _) in ALLOWED.items()}
     allowed |= {("sys.modules", path) for path in SYS_MODULES}
     assert found - allowed == set(), "the rule is at the top of this file"
-    assert allowed - found == set(), "an allowed name that is not used any more has to go"
+    assert allowed - found == set(), "remove each allowed name that is no longer used"
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def test_private_name_has_a_test(test: str) -> None:
 
 
 def test_each_module_name_occurs_once(package: Sequence[Module]) -> None:
-    """A reader who is told a name finds one file."""
+    """A search for the name of a module finds one file."""
     paths = [module.path for module in package]
     counts = Counter(path.name for path in paths if path.name != "__init__.py")
     assert [name for name, count in counts.items() if count > 1] == []

@@ -36,7 +36,7 @@ FLATTENED = {
 
 
 def observations(space: Space[Any]) -> tuple[list[Any], Any]:
-    """Single observations, and a batch of them as a vector environment returns it."""
+    """Returns single observations, and the batch of them that a vector environment would return."""
     space.seed(0)
     singles = [space.sample() for _ in range(ROWS)]
     return singles, concatenate(space, singles, create_empty_array(space, n=ROWS))

@@ -14,7 +14,7 @@ SIZES = [1, 5, 16, 17, 4096, 4097, 70_001]
 
 
 def filled(size: int, seed: int = 0) -> tuple[SumTree, np.ndarray]:
-    """A tree and its leaves. A third of the leaves are 0."""
+    """Returns a tree and its leaves. A third of the leaves are 0."""
     rng = np.random.default_rng(seed)
     leaves = rng.random(size) ** 4 * (rng.random(size) < 0.67)
     leaves[size // 2] = 1.0

@@ -250,6 +250,7 @@ def test_limit_of_a_call_begins_with_the_answer_to_the_previous_call(
     calls.send(shard, count, "second")
     assert calls.next().value[0] == "first"
     answered_s = transport.clock()
+    # The driver waits until the deadline, which is 60 s after the step at 50 s.
     assert answered_s == BEGIN_S + 110.0
     transport.script = none_ready
     assert calls.next().failure.kind == "hang"

@@ -76,6 +76,7 @@ def test_points_and_extremes_are_checked() -> None:
     assert {one["n"] for one in found} == {1, 4}  # 5 is outside of the distribution
     assert min(one["lr"] for one in found) == 0.0
     assert 0.999 < max(one["lr"] for one in found) < 1.0
+    # The grid, the upper ends of `lr` and `n`, and two more values of `k`.
     assert len(found) == 4 + 1 + 1 + 2
     plain = {"env": object()}
     assert searched(plain) == [plain]

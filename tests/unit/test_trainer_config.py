@@ -4,6 +4,7 @@ before Ray starts."""
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import gymnasium
@@ -14,6 +15,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from polopt.common.config import ConfigError
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.policies.ppo import PPOPolicy
+from polopt.rollouts.workers.callbacks import Callbacks
 from polopt.trainers.experiment import Experiment, aliases_for
 from polopt.trainers.presets import A2C, A3C, DDPPO, PRESETS, SyncPPO
 from polopt.trainers.trainer import PolicyOptimizerTrainer
@@ -173,7 +175,7 @@ def broken_env() -> Any:
 
 
 # Gymnasium's vector environments log errors when an environment that could not be made is
-# collected.
+# garbage-collected.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("preset", PRESETS.values())
 @pytest.mark.parametrize(
@@ -205,6 +207,51 @@ def test_error_comes_before_ray_starts(
 
 
 # ---- keyword arguments, automatic values --------------------------------------------------------
+
+
+def unpicklable(key: str) -> dict[str, Any]:
+    """Returns options in which the value of `key` refers to a lock."""
+    lock = threading.Lock()
+
+    def make(**config: Any) -> Any:
+        with lock:
+            return CartPoleEnv()
+
+    class LockedPolicy(PPOPolicy):
+        def get_weights(self) -> Any:
+            with lock:
+                return super().get_weights()
+
+    class LockedCallbacks(Callbacks):
+        def on_sample_end(self, **options: Any) -> None:
+            with lock:
+                return
+
+    values = {
+        "env": make,
+        "env_config": {"lock": lock},
+        "policy": LockedPolicy,
+        "callbacks": LockedCallbacks,
+    }
+    return {"env": lambda **config: CartPoleEnv(), key: values[key]}
+
+
+@pytest.mark.parametrize("key", ["env", "env_config", "policy", "callbacks"])
+def test_value_that_cannot_be_sent_to_workers_is_named(key: str) -> None:
+    options = unpicklable(key)
+    message = rf"key '{key}': got .*: TypeError: cannot pickle '_thread.lock' object"
+    with pytest.raises(ConfigError, match=message):
+        PolicyOptimizerTrainer({**options, "num_workers": 1})
+    evaluated = {**options, "num_workers": 0, "optimizer": "sync_samples"}
+    with pytest.raises(ConfigError, match=message):
+        PolicyOptimizerTrainer({**evaluated, "evaluation_interval": 1, "evaluation_num_workers": 1})
+    if key in ("env", "env_config"):
+        changed = {"evaluation_interval": 1, "evaluation_num_workers": 1}
+        changed["evaluation_config"] = options
+        with pytest.raises(ConfigError, match=message.replace("key '", "key 'evaluation_config.")):
+            PolicyOptimizerTrainer({**ENV, "num_workers": 0, **changed})
+    assert not ray.is_initialized()
+    parse(evaluated).make_worker_config()  # without remote workers, nothing is pickled
 
 
 def test_keyword_arguments_stand_beside_the_dict() -> None:

@@ -78,7 +78,7 @@ def test_files_of_a_run_make_the_directory() -> None:
     }
 
 
-def test_what_save_returns_is_one_line_and_can_be_restored(tmp_path: Path) -> None:
+def test_result_of_save_is_one_line_and_can_be_restored(tmp_path: Path) -> None:
     trainer = polopt.SyncPPO(SMALL)
     assert "after iteration 0 in" in repr(trainer.save(str(tmp_path / "untrained")))
     trainer.train()

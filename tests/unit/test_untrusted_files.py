@@ -27,7 +27,7 @@ from polopt.trainers.command_line.cli import app
 from polopt.trainers.saved_trainer import read_trainer_state
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
-#: Seconds. A reader that waits for a FIFO would wait forever.
+#: A reader that waits for a FIFO would wait forever. Each test therefore has 60 seconds.
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -193,12 +193,12 @@ def test_file_without_a_size_is_empty() -> None:
 
 
 def replace(make: Callable[[torch.Tensor], Any]) -> Callable[[Path], None]:
-    """Replaces the parameters by another value."""
+    """Returns a function that replaces the parameters in a checkpoint by another value."""
     return lambda path: rewrite(path, lambda t, _: t.update({PARAMS: make(t[PARAMS])}))
 
 
 def compressed(path: Path) -> None:
-    """Returns 4 MB of zeros, compressed to a few KB."""
+    """Adds 4 MB of zeros to the file of tensors, compressed to a few KB."""
     tensors = torch.load(path / "tensors.pt", weights_only=True)
     packed = io.BytesIO()
     torch.save(tensors | {"/zeros": torch.zeros(10**6)}, packed)
@@ -228,7 +228,7 @@ class _Array:
 
 
 def constructor(path: Path) -> None:
-    """Returns a pickle that makes an array of a size that the pickle names."""
+    """Writes a pickle that allocates a `bytearray` of a size that the pickle names."""
 
     def change(name: str, content: bytes) -> bytes:
         made = pickle.dumps({"x": _Array()}, protocol=2)
@@ -245,7 +245,7 @@ def long_pickle(path: Path) -> None:
 
 
 def upper_case(path: Path) -> None:
-    """Writes the names in upper case, because torch's reader ignores case."""
+    """Writes the name of the pickle in upper case. torch's reader ignores case."""
     source = io.BytesIO((path / "tensors.pt").read_bytes())
     with (
         zipfile.ZipFile(source) as archive,
@@ -292,7 +292,7 @@ def test_aliases_of_one_tensor_are_refused(saved: Path) -> None:
     assert "more data than the file holds" in refusal(saved)
 
 
-def test_views_are_saved_without_what_they_are_views_of(tmp_path: Path) -> None:
+def test_views_are_saved_without_their_base_tensor(tmp_path: Path) -> None:
     numbers = torch.arange(10**6)
     write_checkpoint(tmp_path, {"few": numbers[:5], "same": numbers[:5], "grad": numbers[:2]})
     assert (tmp_path / "tensors.pt").stat().st_size < 10_000
@@ -307,7 +307,7 @@ def test_tensor_that_numpy_lacks_is_one_error(saved: Path) -> None:
     assert "names a tensor that cannot be used: TypeError" in refusal(saved)
 
 
-def test_what_cannot_be_read_is_not_written(
+def test_checkpoint_that_is_too_large_to_be_read_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, state in (

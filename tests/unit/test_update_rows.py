@@ -40,6 +40,7 @@ def test_gradients_of_workers_have_the_rows_of_a_minibatch() -> None:
 
 
 def test_mean_gradient_has_the_rows_of_all_workers() -> None:
+    """Each of the three workers computes the gradient of a minibatch of 5 rows."""
     assert rows_per_update(SyncGradients, grads_per_step=3) == 15.0
 
 

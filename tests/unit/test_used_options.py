@@ -74,7 +74,7 @@ def is_set_or_named(key: str, text: str) -> bool:
 @pytest.mark.parametrize("key", OPTIONS)
 def test_option_has_a_use(key: str, texts: list[str]) -> None:
     found = any(is_set_or_named(key, text) for text in texts)
-    assert found != (key in OF_OTHER_LIBRARIES), "remove it, or its reason here"
+    assert found != (key in OF_OTHER_LIBRARIES), "remove the option, or its reason in this file"
 
 
 def test_reasons_are_of_options() -> None:

@@ -31,7 +31,7 @@ def setup_cfg() -> ConfigParser:
 
 
 def needed() -> list[Requirement]:
-    """The requirements of the package and of the extras that `make` installs."""
+    """Returns the requirements of the package and of the extras that `make` installs."""
     lines = versions.requirements("options", "install_requires")
     for extra in INSTALLED:
         lines += versions.requirements("options.extras_require", extra)
@@ -39,7 +39,7 @@ def needed() -> list[Requirement]:
 
 
 def constraints(python: str) -> dict[str, str]:
-    """Name and version of each package in constraints.txt for a version of Python."""
+    """Maps each package in constraints.txt to its version for a version of Python."""
     found = {}
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         if line and not line.startswith("#"):

@@ -31,7 +31,7 @@ def config_of(
 
 
 def ratios_of(batch: SampleBatch, seed: int) -> np.ndarray:
-    """Log ratios `[T, N]` around 0. They are NaN in rows without a transition."""
+    """Returns log ratios `[T, N]` around 0. They are NaN in rows without a transition."""
     logs = np.random.default_rng(seed).normal(scale=0.7, size=batch.shape).astype(np.float32)
     logs[~batch["valid"]] = np.nan
     return logs
@@ -171,8 +171,8 @@ def test_wrong_variant_of_vtrace_differs(wrong: str, mode: str) -> None:
 
 
 def returns_of(batch: SampleBatch, gamma: float) -> np.ndarray:
-    """Discounted rewards up to the end of the episode or fragment, plus the discounted value after
-    the end."""
+    """Computes the discounted rewards up to the end of the episode or fragment, plus the discounted
+    value after the end."""
     _, following = gae.state_values(batch, value_of)
     continues = gae.continuing(batch)
     result = np.zeros(batch.shape)
@@ -198,7 +198,7 @@ def test_targets_on_policy_equal_targets_of_gae(lambda_: float) -> None:
 
 
 def one_episode(rewards: list[float], **ends: bool) -> SampleBatch:
-    """An episode `[T, 1]`. The value of the last observation is 7, and all other values are 0."""
+    """Returns an episode `[T, 1]`. The value of the last observation is 7. Other values are 0."""
     steps = len(rewards)
     obs = np.zeros((steps + 1, 1, 2), np.float32)
     obs[:, 0, 0] = [-0.5] * steps + [3.0]

@@ -59,6 +59,7 @@ def test_startup_is_a_phase_of_its_own(clock: VirtualClock) -> None:
         clock.now_s += 1.0
     spend(clock, stats.timers["apply"], 5.0)
     report = stats.report()
+    # Of 16 s, start-up takes 6 + 1 + 1 s, and the wait for workers takes 2 + 1 s.
     share = {"startup": 0.5, "wait": 3 / 16, "apply": 5 / 16, "report": 0.0, **NONE, "other": 0.0}
     assert report["driver"]["share"] == pytest.approx(share)
     assert (report["startup_s"], report["training_s"], report["interval_s"]) == (8.0, 8.0, 16.0)
@@ -75,6 +76,7 @@ def test_startup_ends_within_the_phase_that_has_just_ended(clock: VirtualClock) 
     with stats.timers["apply"]:
         clock.advance(1.0)
         stats.add_record(1, answered({"sample": 4.0}), in_driver=False)
+    # The sample began after 6 of the 10 s.
     share = stats.report()["driver"]["share"]
     expected = {"startup": 0.6, "wait": 0.3, "apply": 0.1, "report": 0.0, **NONE, "other": 0.0}
     assert share == pytest.approx(expected)
@@ -86,6 +88,7 @@ def test_rates_exclude_start_up(clock: VirtualClock) -> None:
     stats.add_record(1, answered({"sample": 2.0}, env_steps=100), in_driver=False)
     stats.add_training(100, 4, {})
     report = stats.report((1,))
+    # Start-up ends when the sample begins, so training has taken 2 s.
     assert report["env_steps_per_s"] == pytest.approx(50.0)
     assert report["updates_per_s"] == pytest.approx(2.0)
     assert report["workers"]["per_worker"][0]["env_steps_per_s"] == pytest.approx(50.0)
@@ -99,7 +102,8 @@ def test_all_time_is_start_up_before_the_first_answer(clock: VirtualClock) -> No
         expected = {"startup": 1.0, "wait": 0.0, "report": 0.0, **NONE, "other": 0.0}
         assert share == pytest.approx(expected, abs=1e-6)
         clock.now_s += 1.0
-    stats.worker_times.add(1, {"sample": 30.0})  # this call began before the last report
+    # This call began before the last report, so start-up ends with the last report, after 6 s.
+    stats.worker_times.add(1, {"sample": 30.0})
     spend(clock, stats.timers["wait"], 1.0)
     report = stats.report()
     assert report["driver"]["share"]["startup"] == 0.0
@@ -133,7 +137,7 @@ def test_restored_run_continues_to_count_its_seconds(clock: VirtualClock) -> Non
     second.worker_times.add(1, {})
     clock.now_s += 5.0
     assert (second.startup_s, second.training_s) == (5.0, 15.0)
-    second.set_state(state)  # in a process that has begun
+    second.set_state(state)  # in a process that trains already
     clock.now_s += 1.0
     assert (second.startup_s, second.training_s) == (3.0, 11.0)
 
@@ -251,6 +255,7 @@ def test_parts_of_a_worker_are_disjoint_shares(clock: VirtualClock) -> None:
     clock.now_s += 10.0
     times.add(1, {"learn": 2.0, "allreduce": 1.0, "skew": 0.5})
     share = times.report((1,), 10.0)["share"]
+    # The time of the worker is the 3 s before its first answer, and the 10 s after this answer.
     expected = {"sample": 3.0, "learn": 2.0, "allreduce": 1.0, "skew": 0.5}
     assert sum(share.values()) == pytest.approx(1.0)
     for part in PARTS[:-1]:
@@ -301,6 +306,7 @@ def test_share_without_a_new_answer_is_repeated(clock: VirtualClock) -> None:
     times.add(1, {"sample": 1.0})
     clock.now_s += 4.0
     times.add(1, {"sample": 1.0})
+    # The worker was busy for 2 of 5 s.
     assert times.report((1,), 1.0)["idle_share"]["mean"] == pytest.approx(0.6)
     assert times.report((1,), 1.0)["idle_share"]["mean"] == pytest.approx(0.6)
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
 from ray import cloudpickle
 from torch import nn
 
@@ -96,10 +98,13 @@ def name_on_command_line(value: Any) -> str | None:
     or a network class.
 
     Returns an empty string if `polopt evaluate` does not need the option. Returns None for an
-    object that cannot be imported by its name, such as a lambda, a local function or a local class.
+    object that has no such name, such as a lambda, a local function, a local class, or a spec that
+    is not registered with Gymnasium.
     """
     if isinstance(value, str):
         return value if ":" in value else ""
+    if isinstance(value, EnvSpec):
+        return value.id if value == gymnasium.registry.get(value.id) else None
     name, module = getattr(value, "__qualname__", ""), inspect.getmodule(value)
     if not name.isidentifier() or getattr(module, name, None) is not value:
         return None
