@@ -98,8 +98,8 @@ def name_on_command_line(value: Any) -> str | None:
     or a network class.
 
     Returns an empty string if `polopt evaluate` does not need the option. Returns None for an
-    object that has no such name, such as a lambda, a local function, a local class, or a spec that
-    is not registered with Gymnasium.
+    object that no option value can name, such as a lambda, a local function, a local class, or a
+    spec that is not registered with Gymnasium.
     """
     if isinstance(value, str):
         return value if ":" in value else ""
