@@ -14,7 +14,7 @@
 - `topk` sends only the elements with the largest magnitudes, with error feedback (Stich et al.,
   2018). It applies only to gradients. See `GradientPacker`.
 
-Packed data are NumPy arrays. Pickle protocol 5 transfers such arrays out of band without a copy.
+Packed data are NumPy arrays. Pickle protocol 5 can transfer such arrays out of band without a copy.
 """
 
 from __future__ import annotations

@@ -223,8 +223,8 @@ def restore_state(
 
     Raises:
         RuntimeError: `rest` raised this error, for example because workers failed or episodes could
-            not begin. The checkpoint is not the cause. For a `RowFilesError`,
-            the reason is returned instead.
+            not begin. The checkpoint is not the cause. For a `RowFilesError`, the reason is
+            returned instead.
     """
     before = policy.acting
     try:
