@@ -102,8 +102,8 @@ def make_result(
 
 
 def custom_block(metrics: CustomMetrics) -> dict[str, dict[str, float]]:
-    """Returns the block `custom_metrics` of a result, with the values since the previous call for
-    these metrics. Returns an empty dict before the first custom metric."""
+    """Returns the block `custom_metrics` of a result, with the values since the previous call with
+    the same `metrics`. Returns an empty dict before the first custom metric."""
     report = metrics.report()
     return {"custom_metrics": report} if report else {}
 
