@@ -358,7 +358,7 @@ RLLIB_FIXED = (
     ),
     Fixed(
         {"grad_clip_by": "global_norm", "shuffle_batch_per_epoch": True}
-        | {"shuffle_sequences": True, "count_steps_by": "env_steps"}
+        | {"shuffle_sequences": True}
         | {"torch_skip_nan_gradients": True, "_separate_vf_optimizer": False, "_lr_vf": ()}
         | {"minibatch_buffer_size": 1, "log_gradients": (True, False)},
         "policies use `lr` (SAC and TD3 have `actor_lr` and `critic_lr`), clip the global norm at "
@@ -473,7 +473,6 @@ RLLIB_FIXED = (
         | {"use_env_runner_state_server": False, "env_runner_state_server_max_concurrency": ()}
         | {"_dont_auto_sync_env_runner_states": False, "episode_lookback_horizon": ()}
         | {"placement_strategy": "PACK", "custom_resources_for_main_process": {}}
-        | {"extra_python_environs_for_driver": {}, "extra_python_environs_for_worker": {}}
         | {"memory": 0, "object_store_memory": 0, "object_store_memory_per_worker": 0},
         "polopt chooses the processes of a run. To change which processes sample, write an "
         "optimizer of your own. The resources of workers are `num_cpus_per_worker`, "
@@ -489,7 +488,7 @@ RLLIB_FIXED = (
     ),
     Fixed(
         {"observation_space": None, "action_space": None, "action_mask_key": "action_mask"}
-        | {"disable_env_checking": False, "auto_wrap_old_gym_envs": (), "_is_atari": None}
+        | {"auto_wrap_old_gym_envs": (), "_is_atari": None}
         | {"preprocessor_pref": None, "_disable_preprocessor_api": (True, False)}
         | {"_disable_action_flattening": (True, False)},
         f"polopt uses the environment's spaces. To change the spaces, {_WRAP}, for example with "
@@ -562,9 +561,17 @@ RLLIB_FIXED = (
     ),
     Fixed(
         {"export_native_model_files": False, "checkpoint_trainable_policies_only": False}
-        | {"_use_msgpack_checkpoints": (True, False), "_is_online": True, "_fake_gpus": False}
-        | {"_validate_config": True},
+        | {"_use_msgpack_checkpoints": (True, False), "_is_online": True, "_fake_gpus": False},
         "`trainer.save(path)` writes a checkpoint, and `polopt export` writes an ONNX model",
+    ),
+    Fixed(
+        {"_validate_config": True, "disable_env_checking": False},
+        "polopt always checks the config and the environment",
+    ),
+    Fixed({"count_steps_by": "env_steps"}, "polopt counts environment steps"),
+    Fixed(
+        {"extra_python_environs_for_driver": {}, "extra_python_environs_for_worker": {}},
+        'start Ray with `ray.init(runtime_env={"env_vars": {...}})`',
     ),
 )
 
@@ -574,7 +581,7 @@ RLLIB_FIXED = (
 # fmt: off
 RLLIB_IGNORED = frozenset((
     "_evaluation_parallel_to_training_wo_thread", "_fake_gpus",
-    "_run_training_always_in_thread", "_use_msgpack_checkpoints",
+    "_run_training_always_in_thread", "_use_msgpack_checkpoints", "_validate_config",
     "always_attach_evaluation_results", "auto_wrap_old_gym_envs",
     "broadcast_env_runner_states", "broadcast_interval", "checkpoint_trainable_policies_only",
     "compress_observations", "create_local_env_runner", "custom_resources_per_learner",
@@ -623,7 +630,7 @@ RLLIB_MODEL_FIXED = (
         {"fcnet_weights_initializer": None, "fcnet_weights_initializer_config": None}
         | {"fcnet_kernel_initializer": None, "fcnet_kernel_initializer_kwargs": None}
         | {"fcnet_bias_initializer": None, "fcnet_bias_initializer_config": None}
-        | {"fcnet_bias_initializer_kwargs": None, "fcnet_use_layernorm": False}
+        | {"fcnet_bias_initializer_kwargs": None}
         | {"conv_kernel_initializer": None, "conv_kernel_initializer_config": None}
         | {"conv_kernel_initializer_kwargs": None, "conv_bias_initializer": None}
         | {"conv_bias_initializer_config": None, "conv_bias_initializer_kwargs": None}
@@ -634,7 +641,7 @@ RLLIB_MODEL_FIXED = (
         | {"post_fcnet_bias_initializer": None, "post_fcnet_bias_initializer_config": None}
         | {"head_fcnet_kernel_initializer": None, "head_fcnet_kernel_initializer_kwargs": None}
         | {"head_fcnet_bias_initializer": None, "head_fcnet_bias_initializer_kwargs": None}
-        | {"head_fcnet_use_layernorm": False, "lstm_weights_initializer": None}
+        | {"lstm_weights_initializer": None}
         | {"lstm_weights_initializer_config": None, "lstm_kernel_initializer": None}
         | {"lstm_kernel_initializer_kwargs": None, "lstm_bias_initializer": None}
         | {"lstm_bias_initializer_config": None, "lstm_bias_initializer_kwargs": None}
@@ -643,6 +650,10 @@ RLLIB_MODEL_FIXED = (
         | {"fusionnet_bias_initializer": None, "fusionnet_bias_initializer_kwargs": None}
         | {"encoder_latent_dim": None, "no_final_linear": False},
         _OWN_NETWORK,
+    ),
+    Fixed(
+        {"fcnet_use_layernorm": False, "head_fcnet_use_layernorm": False},
+        "`layer_norm` of `model` adds layer normalisation before each activation",
     ),
     Fixed(
         {"conv_activation": "relu", "post_fcnet_activation": "relu"}

@@ -184,8 +184,8 @@ class PolicyOptimizer(ABC):
 
     def _count(self, reply: Reply) -> None:
         """Counts a reply that was taken. Also advances the policy's schedules by the environment
-        steps of the reply. Adds the moments of the new observations and returns (their number, mean
-        and sum of squared deviations) to the policy's normaliser."""
+        steps of the reply, and updates the policy's normaliser with the moments of the new
+        observations and of their discounted returns."""
         own = reply.worker is self.workers.here
         self.metrics.add_record(reply.worker.index, reply.counts, in_driver=own)
         self.policy.env_steps = self.metrics.num_env_steps_sampled

@@ -58,13 +58,13 @@ class AppoConfig(VTraceConfig, PPOConfig):
 class AppoPolicy(PPOPolicy):
     """PPO with V-trace and a target network, for samples that are some updates old.
 
-    Every few updates, the policy copies its network to the target network. `AppoPolicy` differs
-    from `PPOPolicy` in three points:
+    Every few updates, the policy copies its network to the target network. The main
+    differences from `PPOPolicy` are:
 
     - The clipped ratio divides by the probability under the target policy. `prepare_batch`
       describes the lower bound of this divisor.
-    - V-trace computes the advantages and value targets, with the target policy as the policy that
-      learns.
+    - V-trace computes the advantages and value targets. Its importance ratios are the probability
+      under the target policy, divided by the probability under the policy that acted.
     - The KL divergence is measured from the target policy.
 
     The values come from the network, not from the target network. The ratios, advantages, value

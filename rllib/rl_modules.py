@@ -98,22 +98,24 @@ def to_rl_module(policy: Policy) -> Any:
 
     Raises:
         ConfigError: the extra `polopt[rllib]` is not installed, or the network is not supported. A
-            supported network has linear layers, with or without an LSTM, for observations of floats
-            without normalisation. Networks with convolutions are not supported, because RLlib has
-            no layers between the convolutions and the heads, and uses the padding of TensorFlow.
+            supported network has linear layers without layer normalisation, with or without an
+            LSTM. Its observations are floats that the policy does not normalise. Networks with
+            convolutions are not supported, because RLlib has no layers between the convolutions and
+            the heads, and uses the padding of TensorFlow.
     """
     network = _network(policy)
     config: Any = getattr(policy.config, "model", None)
     # In RLlib 2.60, the forward pass of an LSTM with `free_log_std` raises an error.
     free_memory = policy.state_size and getattr(network, "log_std", None) is not None
     normalizer = getattr(policy, "normalizer", None)
-    if not isinstance(network, MLPNetwork) or network.image or normalizer or free_memory:
+    unsupported = normalizer or free_memory or getattr(config, "layer_norm", False)
+    if not isinstance(network, MLPNetwork) or network.image or unsupported:
         raise ConfigError(
             f"{type(policy).__name__} with {type(network).__name__} cannot be converted to a "
-            "default module of RLlib. Allowed: linear layers for observations of floats without "
-            "normalisation. An LSTM with Box actions needs free_log_std=False. Networks with "
-            "convolutions can only be loaded from RLlib, because RLlib has no layers between the "
-            "convolutions and the heads, and uses other paddings"
+            "default module of RLlib. Allowed: linear layers without layer_norm, for observations "
+            "of floats without normalisation. An LSTM with Box actions needs free_log_std=False. "
+            "Networks with convolutions can only be loaded from RLlib, because RLlib has no layers "
+            "between the convolutions and the heads, and uses other paddings"
         )
     make = _rllib(
         "ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module", "DefaultPPOTorchRLModule"

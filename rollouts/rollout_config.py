@@ -13,7 +13,7 @@ from polopt.rollouts.resources import Amount, Resources
 
 
 def sockets_for_zmq(value: Any) -> Any:
-    """Replaces "zmq" by "socket". Configs of version 0.3 and earlier use the name "zmq"."""
+    """Replaces "zmq" by "socket". Configs from before the first release use the name "zmq"."""
     return "socket" if value == "zmq" else value
 
 
@@ -90,7 +90,7 @@ class RolloutConfig(Config):
             node, and Ray for workers on other nodes. With `socket` and `auto`, some calls still use
             Ray, such as calls that are too large for the kernel's buffers (about 100 KB).
             Collectors without an optimizer, and collectors below gradient workers, always use Ray.
-            The name `zmq`, which `socket` had up to version 0.3, is still accepted.
+            The old name of `socket`, `zmq`, is still accepted.
         worker_timeout_s: the number of seconds without progress after which a call counts as
             hanging, and its worker is replaced. A step of an environment is progress, and so is the
             start or end of a phase of the call. A fragment may therefore take longer than this

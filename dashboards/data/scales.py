@@ -48,8 +48,8 @@ def smoothed(values: Array, weight: float) -> Array:
             effect on other averages.
         weight: smoothing weight, at least 0 and below 1. With 0, the values do not change.
     """
-    # The import is in this function, because only the page smooths curves. Streamlit, which the
-    # page uses, installs pandas.
+    # Only the live page smooths curves. It needs Streamlit, which installs pandas. The import is
+    # in this function, so that the report works without pandas.
     from pandas import Series
 
     known = np.isfinite(values)

@@ -30,10 +30,10 @@ class CollectorThread:
     When the queue is full, the thread blocks. Each worker then finishes its pending fragment and
     waits.
 
-    The thread that consumes batches takes the snapshots of the weights for the workers, inside
-    `get`. If this thread also learns, the policy is then not in the middle of an update. If an
-    option of the Collector decides when weights are sent, each `get` takes a snapshot. Otherwise,
-    only `update_policy_weights_` takes a snapshot.
+    If the Collector sends weights automatically (`update_after_each_batch`, `broadcast_interval` or
+    `max_weight_update_interval`), each `get` takes a snapshot of the weights for the workers.
+    Otherwise, only `update_policy_weights_` takes a snapshot. Both run in the thread that consumes
+    batches. If this thread also learns, the policy is then not in the middle of an update.
 
     Args:
         collector: the Collector to iterate over. Until `stop`, other threads may use only its

@@ -9,8 +9,8 @@ checkpoint is not safe. An environment therefore supports checkpoints with two o
 - `set_checkpoint_state(state)` restores this state. Tuples in the state are restored as lists.
 
 Either the vector environment or each sub-environment of a `SyncVectorEnv` defines the two methods.
-Up to version 0.3, the methods were named `get_state` and `set_state`. They were renamed because
-environments use the old names for other purposes.
+Before the first release, the methods were named `get_state` and `set_state`. They were renamed
+because environments use these names for other purposes.
 
 Running statistics of wrappers are saved separately. `NormalizeObservation`, `NormalizeReward` and
 similar wrappers keep a mean, a variance and a count as `obs_rms` or `return_rms`. These statistics
@@ -207,8 +207,8 @@ def set_evaluation_statistics(env: Any, parts: list[dict[str, Any]]) -> None:
         parts: results of `get_env_statistics`.
 
     Raises:
-        ValueError: if the wrappers of `env` differ from the wrappers of the workers by more than a
-            `NormalizeReward` that one environment omits.
+        ValueError: if the wrappers of `env` differ from the wrappers of the workers. If `env` is a
+            single environment, it may lack `NormalizeReward`.
     """
     together = merge_env_statistics(parts)
     if isinstance(env, VectorEnv):

@@ -286,7 +286,7 @@ def _check_autoreset(env: VectorEnv[Any, Any, Any], config: RolloutConfig) -> No
     wanted, mode = config.autoreset_mode, autoreset_mode(env)
     if wanted is not None and AutoresetMode[wanted.upper()] != mode:
         raise ConfigError(
-            f"key 'autoreset_mode': got {wanted!r}, but the vector environment, which polopt did "
-            f"not make, resets in mode {mode.value!r}; allowed: None, or single environments with "
-            "vectorization_mode 'sync' or 'async'"
+            f"key 'autoreset_mode': got {wanted!r}, but this vector environment always resets in "
+            f"mode {mode.value!r}; allowed: None, or single environments with vectorization_mode "
+            "'sync' or 'async'"
         )

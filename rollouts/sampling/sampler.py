@@ -158,7 +158,7 @@ class VectorSampler:
                 needs a missing package.
             ConfigError: if `explore` is `mean`, but the actions have no mean.
             Exception: any exception of the vector environment, if `faults` was not passed. Also any
-                exception of `steps`.
+                exception of the object in the attribute `steps`.
         """
         length, envs = steps or self.fragment_length, self.env.num_envs
         self._strict = not {"ignore", "warn"}.issuperset(np.geterr().values())
@@ -407,10 +407,10 @@ class VectorSampler:
         self._resets_next = np.asarray(state["resets_next"])
         self._memory = np.asarray(state.get("memory", self._no_memory()))
         self._episodes.set_state(state)
-        if "discounted_returns" in state:  # not in states of version 0.2
+        if "discounted_returns" in state:  # not in older states
             self._returns.set_state(state["discounted_returns"])
         self._rng.bit_generator.state = state["rng"]
-        stream, step = state.get("place", self._place)  # not in states of version 0.2
+        stream, step = state.get("place", self._place)  # not in older states
         self._place = (int(stream), int(step))
 
     def get_statistics(self) -> dict[str, Any]:

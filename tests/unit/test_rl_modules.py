@@ -120,9 +120,16 @@ def test_module_that_polopt_cannot_have_is_refused(options: dict[str, Any], said
         policy_of(make_module("shared", **options))
 
 
-@pytest.mark.parametrize("given", [{"normalize_observations": True}, {"model": NETWORKS["lstm"]}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"normalize_observations": True},
+        {"model": {"fcnet_hiddens": [16], "layer_norm": True}},
+        {"model": NETWORKS["lstm"]},
+    ],
+)
 def test_policy_that_rllib_cannot_have_is_refused(given: dict[str, Any]) -> None:
-    """The second policy has an LSTM and `free_log_std`. In RLlib 2.60, the forward pass of such a
+    """The last policy has an LSTM and `free_log_std`. In RLlib 2.60, the forward pass of such a
     module raises an error."""
     with pytest.raises(ConfigError, match="cannot be converted to a default module"):
         to_rl_module(PPOPolicy(OBSERVATIONS, ACTIONS["box"], PPOConfig.parse(given)))
