@@ -16,7 +16,6 @@ import time
 from typing import Any
 
 import polopt
-from polopt.metrics.record import Record
 
 GRADIENTS = 10_000
 
@@ -39,7 +38,7 @@ def main() -> None:
     print(f"Microseconds for each gradient, medians of 7 times {GRADIENTS:,}.")
 
 
-def calls_us(optimizer: Any, record: Record) -> float:
+def calls_us(optimizer: Any, record: Any) -> float:
     """Returns the microseconds of statistics for one gradient: three phases, one record, one lag,
     one update, one count of pending calls, and a 1,000th of a report.
 
@@ -67,12 +66,12 @@ def calls_us(optimizer: Any, record: Record) -> float:
     return 1e6 * (time.perf_counter() - started_s) / GRADIENTS
 
 
-def record_of_a_call(optimizer: Any) -> Record:
+def record_of_a_call(optimizer: Any) -> Any:
     """Returns the record of the next call of the optimizer."""
-    records: list[Record] = []
+    records: list[Any] = []
     add_record = optimizer.metrics.add_record
 
-    def add(worker_index: int, record: Record, in_driver: bool) -> None:
+    def add(worker_index: int, record: Any, in_driver: bool) -> None:
         records.append(record)
         add_record(worker_index, record, in_driver)
 
