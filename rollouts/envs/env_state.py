@@ -203,7 +203,7 @@ def set_evaluation_statistics(env: Any, parts: list[dict[str, Any]]) -> None:
 
     Args:
         env: a vector of environments like the vectors of the workers, or one environment with the
-            same wrappers. One environment may omit `NormalizeReward` to keep its own rewards.
+            same wrappers. One environment may omit `NormalizeReward`, and then returns raw rewards.
         parts: results of `get_env_statistics`.
 
     Raises:
