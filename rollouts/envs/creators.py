@@ -103,9 +103,9 @@ def _takes_context(parameters: Sequence[inspect.Parameter], context: EnvContext)
     - The parameter is the only required parameter.
 
     A parameter with the annotation always receives the whole config. Without the annotation, the
-    first parameter receives only the value of one key, namely the key with the parameter's name, if
-    the parameter can be passed by name, `env_config` has this key, and one of the following
-    conditions holds:
+    first parameter may instead receive the value of the key with the same name. This requires that
+    the parameter can be passed by name, that `env_config` has this key, and one of these
+    conditions:
 
     - A parameter with a name in `_CONFIG_NAMES` receives the value if the creator has other
       parameters and accepts all other keys. This condition is strict because the config of an RLlib

@@ -19,8 +19,8 @@ are also restored if the environments begin new episodes.
 If a method raises, or returns a value that a checkpoint cannot hold, the run goes on without the
 state. One warning names the class of the environment and the method.
 
-Two private names of Gymnasium have no public equivalent, and only this file uses them: the step
-count of `TimeLimit`, and a vector's flags for resets at the next step.
+This file alone uses two private names of Gymnasium, which have no public equivalent: the step count
+of `TimeLimit`, and a vector's flags for resets at the next step.
 """
 
 from __future__ import annotations
