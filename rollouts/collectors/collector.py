@@ -130,8 +130,8 @@ class Collector:
 
     @property
     def _log(self) -> ArrivalLog | Rerun | None:
-        """The recorded order of arrival. None if nothing is recorded, or if another object made
-        the workers."""
+        """The record of the order of arrival, or the rerun of a record. None if neither `record_to`
+        nor `rerun_of` is set, or if another object made the workers."""
         transport = self.workers.transport
         if self._arguments is None or not isinstance(transport, RecordedTransport):
             return None

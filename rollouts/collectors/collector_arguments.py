@@ -25,7 +25,7 @@ from polopt.rollouts.workers.worker_config import check_picklable, make_worker_c
 from polopt.rollouts.workers.worker_handle import WorkerSpec
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-#: The options of `ActorClass.options` that a user may set. `WorkerSet` sets all other options.
+#: The options of `ActorClass.options` that a user may set.
 REMOTE_OPTIONS = (
     "num_cpus",
     "num_gpus",

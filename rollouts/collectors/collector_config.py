@@ -38,8 +38,8 @@ class CollectingConfig(Config):
             more steps, because all environments of a worker make the same number of steps. If
             fragments are stopped early, a batch may have fewer steps. `None` and 0 mean that each
             environment makes `rollout_fragment_length` steps in a fragment.
-        total_frames: the Collector stops after the batch with which the number of returned
-            environment steps reaches this number. -1 means that the Collector never stops.
+        total_frames: the Collector stops once the returned batches have at least this many
+            environment steps. -1 means that the Collector never stops.
         sync: if True, each batch contains one fragment of every worker, in the order of the
             workers. If False, each fragment is a batch, and batches are returned in the order in
             which they arrive.

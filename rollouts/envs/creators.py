@@ -102,9 +102,10 @@ def _takes_context(parameters: Sequence[inspect.Parameter], context: EnvContext)
     - The parameter has one of the names in `_CONFIG_NAMES`.
     - The parameter is the only required parameter.
 
-    A parameter with the annotation always receives the whole config. A parameter without the
-    annotation receives only the value of the key with its own name if it can be passed by name,
-    `env_config` has this key, and one of the following conditions holds:
+    A parameter with the annotation always receives the whole config. Without the annotation, the
+    first parameter may instead receive the value of the key with the same name. This requires that
+    the parameter can be passed by name, that `env_config` has this key, and one of these
+    conditions:
 
     - A parameter with a name in `_CONFIG_NAMES` receives the value if the creator has other
       parameters and accepts all other keys. This condition is strict because the config of an RLlib

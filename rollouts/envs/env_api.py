@@ -112,8 +112,8 @@ def range_check(space: Space[Any]) -> Callable[[Any], bool] | None:
 
     Returns:
         a function that takes an observation of the right type and returns a boolean. `None` if the
-        space has no integers with a range. For a Dict or Tuple space with such integers, the
-        function always returns False, and the caller must use `check_observation` instead.
+        space contains no Discrete or MultiDiscrete space. If a Dict or Tuple space contains one,
+        the function always returns False, and the caller must use `check_observation` instead.
     """
     if isinstance(space, spaces.Box):
         return None

@@ -19,8 +19,8 @@ are also restored if the environments begin new episodes.
 If a method raises, or returns a value that a checkpoint cannot hold, the run goes on without the
 state. One warning names the class of the environment and the method.
 
-Two private names of Gymnasium have no public equivalent, and only this file uses them: the step
-count of `TimeLimit`, and a vector's flags for resets at the next step.
+This file alone uses two private names of Gymnasium, which have no public equivalent: the step count
+of `TimeLimit`, and a vector's flags for resets at the next step.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def set_evaluation_statistics(env: Any, parts: list[dict[str, Any]]) -> None:
 
     Args:
         env: a vector of environments like the vectors of the workers, or one environment with the
-            same wrappers. One environment may omit `NormalizeReward` to keep its own rewards.
+            same wrappers. One environment may omit `NormalizeReward`, and then returns raw rewards.
         parts: results of `get_env_statistics`.
 
     Raises:

@@ -32,7 +32,8 @@ class FastSyncVectorEnv(SyncVectorEnv):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._batch: Any = None  # [N, ...]. `None` means that `SyncVectorEnv.step` is used.
+        # [num_envs, ...], the observations. `None` means that `SyncVectorEnv.step` is used.
+        self._batch: Any = None
         if (
             self.autoreset_mode == AutoresetMode.SAME_STEP
             and isinstance(self.single_observation_space, _ARRAYS)
@@ -60,7 +61,7 @@ class FastSyncVectorEnv(SyncVectorEnv):
         ends.
 
         Args:
-            actions: the actions `[N, ...]`.
+            actions: the actions `[N, ...]` of the N environments.
 
         Returns:
             a tuple of observations `[N, ...]`, rewards `[N]` float64, `terminated` `[N]` bool,

@@ -47,8 +47,9 @@ class EnvFault:
     """Describes a failure of one environment, which was then replaced.
 
     Attributes:
-        lost_step: whether `step` raised. If True, this step gives no transition, and the episode is
-            discarded. If False, `__init__` or `reset` raised before an episode began.
+        lost_step: whether `step` raised. If True, this step gives no transition, and the episode
+            does not count in statistics. The earlier steps of the episode remain valid. If False,
+            `__init__` or `reset` raised before an episode began.
         count: the number of exceptions until an environment worked again. 0 if the whole vector
             raised, because `SamplerFaults` counts the exceptions of the vector.
         traceback: the traceback of the last exception. The first line names the environment, or

@@ -220,7 +220,7 @@ def resolve_backend(
 ) -> str:
     """Returns the backend for a group. `auto` chooses one of these backends:
 
-    - `nccl`, if each rank has its own GPU.
+    - `nccl`, if `device` is a GPU and each rank has its own GPU.
     - `socket`, if all ranks are on one node, tensors have at most `SMALL_TENSOR_BYTES`, and
       `transport` is not `ray`.
     - `gloo` in all other cases.

@@ -111,8 +111,8 @@ class SocketServer:
 
     def _send(self, connection: Connection, message: bytes) -> None:
         """Sends an answer. If the answer does not fit into the kernel's buffer, another thread
-        sends it. The driver may learn for a while before it reads the answer, and this process can
-        continue in the meantime."""
+        sends it. The driver may be busy with an update before it reads the answer, and this process
+        can continue in the meantime."""
         if self._sending is not None:
             self._sending.result()  # waits, because answers must be sent in order
             self._sending = None
