@@ -36,7 +36,8 @@ class View:
         text: description of the panel.
         metrics: names of the metrics to show on one axis. Without `stacked`, each metric has a line
             for each trial and value of its tag (see `Metric.tag`).
-        stacked: whether to stack the values of the tag, each of which is the mean over the trials.
+        stacked: whether to stack one area for each value of the tag. An area shows the mean over
+            the trials.
         where: a Prometheus matcher that selects values of the tag. Empty for all values.
     """
 

@@ -1,9 +1,9 @@
 """The live page: a Streamlit script that `polopt dashboard` runs.
 
 Streamlit runs this script from the top when the user changes a control of the side bar. For a
-refresh, and when the user opens another tab, it runs only the function `_content`. If the choices
-of the side bar have changed, `_content` makes Streamlit run the whole script. Results stay in
-memory in between.
+refresh, and when the user opens another tab, it runs only the function `_content`. If new
+results change what the side bar offers, `_content` makes Streamlit run the whole script. Results
+stay in memory in between.
 
 The address of the page contains the user's choices, under the keys of the widgets. So a link shows
 the same page again. A link may come from an untrusted person. Therefore, Streamlit ignores values

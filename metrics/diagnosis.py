@@ -105,8 +105,8 @@ def _worker_failures(run: RunResults) -> Found:
     return (
         f"{restarts:,.0f} worker {_plural('restart', restarts)}{gone}"
         + _reason(run, "last_failure"),
-        "see the Faults tab for the tracebacks; a killed worker may have run out of memory"
-        + _in_a_rerun(run),
+        "see the Faults tab of polopt dashboard for the tracebacks; a killed worker may have run "
+        "out of memory" + _in_a_rerun(run),
         restarts + given_up,
     )
 
@@ -265,9 +265,9 @@ def _return_fell(run: RunResults) -> Found:
 
 @_rule(
     "no-learning",
-    "over at least 100,000 steps, the mean return has changed by less than R/10 and was never more "
-    "than R/5 below its present value (median of three results), where R is the range of returns "
-    "of the last 100 episodes",
+    "over at least 100,000 steps, the mean return has changed by less than a tenth of the range of "
+    "returns of the last 100 episodes, and its median over three results was never more than a "
+    "fifth of this range below its present value",
     unless=(
         *("no-reward", "deterministic", "value-loss", "clipped-actions", "update-size"),
         "return-fell",

@@ -52,10 +52,10 @@ class LagMeter:
     """Measures policy lag in updates and in rollouts.
 
     The lag in updates is the learner's version when it uses a batch or gradient, minus the version
-    of the weights that produced this batch or gradient. With several minibatches per rollout, this
-    lag does not measure staleness: in a fully synchronous system, 4 epochs of 4 minibatches end
-    with a lag of 15 updates. The lag in rollouts is the number of rollouts that the learner has
-    finished since these weights were current.
+    of the weights that produced this batch or gradient. With a gradient for each minibatch of a
+    rollout, this lag does not measure staleness: in a fully synchronous system, the last gradient
+    of 4 epochs of 4 minibatches has a lag of 15 updates. The lag in rollouts is the number of
+    rollouts that the learner has finished since these weights were current.
 
     Attributes:
         in_updates: histogram of lag in updates.

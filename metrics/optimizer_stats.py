@@ -23,7 +23,7 @@ class StepResult(NamedTuple):
     """Counts of one `step()` of an optimizer.
 
     Attributes:
-        env_steps_sampled: number of environment steps in the replies that the step took.
+        env_steps_sampled: number of environment steps in the replies that `step()` processed.
         env_steps_trained: number of environment steps that the learner used. A step counts once,
             even if several epochs use it. With a replay buffer, a step counts each time that the
             learner uses a batch that contains it.
@@ -360,7 +360,8 @@ class OptimizerStats:
         self.num_env_steps_trained = int(state["num_env_steps_trained"])
         self.num_updates = int(state["num_updates"])
         self.episodes.set_state(state["episodes"])
-        # The start-up of this process is added to the times in the state.
+        # If start-up has not ended yet, its seconds are added to the saved `startup_s`. Otherwise,
+        # both times continue from the saved values.
         self._earlier_startup_s = float(state.get("startup_s", 0.0))
         self._earlier_training_s = float(state.get("training_s", 0.0))
         if self._begun_s is not None:

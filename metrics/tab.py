@@ -36,9 +36,9 @@ class Plot:
         kind: `lines` draws all keys of one run. `runs` draws a single key, with a line for each
             run. `heatmap` draws a single key of one run over time. The values of this key are
             lists of counts.
-        per: for `runs`, the unit of a rate. `s` draws the increase of a counter per second. The
-            result key of another counter draws the increase per unit of the other counter. If
-            empty, the plot shows the values themselves.
+        per: for `runs`, the unit of a rate. `s` means the increase of a counter per second. The
+            result key of another counter means the increase per unit of that counter. If empty,
+            the plot shows the values themselves.
         steps: whether a value holds until the next result, such as a number of workers.
         limit: for `heatmap`, an option of the optimizer, or another key at the top level of the
             config. If the value of the option is a number, this number is drawn as a line. Empty
@@ -61,8 +61,8 @@ class Tab:
     """The class attribute `tab` of an optimizer: its declaration for the dashboards.
 
     The tabs of all optimizers show the same plots of time shares, phases, workers, traffic,
-    episodes and actions. Each number that `extra_stats` returns gets a plot automatically if no
-    declared plot shows this number, up to a maximum number of such plots.
+    episodes and actions. Each number that the optimizer's `extra_stats` returns gets a plot
+    automatically if no declared plot shows this number, up to a maximum number of such plots.
 
     Attributes:
         driver: help text that explains how to read the shares of the driver's phases.
@@ -82,7 +82,7 @@ class OptimizerTab:
     Attributes:
         name: name of the optimizer in results.
         title: title of the tab.
-        phases: the driver's phases of a step, in their order.
+        phases: the driver's phases of the optimizer's `step()`, in their order.
         extra_stats: names of the numbers that the optimizer adds to the block `optimizer/`.
         tab: the optimizer's declaration.
         limits: the values of the options that the plots name as `limit`, if they are numbers.

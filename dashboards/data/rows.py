@@ -112,7 +112,7 @@ _INDICES = tuple(map(str, range(_MAX_LIST)))
 def _number(value: float) -> float:
     try:
         return float(value)
-    except OverflowError:  # an integer of more than 308 digits
+    except OverflowError:  # an integer that is too large for a float
         return math.inf
 
 

@@ -332,7 +332,7 @@ def _update(trial: Trial, place: _Place) -> None:
         except OSError as error:
             problems.append(f"{PARAMS_FILE} cannot be read: {error.strerror}")
         except (ValueError, RecursionError):
-            problems.append(f"{PARAMS_FILE} is not JSON. The config comes from the rows instead")
+            problems.append(f"{PARAMS_FILE} is not JSON and is ignored")
         known = config if isinstance(config, dict) and config else trial.rows.config
         trial.config_is_of_tune = not known and place.tune is not None
         if known or not trial.config:

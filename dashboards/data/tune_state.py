@@ -150,8 +150,8 @@ class TuneStates:
 
 
 def _parsed(path: Path, saved_s: float) -> TuneState | None:
-    """Parses a state file and the scheduler in `tuner.pkl`. Returns None if a file is damaged, is
-    incomplete, or is not a file of Tune."""
+    """Parses a state file and the scheduler in `tuner.pkl`. Returns None if the state file is
+    damaged or incomplete, or is not a file of Tune."""
     try:
         content = json.loads(read_regular(path, _MOST_STATE_BYTES))
         saved = [json.loads(static) for static, _ in content["trial_data"]]

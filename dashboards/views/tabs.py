@@ -55,8 +55,8 @@ def findings_panel(selection: Selection) -> list[Panel]:
     )
     help_ = (
         "The problems that the rules in docs/dashboards.md find in the results, each with a change "
-        "that may help. The numbers of an entry come from the worst run of the first group that "
-        "the entry names. If the run in focus has the problem, the numbers come from this run."
+        "that may help. The numbers of an entry come from the run in focus if this run has the "
+        "problem, and otherwise from the worst run. The entry names the group of this run first."
     )
     return [Panel("findings", title, help_, findings=rows[:_MOST_FINDINGS], wide=True)]
 

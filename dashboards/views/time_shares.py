@@ -191,7 +191,8 @@ def driver_panels(selection: Selection, run: Run, phases: Sequence[str], help_: 
     Args:
         selection: gives the x axis and the groups.
         run: the run.
-        phases: the phases of a step in their order, without `report`, `evaluation` and `other`.
+        phases: the phases of the optimizer's `step()` in their order. They do not include
+            `startup`, `report`, `evaluation` and `other`.
         help_: help of the panel of one run.
     """
     return [
