@@ -313,21 +313,25 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         observation of the new environment."""
         lost_step = method == "step"
         count = 0
+        is_open = True
         while True:
             count += 1
             last = self._count(error, self.env, method)
-            self.close()
+            if is_open:
+                self.close()
             try:
+                is_open, method = False, "__init__"
                 made = self._make()
                 copy_statistics(self.env, made)
                 self.env = made
+                is_open, method = True, "reset"
                 seed = self._new_seed()
                 if seed is not None:
                     seed_spaces(made, seed)
                 result = self.env.reset(seed=seed)
                 observation = self._first_observation(result)
             except Exception as another:
-                error, method = another, "reset"
+                error = another
                 continue
             return EnvFault(lost_step, count, last), observation
 

@@ -29,6 +29,7 @@ from polopt.policies.a2c import A2CPolicy
 from polopt.rollouts.envs.env_errors import EnvironmentAPIError, EnvironmentFailedError
 from polopt.rollouts.envs.env_sources import resolve_env
 from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
+from polopt.rollouts.envs.fault_tolerant_env import EnvPlace, FaultTolerantEnv
 from polopt.rollouts.envs.vector_env import make_vector_env, probe_spaces
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.sampling.sampler import VectorSampler
@@ -189,6 +190,29 @@ def test_permanent_failure_is_one_error_with_traceback(env: Any, method: str, sa
     assert "faulty_envs.py" in message
     assert f"in {method}" in message
     assert "rollouts/" not in message.split("\n", 1)[1]  # the traceback has no frames of polopt
+
+
+def test_replacement_that_cannot_be_made_is_named_and_nothing_is_closed_twice() -> None:
+    class MadeOnce(Clock):
+        made = closed = 0
+
+        def __init__(self) -> None:
+            super().__init__(length=5)
+            MadeOnce.made += 1
+            if MadeOnce.made > 1:
+                raise OSError("no second licence")
+
+        def step(self, action: Any) -> Any:
+            raise OSError("connection lost")
+
+        def close(self) -> None:
+            MadeOnce.closed += 1
+
+    env = FaultTolerantEnv(MadeOnce, EnvPlace("toy", 1, 0), 4)
+    env.reset(seed=0)
+    with pytest.raises(EnvironmentFailedError, match=r"in __init__\(\) .*no second licence"):
+        env.step(0)
+    assert (MadeOnce.made, MadeOnce.closed) == (4, 1)
 
 
 @pytest.mark.parametrize(
