@@ -98,7 +98,8 @@ class Fragments:
         self._stragglers = stragglers
 
     def request(self, worker: WorkerHandle, how: SampleRequest | None = None) -> None:
-        """Requests a fragment from a worker. The request carries the current weights.
+        """Requests a fragment from a worker. The request carries the weights that `Calls`
+        puts in place of `WEIGHTS`.
 
         Args:
             worker: the worker.
