@@ -27,7 +27,7 @@ def sample(
 
     Args:
         worker: the worker.
-        weights: the weights. None means that the worker already has the current weights.
+        weights: the weights. None means that the worker keeps its weights.
         request: says how the worker samples a fragment in its own environments. None means that
             `sample` returns `worker.next_batch()`. For a gradient worker, this is a batch from its
             own Collector.
