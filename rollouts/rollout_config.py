@@ -70,9 +70,9 @@ class RolloutConfig(Config):
             `gym_env_vectorize_mode`.
         autoreset_mode: when an environment is reset after the end of an episode, as in
             `gymnasium.vector.AutoresetMode`: in the same step (`same_step`), in the next step
-            (`next_step`), or by the sampler (`disabled`). `None` means `same_step`, in
-            which no rows are lost to resets. With `None`, an environment's own vector
-            implementation and a vector that a callable makes keep their own mode.
+            (`next_step`), or by the sampler (`disabled`). With `None`, an environment's own
+            vector implementation and a vector that a callable makes keep their own mode. For all
+            other environments, `None` means `same_step`, in which no rows are lost to resets.
         max_frames_per_traj: the number of environment steps after which an episode is truncated.
             `None` means that only the environment's own limit applies. RLlib 0.8: `horizon`.
         num_cpus_per_worker: the Ray CPUs of each remote worker: a fraction of 1, or a whole number.
@@ -89,16 +89,17 @@ class RolloutConfig(Config):
             workers must be on the driver's node. `auto` uses sockets for workers on the driver's
             node, and Ray for workers on other nodes. With `socket` and `auto`, some calls still use
             Ray, such as calls that are too large for the kernel's buffers (about 100 KB).
-            Collectors without an optimizer, and collectors below gradient workers, always use Ray.
-            The old name of `socket`, `zmq`, is still accepted.
+            Calls to evaluation workers, to the workers below gradient workers, and to the workers
+            of a Collector without an optimizer always use Ray. The old name of `socket`, `zmq`, is
+            still accepted.
         worker_timeout_s: the number of seconds without progress after which a call counts as
             hanging, and its worker is replaced. A step of an environment is progress, and so is the
             start or end of a phase of the call. A fragment may therefore take longer than this
             limit. RLlib: `sample_timeout_s`, which limits the whole call and does not replace the
             worker.
         worker_startup_timeout_s: the limit in seconds for the start of a worker. The limit begins
-            again whenever any worker has started. The time in which Ray has no resources for the
-            worker counts only if the run cannot continue without this worker.
+            again whenever any worker has started. While Ray has no resources for the worker, the
+            limit applies only if the run cannot continue without this worker.
         max_consecutive_failures: the run ends after this number of consecutive failed calls. If
             one worker and its replacements fail this often while other workers succeed, the worker
             is not replaced again. The run then continues without this worker if at least

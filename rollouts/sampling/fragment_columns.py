@@ -20,7 +20,8 @@ class FragmentColumns:
         dist: the action distribution of the policy.
 
     Attributes:
-        all_obs: `[T + 1, N, ...]`, the observations before each step and after the last step.
+        all_obs: `[T + 1, N, ...]`, the encoded observations before each step and after the last
+            step.
         params: `[T, N, P]` float32, the parameters of the action distribution.
         actions: `[T, N, ...]`, the actions before they are converted for the environment.
         rewards: `[T, N]` float32.

@@ -54,8 +54,8 @@ class VectorSampler:
     also reads the last observation of each episode, in the reset row.
 
     If an environment raises an exception (see `FaultTolerantEnv`), its current episode is
-    discarded. The exception loses at most one row, whose `valid` is False. The bootstrap value of
-    the row before the lost row is the value of its next observation. If the vector environment
+    discarded. The exception loses at most one row, whose `valid` is False. The row before
+    the lost row bootstraps from the value of its own next observation. If the vector environment
     itself raises, the current episodes of all N environments are discarded.
 
     Args:
@@ -285,9 +285,9 @@ class VectorSampler:
             infos: the infos of the step.
 
         Returns:
-            the K last observations of the ended episodes, and the current observations of all
-            environments. In the K environments, the current observation is the first observation of
-            the next episode.
+            the K encoded last observations of the ended episodes, and the current observations of
+            all environments before encoding. In the K environments, the current observation is the
+            first observation of the next episode.
         """
         if self._mode == AutoresetMode.SAME_STEP:
             encode_one = self.policy.encoder.encode_one

@@ -7,7 +7,7 @@ The file is a sequence of gzip members. Each flush writes one member, which is a
 `zcat` shows the file. The first line is the header. Each other line is
 `{"events": [...], "clock": [...]}`. An event is a list that begins with its kind (`EVENT_KINDS`).
 Events are numbered from 0. `clock` holds the readings of the driver's clock, each in microseconds
-since the previous reading. The first number in the file is the first reading itself.
+since the previous reading. The first `clock` number in the file is the first reading itself.
 """
 
 from __future__ import annotations
@@ -508,7 +508,7 @@ def read_log(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             deltas += line["clock"]
     except (KeyError, TypeError, ValueError, RecursionError, zlib.error) as error:
         raise ConfigError(
-            f"{str(path)!r} is damaged after event {len(events)}: {error!r}. Copy the file again, "
+            f"{str(path)!r} is damaged at event {len(events)}: {error!r}. Copy the file again, "
             "or record the run again"
         ) from error
     return header, {"events": events, "clock": deltas}

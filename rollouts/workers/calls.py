@@ -41,8 +41,8 @@ class _Weights:
 
 
 #: A placeholder for the policy's weights among the arguments of a call. When `Calls` sends a call,
-#: `Calls` replaces the placeholder by the current weights, or by None if the worker already has
-#: these weights.
+#: `Calls` replaces the placeholder by the weights for this worker, or by None if the worker keeps
+#: its weights.
 WEIGHTS: Any = _Weights()
 
 

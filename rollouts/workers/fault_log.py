@@ -145,12 +145,12 @@ class FaultLog:
             WorkersFailedError: fewer workers remain than the run needs.
         """
         if min_workers is None or remaining < min_workers:
-            needed = "all of them" if min_workers is None else min_workers
+            needed = "all workers" if min_workers is None else min_workers
             raise WorkersFailedError(
                 f"{self._who} {failure.worker_index} failed {self._limit} times without a success "
                 "in between (max_consecutive_failures), while other processes succeeded. "
-                f"{remaining} workers remain, and min_workers is {needed}. The last failure "
-                f"({failure.kind}):\n{failure.message}"
+                f"{remaining} workers remain, but the run needs {needed} (min_workers). The last "
+                f"failure ({failure.kind}):\n{failure.message}"
             )
         self.num_given_up += 1
         logger.error(
@@ -230,8 +230,7 @@ class FaultLog:
             self._note_non_finite(worker_index, faults.non_finite, record.num_non_finite)
 
     def note_update(self, done: bool, worker_index: int = LEARNER, why: str = "") -> None:
-        """Counts an update that the driver made, or that the driver skipped because of non-finite
-        values.
+        """Notes that the driver made an update, or skipped an update because of non-finite values.
 
         Args:
             done: True if the update was made.

@@ -27,7 +27,7 @@ def sample(
 
     Args:
         worker: the worker.
-        weights: the weights. None means that the worker already has the current weights.
+        weights: the weights. None means that the worker keeps its weights.
         request: says how the worker samples a fragment in its own environments. None means that
             `sample` returns `worker.next_batch()`. For a gradient worker, this is a batch from its
             own Collector.
@@ -98,7 +98,8 @@ class Fragments:
         self._stragglers = stragglers
 
     def request(self, worker: WorkerHandle, how: SampleRequest | None = None) -> None:
-        """Requests a fragment from a worker. The request carries the current weights.
+        """Requests a fragment from a worker. The request carries the weights that `Calls`
+        puts in place of `WEIGHTS`.
 
         Args:
             worker: the worker.

@@ -206,8 +206,8 @@ class ProcessGroup(ABC):
 
     def check_starting(self) -> None:
         """Replaces processes that take too long to start. See `StartUp`."""
-        # While this process waits for a start, it counts as making progress, because starts have a
-        # time limit of their own.
+        # While a gradient worker waits here for a start, it counts as making progress, because
+        # starts have a time limit of their own.
         PROGRESS.note()
         starting = [worker for worker in self.starting.values() if not worker.removed]
         for worker, why in self._start_up.overdue(starting, self.options, self.enough_up()):

@@ -355,8 +355,7 @@ class RolloutWorker(CallRunner):
         return self.policy.get_weights()
 
     def set_weights(self, weights: Weights | None) -> None:
-        """Sets the weights of the policy. None means that the worker already has the current
-        weights."""
+        """Sets the weights of the policy. None means that the worker keeps its weights."""
         if weights is not None:
             self.policy.set_weights(weights)
 

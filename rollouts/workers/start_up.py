@@ -72,7 +72,7 @@ class StartUp:
                 late.append(worker.index)
             since_s = now_s - max(worker.started_s, self._last_up_s)
             if since_s >= limit_s and not (waits and (enough_up or self._meanwhile)):
-                why = "the process has not started"
+                why = "the start or a set-up call has not ended"
                 if waits:
                     why = f"Ray did not place the process: {self._describe(options)}"
                 found.append((worker, f"no answer for {now_s - worker.started_s:.1f} s: {why}"))

@@ -432,7 +432,7 @@ def test_replacement_that_never_starts_ends_the_run(fake: FakeTransport, make: A
     workers, calls = make(1, up=False, rollout={"max_consecutive_failures": 3})
     calls.send(workers.remote[0], echo)
     fake.script = none_ready
-    with pytest.raises(WorkersFailedError, match="the process has not started"):
+    with pytest.raises(WorkersFailedError, match="the start or a set-up call has not ended"):
         calls.first()
     assert fake.clock.now_s >= 1000.0 + 3.0 * STARTUP_S
     assert workers.faults.counts["hang"] == 3

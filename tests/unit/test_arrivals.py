@@ -324,7 +324,7 @@ def test_damage_in_the_middle_of_a_record_is_an_error(tmp_path: Path) -> None:
     endless = data[: ends[1]] + b"".join([data[:10], b"\0\xff\xff\0\0", data[ends[1] :]])
     for content in (bytes(damaged), without_end, zeros, text, endless):
         path.write_bytes(content)
-        with pytest.raises(ConfigError, match=r"is damaged after event [12]: "):
+        with pytest.raises(ConfigError, match=r"is damaged at event [12]: "):
             read_log(path)
 
 
