@@ -53,10 +53,10 @@ class VectorSampler:
     The policy's memory is 0 at the first observation of each episode. In next-step mode, the policy
     also reads the last observation of each episode, in the reset row.
 
-    If an environment raises an exception (see `FaultTolerantEnv`), its current episode is
-    discarded. The exception loses at most one row, whose `valid` is False. The row before
-    the lost row bootstraps from the value of its own next observation. If the vector environment
-    itself raises, the current episodes of all N environments are discarded.
+    If an environment raises an exception (see `FaultTolerantEnv`), its current episode ends,
+    and is missing in the statistics of episodes. The exception loses at most one row, whose `valid`
+    is False. The row before the lost row bootstraps from the value of its own next observation. If
+    the vector environment itself raises, this happens to all N environments.
 
     Args:
         env: a vector of N environments. The sampler closes it.

@@ -26,6 +26,7 @@ class StartUp:
     that any process of the group answers its start or a set-up call (`WorkerHandle.set_up`),
     because processes that start at the same time slow each other down. If Ray has no resources for
     a process yet, the limit applies only if the run cannot continue without this process.
+    Otherwise, the limit begins when Ray has placed the process.
 
     Args:
         who: the noun for a process in messages.
@@ -41,6 +42,9 @@ class StartUp:
         self._clock = clock = transport.clock
         self._last_up_s = self._checked_s = self._warned_s = clock()
         self._interval_s = CHECK_INTERVAL_S
+        # By index of a process: the last time at which the process waited and the run did not need
+        # it.
+        self._unneeded_s: dict[int, float] = {}
 
     def came_up(self) -> None:
         """Restarts the time limit of all starting processes, because one process has answered its
@@ -70,8 +74,12 @@ class StartUp:
             waits = worker.channel in waiting
             if waits and now_s - worker.started_s >= CHECK_INTERVAL_S:
                 late.append(worker.index)
-            since_s = now_s - max(worker.started_s, self._last_up_s)
-            if since_s >= limit_s and not (waits and (enough_up or self._meanwhile)):
+            if waits and (enough_up or self._meanwhile):
+                self._unneeded_s[worker.index] = now_s
+            since_s = now_s - max(
+                worker.started_s, self._last_up_s, self._unneeded_s.get(worker.index, 0.0)
+            )
+            if since_s >= limit_s:
                 why = "the start or a set-up call has not ended"
                 if waits:
                     why = f"Ray did not place the process: {self._describe(options)}"

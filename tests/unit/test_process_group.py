@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 from fakes import worker_config
 from toy_shards import Shard, Shards, add_rows, count, fail_with_rows, make_rows
 
+from polopt.common.clock import VirtualClock
 from polopt.common.data_faults import DataFaults
 from polopt.common.weights import Weights
 from polopt.metrics.record import Record
+from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import LostProcessError, LostReferenceError
 from polopt.rollouts.transport.simulated_channel import (
     Reference,
@@ -24,6 +27,7 @@ from polopt.rollouts.workers import worker_set
 from polopt.rollouts.workers.calls import WEIGHTS, Calls, Reply
 from polopt.rollouts.workers.errors import FunctionError, WorkersFailedError
 from polopt.rollouts.workers.fault_log import WorkerFailure
+from polopt.rollouts.workers.start_up import StartUp
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 
@@ -275,3 +279,28 @@ def test_set_closes_only_a_transport_that_it_opened(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(worker_set, "open_transport", lambda *_: opened)
     WorkerSet(config).stop()
     assert opened.alive_at_close == [0], "closed once, after its processes have ended"
+
+
+def test_limit_of_a_start_begins_when_ray_has_placed_a_process_that_could_wait() -> None:
+    clock = VirtualClock()
+    channel, other = object(), object()
+    waiting = [channel]
+    transport: Any = SimpleNamespace(
+        clock=clock, waiting=lambda channels: (waiting, len(waiting)), resources=lambda: ({}, {})
+    )
+    start_up = StartUp("worker", "", transport)
+    worker: Any = SimpleNamespace(index=1, channel=channel, started_s=clock())
+    hangs: Any = SimpleNamespace(index=2, channel=other, started_s=clock())
+    options = RolloutConfig(env="CartPole-v1", worker_startup_timeout_s=30.0)
+    for _ in range(20):
+        clock.advance(10.0)
+        overdue = start_up.overdue([worker, hangs], options, enough_up=True)
+        late = clock() - hangs.started_s >= 30.0
+        assert [found for found, _ in overdue] == ([hangs] if late else [])
+    waiting.clear()  # Ray has placed the worker, which now imports its packages
+    clock.advance(20.0)
+    assert start_up.overdue([worker], options, enough_up=True) == []
+    clock.advance(10.0)
+    [(found, why)] = start_up.overdue([worker], options, enough_up=True)
+    assert found is worker
+    assert "has not ended" in why
