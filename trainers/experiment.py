@@ -185,7 +185,8 @@ class Experiment:
                 name, `module:Class`, a class, or a dict. Such a dict has the key `name` and
                 options that apply only to this optimizer or policy. `options` may also have the key
                 `preset`, whose value is a preset in one of these forms.
-            preset: options of the preset that differ from the defaults. `options` override them.
+            preset: options of the preset that differ from the defaults. `options` override them,
+                but may not name an optimizer or policy other than the preset's.
 
         Raises:
             ConfigError: a key is unknown, a value is wrong, or some options cannot be combined.

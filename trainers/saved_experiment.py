@@ -94,8 +94,8 @@ def refuse_imports(
     where: str,
     advice: Callable[[str], str],
 ) -> None:
-    """Refuses a saved config that names a module, unless the user names it, too. Replaces the names
-    of saved environments in `config` by sources that import nothing.
+    """Refuses a saved config that names a module, unless the user names it, too. Calls
+    `resolve_env` for saved environments in `config`, without importing their modules.
 
     Args:
         config: the saved config with the changes.

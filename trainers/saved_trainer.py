@@ -301,7 +301,8 @@ class SavedCheckpoint:
 
     Attributes:
         checkpoint: Tune's object for the checkpoint. Its attribute `path` is the directory.
-        metrics: the last result before the checkpoint. It is empty before the first result.
+        metrics: the trainer's last result before the checkpoint. It is empty before this
+            trainer's first result, even if a checkpoint was restored.
     """
 
     checkpoint: Checkpoint

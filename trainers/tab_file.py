@@ -25,7 +25,7 @@ def tab_of(
     Args:
         cls: the class of the optimizer.
         extra_stats: the return value of the optimizer's method `extra_stats`. `None` means that the
-            description does not list the names of these numbers.
+            description does not list the names of the extra statistics.
         config: the config of the optimizer, with the numbers that plots draw as limits. `None`
             means that the description has no limits.
     """

@@ -285,7 +285,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self._log_handler = run.enter()
         self.experiment = Experiment.parse(config, self.preset)
         self._runs = [secrets.token_hex(8)]
-        if self._files is not None:  # up to version 2.54, Ray has set its own directory
+        if self._files is not None:  # up to Ray 2.54, Tune has set another directory
             self._logdir = str(self._files.folder)  # type: ignore[assignment]
         with in_directory(self._users_directory):
             self._build()

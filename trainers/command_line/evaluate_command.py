@@ -68,8 +68,8 @@ def load(
         config["env"] = None
     if config.get("env") is None:
         raise ConfigError(
-            f"checkpoint {checkpoint} was trained on a callable environment, which a checkpoint "
-            "cannot contain. Give the environment as `env` (on the command line: --env "
+            f"the environment of checkpoint {checkpoint} is an object that a checkpoint cannot "
+            "contain. Give the environment as `env` (on the command line: --env "
             "module:callable)"
         )
     try:

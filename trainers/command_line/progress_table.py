@@ -31,7 +31,7 @@ _ROWS = 8
 #: Number of environment steps between two checks of whether the policy learns, and number of
 #: seconds between two lines while the workers start.
 _REMARK_STEPS, _STARTING_S = 100_000, 30.0
-#: Rules of metrics/diagnosis.py that are checked during a run.
+#: Rules of metrics/diagnosis.py whose findings are shown during a run.
 _REMARKS = ("no-learning", "no-reward")
 #: Shown instead of a missing number.
 _NONE = "-"

@@ -27,8 +27,8 @@ def ray_running(start: Callable[[], None], signals: StopSignals) -> Iterator[Non
 
     A separate thread calls `ray.init` and `ray.shutdown`. In the main thread, `ray.init` would
     replace the handler of SIGTERM. Also, no signal handler could run while `ray.init` waits in
-    compiled code. The compiled code of `ray.init` still replaces the handler of SIGTERM just before
-    it returns, so the handlers are then installed again.
+    compiled code. Even in a separate thread, this code replaces the handler of SIGTERM at the end
+    of `ray.init`, so the handlers are then installed again.
 
     The thread lives as long as Ray, because Linux kills Ray's processes when the thread that
     started them ends. The thread and Ray's processes block SIGHUP. When a terminal is closed, all

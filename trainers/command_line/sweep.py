@@ -149,8 +149,8 @@ def configs_to_check(config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str,
     random values instead.
 
     Yields:
-        a string with the values that distinguish the trial, and the config. The string is empty if
-        the config has no grid and no distribution.
+        a string with the values from grids and from `tune.sample_from`, and the config. The string
+        is empty if the config has neither.
     """
     if not is_search(config):
         yield "", dict(config)

@@ -317,7 +317,10 @@ def _next_step(checkpoint: Path, experiment: Experiment) -> str:
     for option, value in (("--env", env), ("--network", network or "")):
         name = name_on_command_line(value)
         if name is None:
-            return f"polopt evaluate needs {option}, but the value in this run is a local object"
+            return (
+                f"polopt evaluate needs {option}, but the command line cannot name the value in "
+                "this run"
+            )
         command += [option, name] if name else []
     _, unsaved = encode_config(experiment.to_dict())
     missing = unsaved_in({"unsaved": unsaved}, "env_config")
@@ -341,8 +344,8 @@ def start_ray(planned: Plan, verbose: bool = False) -> None:
     this machine.
 
     A new Ray gets at least as many logical CPUs as one trial reserves. In a sweep, this is the
-    trial that reserves most. On a small machine, several processes then share a CPU. Otherwise,
-    some processes would wait forever for a CPU.
+    trial that reserves most. On a small machine, several processes then share a CPU. With
+    fewer logical CPUs, some processes would wait forever for a CPU.
     """
     options: dict[str, Any] = {
         "address": ray_address(),
