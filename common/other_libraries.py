@@ -34,8 +34,8 @@ class Fixed(NamedTuple):
     """Options of another library whose value is fixed in polopt.
 
     Attributes:
-        same: maps names to the accepted value, which asks for what polopt does anyway. A tuple
-            contains several accepted values. An empty tuple means that no value is accepted.
+        same: maps names to the accepted value, with which the library does the same as polopt. A
+            tuple contains several accepted values. An empty tuple means that no value is accepted.
         here: what the user can do instead of giving another value.
     """
 

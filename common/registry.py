@@ -63,7 +63,7 @@ class Registry:
     def _check(self, name: str, cls: Any) -> None:
         if not (isinstance(cls, type) and issubclass(cls, load_path(self._base))):
             raise ConfigError(
-                f"register {self._kind} {name!r}: got {cls!r}. Allowed: a subclass of {self._base}"
+                f"{self._kind} {name!r}: got {cls!r}. Allowed: a subclass of {self._base}"
             )
 
     def get(self, name: Any) -> Any:

@@ -35,7 +35,7 @@ class SampleBatch:
 
     Attributes:
         all_obs: `[T + 1, N, ...]`, the observations of the T steps, and the observations after the
-            last step.
+            last step. All observations are encoded by `ObservationEncoder`.
         columns: the arrays listed above.
         successor_index: `[K]`, the flat indices `t * N + n` of the rows whose next observation is
             not `all_obs[t + 1, n]`. In these rows, an episode ended and the next episode began in
@@ -54,7 +54,7 @@ class SampleBatch:
         column_versions: `[N]`, the version for each environment. `None` means that `version`
             applies to all environments.
         per_env: maps names to arrays `[N, ...]` with one value for each environment. `state` is the
-            memory of the policy before the first step. The batch stores observations and rewards
+            memory of the policy before the first step. Workers store observations and rewards
             before normalisation, and `obs_mean`, `obs_inverse_std` and `reward_scale` say how the
             acting policy normalised them. These three arrays are missing if the policy does not
             normalise, or if the batch is already normalised (`Normalizer.normalized`).

@@ -10,7 +10,7 @@ from polopt.common.sample_batch import SampleBatch
 
 
 class Transitions(NamedTuple):
-    """B rows of n-step transitions. Value-based policies learn from them:
+    """B rows of n-step transitions. A `ReplayPolicy`, such as DQN, learns from them:
 
         targets = rows.rewards + rows.discounts * value(rows.next_obs)
         loss = (rows.weights * huber(q(rows.obs, rows.actions) - targets)).mean()
@@ -48,7 +48,7 @@ class Transitions(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """B sequences of L steps. Policies with memory learn from them.
+    """B sequences of L steps, for a `ReplayPolicy` with memory.
 
     Attributes:
         batch: the sequences as a batch `[L, B]`. `per_env["state"]` is the memory before the first

@@ -47,8 +47,8 @@ class DecentralizedAllReduceConfig(OptimizerConfig):
 
     Attributes:
         backend: how gradients are summed. `socket` uses sockets within one node, and suits small
-            networks. `gloo` and `nccl` are backends of torch.distributed. `auto` uses `nccl` if
-            each worker has its own GPU. Otherwise it uses `gloo` for gradients above 1 MiB, for
+            neural networks. `gloo` and `nccl` are backends of torch.distributed. `auto` uses `nccl`
+            if each worker has its own GPU. Otherwise it uses `gloo` for gradients above 1 MiB, for
             workers on several nodes and with `transport: ray`, and `socket` in all other cases.
         keep_local_weights_in_sync: if True, the driver receives the weights once per step. If
             False, the driver fetches the weights when it saves a checkpoint.

@@ -208,7 +208,7 @@ class PolicyOptimizer(ABC):
                 comes from one worker.
 
         Raises:
-            NonFiniteError: too many updates in a row were skipped.
+            NonFiniteError: too many consecutive updates were skipped.
         """
         metrics, policy = self.metrics, self.policy
         if gradients is None:
@@ -231,7 +231,7 @@ class PolicyOptimizer(ABC):
         the batch.
 
         Raises:
-            NonFiniteError: too many updates in a row were skipped.
+            NonFiniteError: too many consecutive updates were skipped.
         """
         metrics, policy = self.metrics, self.policy
         for version, columns in zip(*np.unique(batch.versions, return_counts=True), strict=True):

@@ -155,7 +155,7 @@ class ReplayOptimizer(PolicyOptimizer):
             new priorities.
 
         Raises:
-            NonFiniteError: too many updates in a row were skipped.
+            NonFiniteError: too many consecutive updates were skipped.
         """
         metrics, policy = self.metrics, self.policy
         version = policy.version

@@ -228,7 +228,7 @@ class ReplayBuffer:
 
     def nbytes_of(self, obs: ColumnSpec, actions: ColumnSpec) -> int:
         """Bytes of the full buffer for observations and actions of these shapes and dtypes, without
-        the memory of policies."""
+        the stored states of recurrent policies."""
         tree = SumTree.nbytes_of(self.capacity) if self._tree is not None else 0
         return self.capacity * RowStore.row_nbytes(_specs(obs, actions)) + tree
 

@@ -78,8 +78,8 @@ class SumTree:
         self._top_is_old = True
 
     def find(self, uniform: np.ndarray) -> np.ndarray:
-        """Makes a stratified draw. The method divides the sum of all leaves into B equal parts, and
-        draws one place from each part.
+        """Makes a stratified draw of B places. The method divides the sum of all leaves into B
+        equal parts, and draws one place from each part.
 
         Args:
             uniform: `[B]` random numbers in [0, 1).
@@ -143,7 +143,7 @@ def _lengths(size: int) -> list[int]:
 
 
 def _sum_in_order(children: np.ndarray) -> np.ndarray:
-    """Sums `[K]` of `children` `[K, 16]`, added from the first to the last.
+    """Returns the sums `[K]` of `children` `[K, 16]`, added from the first to the last.
 
     The results equal the last column of `children.cumsum(axis=1)`, but take a quarter of its time.
     For K = 1, `np.add.reduce` would add the elements in another order, so the function uses

@@ -105,7 +105,8 @@ def _layers(cnn: nn.Sequential) -> Iterator[tuple[nn.Conv2d, int, int]]:
             if not square or right < left:
                 raise ConfigError(
                     f"the module has {layer} with padding {before}. Allowed: the same kernel size, "
-                    "stride and padding for rows and columns"
+                    "stride and padding for rows and columns, and at least as much padding on the "
+                    "right as on the left"
                 )
             yield layer, right - left, right
             before = (0, 0, 0, 0)

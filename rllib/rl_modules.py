@@ -47,7 +47,7 @@ def load_rl_module(path: str | Path, policy: str = "ppo") -> Policy:
         path: a checkpoint of an `RLModule`. `module.save_to_path(path)` writes such a checkpoint.
             In a checkpoint of an algorithm, it is the directory
             `learner_group/learner/rl_module/default_policy`.
-        policy: name of an actor-critic policy.
+        policy: name of the policy, for example `ppo`, `a2c`, `impala` or `appo`.
 
     Raises:
         ConfigError: the extra `polopt[rllib]` is not installed, or the module is not supported. A
@@ -99,9 +99,10 @@ def to_rl_module(policy: Policy) -> Any:
     Raises:
         ConfigError: the extra `polopt[rllib]` is not installed, or the network is not supported. A
             supported network has linear layers without layer normalisation, with or without an
-            LSTM. Its observations are floats that the policy does not normalise. Networks with
-            convolutions are not supported, because RLlib has no layers between the convolutions and
-            the heads, and uses the padding of TensorFlow.
+            LSTM. An LSTM with Box actions needs `free_log_std=False`. The observations are floats
+            that the policy does not normalise. Networks with convolutions are not supported,
+            because RLlib has no layers between the convolutions and the heads, and uses the padding
+            of TensorFlow.
     """
     network = _network(policy)
     config: Any = getattr(policy.config, "model", None)
