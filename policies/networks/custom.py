@@ -65,7 +65,7 @@ class CustomNetwork(Network):
 
     def __repr__(self) -> str:
         """Names and shapes of the parameters and buffers. `Policy.check_network` compares this text
-        with the text in a checkpoint, so changes that keep this text are allowed."""
+        with the text in a checkpoint. The code of the module may change if this text does not."""
         state = self.module.state_dict().items()
         shapes = [f"{name} {list(t.shape)}" for name, t in state if isinstance(t, Tensor)]
         return f"{type(self).__name__}({', '.join(shapes)})"
