@@ -137,8 +137,8 @@ def _check_tensors(module: nn.Module, name: str) -> None:
         if tensor.device.type != "cpu" or not (is_constant or tensor.dtype == torch.float32):
             raise ConfigError(
                 f"key 'model.custom': {kind} {key!r} of {name} is {tensor.dtype} on "
-                f"{tensor.device}. Allowed: float32 on cpu, and for buffers also integers and bools "
-                "on cpu; polopt moves the module to the device"
+                f"{tensor.device}. Allowed: float32 on cpu, and for buffers also integers and "
+                "bools on cpu; polopt moves the module to the device"
             )
         other = owner_of.setdefault(tensor.untyped_storage().data_ptr(), key)
         if other != key and tensor.numel():
