@@ -16,7 +16,7 @@ from polopt.policies.learning.schedules import Schedule, ScheduleValue
 
 
 class ActorCriticConfig(FragmentConfig):
-    """Options of actor-critic policies, in addition to the options of `FragmentConfig`. `lambda` is
+    """Options of `ActorCriticPolicy`, in addition to the options of `FragmentConfig`. `lambda` is
     the lambda of GAE.
 
     Attributes:

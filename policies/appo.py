@@ -98,7 +98,8 @@ class AppoPolicy(PPOPolicy):
         The new `action_dist_inputs` are the parameters of the target policy. The new `action_logp`
         is `log(max(target, mu / 2))`. Here `target` and `mu` are the probabilities of the action
         under the target policy and under the policy that acted. So the ratio in the loss is
-        `pi / max(target, mu / 2)`. The paper writes this ratio as `min(mu / target, rho) pi / mu`.
+        `pi / max(target, mu / 2)`, where `pi` is the probability under the policy that learns. The
+        paper writes this ratio as `min(mu / target, rho) pi / mu`.
         """
         batch = self.normalized(batch)
         params = self.dist_inputs(batch, self._target)

@@ -82,7 +82,7 @@ class DQNPolicy(EpsilonGreedyPolicy, ReplayPolicy):
         return {"network": Segment(network), "target": target}
 
     def network_params(self, obs: np.ndarray) -> np.ndarray:
-        """Q-values `[N, n]` float32 of normalised observations `[N, ...]`."""
+        """Q-values `[N, n]` float32 of the n actions, for normalised observations `[N, ...]`."""
         if self._online is not None:
             return self._online.action_params(obs)
         return super().network_params(obs)

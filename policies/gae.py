@@ -81,8 +81,8 @@ def advantages(
     """Computes advantages by GAE(lambda): `A_t = delta_t + gamma lambda A_{t+1}`, with the temporal
     difference `delta_t = r_t + gamma V_{t+1} - V_t`.
 
-    The recursion stops at a row that the next row does not continue (see `continuing`), and at the
-    end of the fragment.
+    The recursion stops where the next row does not continue the episode (see `continuing`), and at
+    the end of the fragment.
 
     Args:
         batch: `[T, N]`.

@@ -265,6 +265,7 @@ def adapter_for(
     if callable(policy) and not isinstance(policy, type):
         return CallablePolicy
     raise ConfigError(
-        f"key 'policy': got {policy!r}. Allowed: a polopt Policy, (a Policy class, its options), "
-        "a torch.nn.Module, a TensorDictModule, a callable from observations to actions, or None"
+        f"key 'policy': got {policy!r}. Allowed: a polopt Policy without options, "
+        "(a Policy class, its options), a torch.nn.Module, a TensorDictModule, a callable from "
+        "observations to actions, or None"
     )

@@ -78,7 +78,7 @@ class Normalizer:
             if not numeric.any():
                 raise ConfigError(
                     f"key 'normalize_observations': got True for observation space {encoder.space}"
-                    f" of dtype {encoder.dtype}. Allowed: spaces with a Box whose dtype is not"
+                    f", encoded as {encoder.dtype}. Allowed: spaces with a Box whose dtype is not"
                     " uint8 or bool. Images, categories and masks are not normalised"
                 )
             self._elements = np.flatnonzero(numeric)

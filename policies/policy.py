@@ -41,7 +41,7 @@ class Policy(ActingPolicy):
     A subclass must define `make_segments`, `action_params`, and at least one of the methods
     `compute_gradients` and `learn_on_batch`. It sets `learns_from` to the type of its batches.
 
-    Two subclasses already define most of these methods. `NetworkPolicy` defines how to act with a
+    Some subclasses already define most of these methods. `NetworkPolicy` defines how to act with a
     `Network`. `ActorCriticPolicy` also defines how to learn, so that its subclasses need to define
     only the loss.
 
@@ -69,8 +69,8 @@ class Policy(ActingPolicy):
     """
 
     config_class: ClassVar[type[PolicyConfig]] = PolicyConfig
-    #: The type of a batch: `SampleBatch`, or `Transitions` or `Sequences` of a replay buffer. A
-    #: `PolicyOptimizer` can train the policy if it makes batches of this type.
+    #: The type of a batch: `SampleBatch`, or `Transitions` or `Sequences` of a replay buffer. Only
+    #: a `PolicyOptimizer` that makes batches of this type can train the policy.
     learns_from: ClassVar[type] = SampleBatch
     #: Keys of learner statistics that the policy computes in addition to `LEARNER_KEYS`. Because
     #: Tune takes the columns of `progress.csv` from the first result, results before the first

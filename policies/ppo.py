@@ -40,7 +40,8 @@ class PPOConfig(ActorCriticConfig):
         vf_clip_range: the largest change of a value since sampling. The value loss takes the larger
             of the squared errors with and without clipping of the change. (With `clip_range_vf`,
             Stable-Baselines3 takes only the error with clipping.) `None` means that changes are not
-            clipped.
+            clipped. In APPO, this option has no effect, because APPO computes the values again
+            right before each update.
         kl_coeff: the initial weight of the KL penalty. 0 disables the penalty.
         kl_target: the target of the mean KL between the old and the new policy. After each batch
             with more than one update, the policy adapts the weight of the KL penalty. If the KL is

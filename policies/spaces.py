@@ -232,7 +232,7 @@ def _leaves(
         array = np.empty(0, dtype=object)
     if array.dtype.kind not in "biuf":
         raise ValueError(
-            f"{name} must have shape {list(space.shape or ())}, for {space}; "
+            f"{name} must be numbers of shape {list(space.shape or ())}, for {space}; "
             f"got {observation!r:.100}"
         )
     yield space, array, name, observation

@@ -47,8 +47,9 @@ def vtrace(
         advantages: min(pg_rho_bar, ratio_t) (r_t + gamma v_{t+1} - V_t)
 
     Here pi is the probability of an action under the policy that learns, and mu is its probability
-    under the policy that acted. `V_{t+1}` is in `following`. If the next row does not continue the
-    episode, and in the last row of the fragment, `v_{t+1}` equals `V_{t+1}`.
+    under the policy that acted. `rho_bar` and `pg_rho_bar` are the two bounds of `VTraceConfig`.
+    `V_{t+1}` is in `following`. If the next row does not continue the episode, and in the last row
+    of the fragment, `v_{t+1}` equals `V_{t+1}`.
 
     Args:
         batch: `[T, N]`.

@@ -1,6 +1,6 @@
 """Closed forms of the gradients of losses, in NumPy, registered by policy class.
 
-The file of each policy defines the loss in torch. The closed form of an actor-critic loss returns
+The file of each policy defines the loss in torch. The closed forms of A2C, PPO and APPO return
 the same statistics as the loss, and the gradients of the loss with respect to log-probability,
 entropy, KL and values. The closed forms of DQN (`numpy_q`) and SAC (`numpy_sac`) instead add the
 gradients of the weights to the `.grad` of the networks. Tests compare each closed form with torch.
@@ -50,7 +50,7 @@ class _Registered(NamedTuple):
 #: Closed forms of the built-in policies, by `module:Class`. This folder cannot import the classes,
 #: because their files import this folder.
 _BUILT_IN: dict[str, _Registered] = {}
-#: Names of members of actor-critic policies: the loss, and the members that the loss uses.
+#: Names of members of `ActorCriticPolicy`: the loss, and the members that every loss uses.
 _OF_ACTOR_CRITICS = ("loss", "outputs", "entropy_coeff")
 #: The attribute in which the policy class of a plugin holds its closed form. So every process that
 #: has the class also has the closed form.

@@ -69,8 +69,8 @@ def numpy_q_network(network: nn.Module) -> NumpyQNetwork | NumpyMasked | None:
 
 
 def learns_in_numpy(network: nn.Module) -> bool:
-    """Whether a network learns in NumPy. The network must be small, and BLAS must have only one
-    thread."""
+    """Whether a network that NumPy supports learns in NumPy. The network must be small, and BLAS
+    must have only one thread."""
     size = sum(parameter.numel() for parameter in network.parameters())
     return size <= MAX_PARAMETERS and blas_threads() == 1
 

@@ -65,7 +65,7 @@ class CustomNetwork(Network):
 
     def __repr__(self) -> str:
         """Names and shapes of the parameters and buffers. `Policy.check_network` compares this text
-        with the text in a checkpoint, so changes that keep this text are allowed."""
+        with the text in a checkpoint. The code of the module may change if this text does not."""
         state = self.module.state_dict().items()
         shapes = [f"{name} {list(t.shape)}" for name, t in state if isinstance(t, Tensor)]
         return f"{type(self).__name__}({', '.join(shapes)})"
@@ -137,7 +137,8 @@ def _check_tensors(module: nn.Module, name: str) -> None:
         if tensor.device.type != "cpu" or not (is_constant or tensor.dtype == torch.float32):
             raise ConfigError(
                 f"key 'model.custom': {kind} {key!r} of {name} is {tensor.dtype} on "
-                f"{tensor.device}. Allowed: float32 on cpu; polopt moves the module to the device"
+                f"{tensor.device}. Allowed: float32 on cpu, and for buffers also integers and "
+                "bools on cpu; polopt moves the module to the device"
             )
         other = owner_of.setdefault(tensor.untyped_storage().data_ptr(), key)
         if other != key and tensor.numel():

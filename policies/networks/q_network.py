@@ -82,8 +82,8 @@ def make_q_network(
     if network.state_size:
         raise ConfigError(
             f"key 'model': got a network with memory (use_lstm, or state_size of a custom network: "
-            f"{network.state_size}). Allowed: a network without memory, because Q-networks learn "
-            "from single transitions"
+            f"{network.state_size}). Allowed: a network without memory, because Q-networks do "
+            "not support memory"
         )
     q_network = QNetwork(network, dueling)
     return q_network if mask is None else MaskedNetwork(q_network, mask)
