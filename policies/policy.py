@@ -392,6 +392,7 @@ class Policy(ActingPolicy):
             )
         flat = self.flat.params_of(state)
         acting = _acting_of(state)
+        self._updater.set_state(state)  # first, because it may refuse the state
         if self.normalizer is not None:
             self.normalizer.set_state(state["moments"])
         configured, before = self._configured_coefficients(), state["configured_coefficients"]
@@ -403,7 +404,6 @@ class Policy(ActingPolicy):
         coefficients = {**self.coefficients, **configured, **adapted}
         weights = Weights(flat, state["version"], state["env_steps"], coefficients, acting=acting)
         self.set_weights(weights)
-        self._updater.set_state(state)
         self.shuffle.bit_generator.state = state["shuffle"]
 
     def check_network(self, layers: str) -> None:

@@ -50,15 +50,16 @@ def _between_0_and(largest: float) -> Callable[[_Points], _Points]:
     return check
 
 
+_POINTS = pydantic.BeforeValidator(_check_points)
 #: A config value that is a number, or `[[environment steps, value], ...]`.
 ScheduleValue = Annotated[
-    float | list[tuple[int, float]],
-    pydantic.BeforeValidator(_check_points),
-    pydantic.AfterValidator(_between_0_and(1e6)),
+    float | list[tuple[int, float]], _POINTS, pydantic.AfterValidator(_between_0_and(1e6))
 ]
 #: A `ScheduleValue` for a learning rate, from 0 to 10. An update of Adam changes a weight by about
 #: the learning rate, so larger learning rates are not useful.
-LearningRate = Annotated[ScheduleValue, pydantic.AfterValidator(_between_0_and(10.0))]
+LearningRate = Annotated[
+    float | list[tuple[int, float]], _POINTS, pydantic.AfterValidator(_between_0_and(10.0))
+]
 
 
 class Schedule:

@@ -221,8 +221,16 @@ def test_name_of_the_network_class_may_change(name: str) -> None:
 
 def test_state_of_another_torch_optimizer_is_refused() -> None:
     adam, rmsprop = small_policy("a2c"), small_policy("a2c", torch_optimizer="rmsprop")
+    adam.flat.params.data.fill_(1.0)
+    before = rmsprop.flat.params.clone()
     with pytest.raises(ValueError, match="must be of torch_optimizer 'rmsprop'; got adam"):
         rmsprop.set_state(adam.get_state())
+    assert torch.equal(rmsprop.flat.params, before)
+
+
+def test_learning_rate_outside_its_range_names_the_range() -> None:
+    with pytest.raises(ConfigError, match=r"'lr': .* numbers from 0 to 10"):
+        small_policy("a2c", lr=1e9)
 
 
 @pytest.mark.parametrize("key", ["model", "torch_optimizer", "fast_cpu"])
