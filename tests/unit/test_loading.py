@@ -356,7 +356,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (lambda o: {**o, "z": np.zeros(2, int)}, "must have the same number of rows"),
         (lambda o: {**o, "a": (np.zeros((2, 4)), np.zeros((3, 2), int))}, "['a'][1]: 3"),
         (lambda o: {**o, "a": (np.zeros(5), o["a"][1])}, "must have shape [4] or ['N', 4]"),
-        (lambda o: {**o, "a": (["x"] * 4, o["a"][1])}, "must have shape [4]"),
+        (lambda o: {**o, "a": (["x"] * 4, o["a"][1])}, "must be numbers of shape [4]"),
         (lambda o: {**o, "z": 3}, "must be in the space; got 3"),
     ],
 )
