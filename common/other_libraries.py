@@ -72,8 +72,8 @@ RLLIB = (
     Option(
         "`vf_loss_coeff` multiplies the mean squared error. In IMPALA and APPO, it multiplies half "
         "the mean squared error",
-        "`vf_loss_coeff` has the same meaning as in the RLlib algorithm. In A2C and A3C, it has "
-        "the same meaning as in IMPALA",
+        "`vf_loss_coeff` has the same meaning as in RLlib's algorithm of the same name. In A2C and "
+        "A3C, it has the same meaning as in IMPALA",
         "1.0, 0.25",
     ),
     Option(
@@ -136,7 +136,7 @@ RLLIB = (
         "`vectorization_mode`. RLlib's name is also accepted",
         "`sync`, None, which means the environment's own vector implementation or else `sync`",
     ),
-    Option("`horizon` of 0.8", "`max_frames_per_traj`", "None, None"),
+    Option("`horizon` (RLlib 0.8)", "`max_frames_per_traj`", "None, None"),
     Option("`sample_timeout_s`", "`worker_timeout_s`", "60, 60"),
     Option(
         "`max_num_env_runner_restarts`, which limits the total",
@@ -877,8 +877,7 @@ STABLE_BASELINES3_REPLAY = (
         "`train_freq`, `gradient_steps`",
         "`training_intensity`, the number of learned rows per environment step: "
         "`gradient_steps * batch_size / (train_freq * n_envs)`",
-        "4 and 1, with `batch_size` 32 a training intensity of 1 * 32 / 4 = 8.0; 8.0. For SAC: "
-        "256.0, 256.0",
+        "4 and 1 (an intensity of 1 * 32 / 4 = 8.0), 8.0. For SAC: 256.0, 256.0",
     ),
     Option("`tau`", "`tau`", "1.0, 1.0; for SAC: 0.005, 0.005"),
     Option(

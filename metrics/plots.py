@@ -275,7 +275,7 @@ PRIORITY_METRIC = Metric(
     "polopt_priority",
     "",
     _OPT + "priority_*",
-    "mean and maximum of the TD errors that became priorities in the interval",
+    "mean and maximum of the absolute TD errors that became priorities since the last result",
     "over",
 )
 SHARDS_METRIC = Metric(

@@ -84,9 +84,9 @@ class AlgorithmConfig:
 
     @property
     def given(self) -> dict[str, Any]:
-        """A copy of the options that were given, before `to_dict` combines them. The copy also has
-        dict options that a user has read from this object, because the user may have changed the
-        dicts."""
+        """A copy of the options that were given, as they are before `to_dict` translates them. The
+        copy also has dict options that a user has read from this object, because the user may have
+        changed the dicts."""
         return dict(self._given)
 
     @property

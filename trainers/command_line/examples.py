@@ -100,7 +100,7 @@ def load_example(name_or_path: str) -> Example:
             raise ConfigError(
                 f"{name_or_path!r} is not a tuned example, a preset or a file"
                 f"{meant} Examples: {', '.join(names)}. Presets: {', '.join(PRESETS)}. "
-                "The path of a file has to end in .yaml, .yml or .py"
+                "No file has this path. A file of your own should end in .yaml, .yml or .py"
             )
     if not path.is_file():
         raise ConfigError(f"no such file: {name_or_path}")
