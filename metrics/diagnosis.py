@@ -266,8 +266,8 @@ def _return_fell(run: RunResults) -> Found:
 @_rule(
     "no-learning",
     "over at least 100,000 steps, the mean return has changed by less than a tenth of the range of "
-    "returns of the last 100 episodes, and its median over three results was never more than a "
-    "fifth of this range below its present value",
+    "returns of the last 100 episodes, and was never lower than now by more than a fifth of this "
+    "range (compared as medians over several results)",
     unless=(
         *("no-reward", "deterministic", "value-loss", "clipped-actions", "update-size"),
         "return-fell",

@@ -73,7 +73,7 @@ METRICS = (
         "bytes",
         _OPT + "num_bytes_*",
         "bytes of weights, gradients and batches that the driver sent or received, or that bypassed"
-        " the driver (by_reference)",
+        " the driver (direction `by_reference`)",
         "direction",
     ),
     _gauge(
@@ -200,17 +200,22 @@ METRICS = (
         "polopt_lag_mean",
         "updates",
         _OPT + "*_lag/mean",
-        "mean policy, gradient or priority lag",
+        "mean of the policy lag, gradient lag or priority lag",
         "kind",
     ),
     _gauge(
         "polopt_lag_max",
         "updates",
         _OPT + "*_lag/max",
-        "maximum policy, gradient or priority lag",
+        "maximum of the policy lag, gradient lag or priority lag",
         "kind",
     ),
-    _gauge("polopt_lag_rollouts", "rollouts", _OPT + "policy_lag_rollouts/mean", "mean policy lag"),
+    _gauge(
+        "polopt_lag_rollouts",
+        "rollouts",
+        _OPT + "policy_lag_rollouts/mean",
+        "mean policy lag, counted in rollouts",
+    ),
     _gauge(
         "polopt_requests_in_flight",
         "calls",

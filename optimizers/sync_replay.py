@@ -49,8 +49,8 @@ class SyncReplayConfig(ReplayOptions):
             first samples `learning_starts` rows into an empty buffer before it continues to learn.
         replay_unit: `transition` draws single transitions. `sequence` draws sequences, for policies
             with memory (`learns_from` is `Sequences`). A batch of transitions has
-            `train_batch_size` rows. A batch of sequences has as many rows after the burn-in, or
-            fewer if the sequences contain resets of next-step autoreset mode or end early.
+            `train_batch_size` rows. A batch of sequences has this number of rows after the burn-in,
+            or fewer if the sequences contain resets of next-step autoreset mode or end early.
         sequence_length: number of steps of a sequence, including burn-in steps. Sequences
             begin at the first steps of fragments. In a fragment longer than `sequence_length`, the
             last steps would never be drawn. Therefore, `rollout_fragment_length` must not be larger

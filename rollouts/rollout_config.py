@@ -104,7 +104,7 @@ class RolloutConfig(Config):
             one worker and its replacements fail this often while other workers succeed, the worker
             is not replaced again. The run then continues without this worker if at least
             `min_workers` workers remain, and ends otherwise. RLlib: `max_num_env_runner_restarts`,
-            which limits the total.
+            which limits the total number of restarts.
         max_consecutive_env_faults: the worker fails after this number of exceptions of one
             environment without a successful step between them. Until then, the worker replaces the
             environment after each exception. The driver replaces a remote worker that fails (see

@@ -249,8 +249,9 @@ def _page_lines() -> Iterator[str]:
     yield ""
     yield (
         "All keys of a config, with their defaults. `polopt list PRESET` prints the options of one "
-        "preset with its own defaults. The names in the last column are accepted, too, or are the "
-        "names of RLlib for the same thing."
+        "preset with its own defaults. The last column has aliases of the key, which polopt "
+        "accepts, and names of this option in RLlib. If polopt does not accept a name of "
+        "RLlib, the error message names the key to use."
     )
     yield ""
     yield "This page is made from the config classes: `python tests/generated_files.py` writes it."

@@ -46,14 +46,18 @@ class EvaluationConfig(Config):
         explore: `True` samples actions from the policy's distribution. `False` takes the mode of
             this distribution.
         env: the environment. The allowed values are the same as for the option `env` of training.
+            `None` means the environment of training.
         env_config: the options of the environments. These options are merged into the `env_config`
             of training, and override options with the same key. Nested dicts are merged, too, as in
             RLlib.
-        num_envs_per_worker: the number of environments in each evaluation worker.
-        vectorization_mode: how each evaluation worker steps its environments. See `RolloutConfig`.
-        autoreset_mode: Gymnasium's autoreset mode. See `RolloutConfig`.
+        num_envs_per_worker: the number of environments in each evaluation worker. `None` means the
+            value of training.
+        vectorization_mode: how each evaluation worker steps its environments. `None` means the
+            value of training. See `RolloutConfig`.
+        autoreset_mode: Gymnasium's autoreset mode. `None` means the value of training. See
+            `RolloutConfig`.
         max_frames_per_traj: the number of environment steps after which an episode is truncated.
-            See `RolloutConfig`.
+            `None` means the value of training.
     """
 
     explore: bool = False

@@ -38,8 +38,8 @@ class PolicyConfig(Config):
             bounds are not mapped. The option has no effect on other spaces, together with
             `squash_actions`, and in SAC and TD3, which always map. RLlib has the same option.
         clip_actions: whether to clip actions to the bounds of a Box. With False, only the
-            dimensions that `normalize_actions` maps are clipped. This option, too, has no effect on
-            other spaces, together with `squash_actions`, and in SAC and TD3. RLlib has the same
+            dimensions that `normalize_actions` maps are clipped. This option has no effect on other
+            spaces, together with `squash_actions`, and in SAC and TD3. RLlib has the same
             option, and its default is False in newer versions.
         model: the options of the network.
     """
