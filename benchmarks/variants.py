@@ -55,7 +55,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
     args = parser.parse_args()
-    print("| case | steps/s | variant | steps/s | case / variant, rate | CPU time |")
+    print(
+        "| case | case, steps/s | variant | variant, steps/s "
+        "| case / variant, steps/s | case / variant, CPU time |"
+    )
     print("|---|---:|---|---:|---|---|")
     for case in args.only:
         variants = ("", *CASES[case])

@@ -214,8 +214,8 @@ def _clipped_actions(run: RunResults) -> Found:
 @_rule(
     "update-size",
     "at least a tenth of the results in which the policy changed have a KL divergence above 0.5, or"
-    " a clip fraction above 0.5 together with a KL divergence above 0.05 (if the policy reports no "
-    "KL divergence: a clip fraction above 0.5)",
+    " a clip fraction above 0.5 together with a KL divergence above 0.05 (a clip fraction above "
+    "0.5 is enough if the policy reports no KL divergence)",
 )
 def _update_size(run: RunResults) -> Found:
     kl, clip = run.column("mean_kl_loss"), run.column("clip_fraction")
