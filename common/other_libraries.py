@@ -182,7 +182,7 @@ RLLIB_REPLAY = (
     Option(
         "`replay_buffer_config`: `capacity`, `alpha`, `beta`",
         "`buffer_size`, `prioritized_replay_alpha` and `prioritized_replay_beta`. RLlib's beta is "
-        "constant, so set `final_prioritized_replay_beta` to the same value. If the `type` of "
+        "constant, so set `final_prioritized_replay_beta` to the same value. If the type of "
         "RLlib's buffer contains `Prioritized`, set `prioritized_replay=True`. `DQNConfig` and "
         "`SACConfig` of `polopt.rllib` accept the dict",
         "50000, 0.6 and 0.4, prioritized | 50000, 0.6 and 0.4, not prioritized",
@@ -900,7 +900,7 @@ STABLE_BASELINES3_REPLAY = (
     ),
     Option(
         "`exploration_fraction`, `exploration_initial_eps`, `exploration_final_eps`",
-        "`epsilon`, a schedule `[[0, 1.0], [steps, 0.05]]`, where `steps` is the exploration "
+        "`epsilon`, a schedule `[[0, 1.0], [steps, 0.05]]`, where steps is the exploration "
         "fraction times all environment steps of the run",
         "0.1, 1.0 and 0.05 | from 1.0 to 0.05 over 10,000 steps",
     ),

@@ -35,7 +35,10 @@ def of_options(library: str, defaults: str, options: Iterable[Option]) -> list[s
 def of_fixed(what: str, rows: Iterable[Fixed]) -> list[str]:
     """Returns the lines of a table of options that polopt accepts only with certain values. If a
     row has many names, it shows only the first names."""
-    lines = [f"| {what}: accepted values | instead of other values, use |", "|---|---|"]
+    lines = [
+        f"| {what}: accepted values | what polopt does, or what to use instead of other values |",
+        "|---|---|",
+    ]
     for row in rows:
         given = []
         shown = list(row.same)[: MOST_NAMES if len(row.same) > MOST_NAMES + 1 else None]
