@@ -765,7 +765,7 @@ STABLE_BASELINES3 = (
     ),
     Option(
         "`features_extractor_class`, `features_extractor_kwargs`",
-        "`custom` and `custom_options` of `model`, for the "
+        "`custom` and `custom_options` of `model`, which replace the "
         "[whole network](networks.md#a-network-of-your-own)",
     ),
     Option(
@@ -989,7 +989,7 @@ CLEANRL = (
         "as long as no worker fails",
         "True |",
     ),
-    Option("`--exp-name`", "`tune.RunConfig(name=...)`, or the file name of `polopt train`"),
+    Option("`--exp-name`", "`tune.RunConfig(name=...)`. With `polopt train`, the name of the file"),
     Option(
         "`--track`, `--wandb-project-name`, `--wandb-entity`",
         "Tune's `WandbLoggerCallback`. See [docs/monitoring.md](monitoring.md)",
