@@ -17,7 +17,8 @@ class Option(NamedTuple):
     Attributes:
         given: the names in the other library in backquotes, with remarks if needed.
         here: the options of polopt to use instead.
-        defaults: the default in the other library's algorithm, and the default in polopt's preset.
+        defaults: the default in the other library's algorithm, a vertical bar, and the default in
+            polopt's preset. In the table, these are two cells.
     """
 
     given: str
@@ -52,71 +53,71 @@ RLLIB = (
     Option(
         "`num_env_runners`, `num_envs_per_env_runner`",
         "`num_workers`, `num_envs_per_worker`. RLlib's names are also accepted",
-        "2 and 1, 2 and 8",
+        "2 and 1 | 2 and 8",
     ),
-    Option("`rollout_fragment_length`", "`rollout_fragment_length`, a number", '`"auto"`, 128'),
+    Option("`rollout_fragment_length`", "`rollout_fragment_length`, a number", '`"auto"` | 128'),
     Option(
         "`train_batch_size_per_learner`",
         "`train_batch_size`. RLlib's name is also accepted. None means one fragment of each worker",
-        "4000, None",
+        "4000 | None",
     ),
-    Option("`lr`", "`lr`, a number or a schedule `[[steps, value], ...]`", "5e-5, 1e-3"),
-    Option("`gamma`", "`gamma`", "0.99, 0.99"),
-    Option("`lambda_`", "`lambda`. The name `lambda_` is also accepted", "1.0, 0.95"),
+    Option("`lr`", "`lr`, a number or a schedule `[[steps, value], ...]`", "5e-5 | 1e-3"),
+    Option("`gamma`", "`gamma`", "0.99 | 0.99"),
+    Option("`lambda_`", "`lambda`. The name `lambda_` is also accepted", "1.0 | 0.95"),
     Option(
         "`minibatch_size`, `num_epochs`",
         "`sgd_minibatch_size`, `num_sgd_iter`. RLlib's names are also accepted",
-        "128 and 30, 128 and 10",
+        "128 and 30 | 128 and 10",
     ),
-    Option("`clip_param`", "`clip_param`", "0.3, 0.2"),
+    Option("`clip_param`", "`clip_param`", "0.3 | 0.2"),
     Option(
-        "`vf_loss_coeff` multiplies the mean squared error. In IMPALA and APPO, it multiplies half "
-        "the mean squared error",
-        "`vf_loss_coeff` has the same meaning as in RLlib's algorithm of the same name. In A2C and "
-        "A3C, it has the same meaning as in IMPALA",
-        "1.0, 0.25",
+        "`vf_loss_coeff`, which multiplies the mean squared error, but in IMPALA and APPO half of "
+        "this error",
+        "`vf_loss_coeff`. The same as in RLlib for PPO, IMPALA and APPO. For A2C and A3C, it "
+        "multiplies half the mean squared error",
+        "1.0 | 0.25",
     ),
     Option(
         "`vf_clip_param`, at which the squared error is clipped",
         "`vf_clip_param`. None means that the error is not clipped",
-        "10.0, None",
+        "10.0 | None",
     ),
-    Option("`entropy_coeff`", "`entropy_coeff`", "0.0, 0.01"),
-    Option("`use_kl_loss`", "`kl_coeff`. 0 turns the KL loss off", "True, 0.0"),
-    Option("`kl_coeff`, `kl_target`", "`kl_coeff`, `kl_target`", "0.2 and 0.01, 0.0 and 0.01"),
+    Option("`entropy_coeff`", "`entropy_coeff`", "0.0 | 0.01"),
+    Option("`use_kl_loss`", "`kl_coeff`. 0 turns the KL loss off", "True | 0.0"),
+    Option("`kl_coeff`, `kl_target`", "`kl_coeff`, `kl_target`", "0.2 and 0.01 | 0.0 and 0.01"),
     Option(
         "`normalize_actions`",
         "`normalize_actions`, which maps each dimension with two finite bounds. RLlib maps either "
         "all dimensions or no dimension",
-        "True, True",
+        "True | True",
     ),
     Option(
         "`clip_actions`",
         "`clip_actions`, which clips actions to the bounds. Dimensions that `normalize_actions` "
         "maps are always clipped",
-        "False, True",
+        "False | True",
     ),
-    Option("`grad_clip`", "`grad_clip`, which clips the global norm", "None, 0.5"),
+    Option("`grad_clip`", "`grad_clip`, which clips the global norm", "None | 0.5"),
     Option(
         "`evaluation_interval`, `evaluation_duration`",
-        "`evaluation_interval`, `evaluation_duration`, in episodes",
-        "None and 10, None and 10",
+        "`evaluation_interval`, in iterations, and `evaluation_duration`, in episodes",
+        "None and 10 | None and 10",
     ),
     Option(
         "`evaluation_num_env_runners`",
         "`evaluation_num_workers`. RLlib's name is also accepted",
-        "0, 0",
+        "0 | 0",
     ),
     Option(
         "`evaluation_parallel_to_training`",
         "`evaluation_num_workers`: with 1 or more, evaluation always runs in parallel to training",
-        "False, not in parallel",
+        "False | 0 workers, so not in parallel",
     ),
     Option(
         '`evaluation_config={"explore": False, "env_config": {...}}`',
         "`evaluation_config`, with `env`, `env_config`, options of sampling, and `explore`, which "
         "is False by default. See [docs/results.md](results.md#evaluation-while-training)",
-        "explores, does not explore",
+        "explores | does not explore",
     ),
     Option(
         "`callbacks(...)`",
@@ -128,40 +129,40 @@ RLLIB = (
         "`min_sample_timesteps_per_iteration`",
         "`min_sample_timesteps_per_iteration`. 0 means that each iteration is one step of the "
         "optimizer",
-        "0, 4000",
+        "0 | 4000",
     ),
-    Option("`num_gpus_per_learner`", "`num_gpus`. RLlib's name is also accepted", "0, 0"),
+    Option("`num_gpus_per_learner`", "`num_gpus`. RLlib's name is also accepted", "0 | 0"),
     Option(
         "`gym_env_vectorize_mode`",
         "`vectorization_mode`. RLlib's name is also accepted",
-        "`sync`, None, which means the environment's own vector implementation or else `sync`",
+        "`sync` | None, which means the environment's own vector implementation or else `sync`",
     ),
-    Option("`horizon` (RLlib 0.8)", "`max_frames_per_traj`", "None, None"),
-    Option("`sample_timeout_s`", "`worker_timeout_s`", "60, 60"),
+    Option("`horizon` (RLlib 0.8)", "`max_frames_per_traj`", "None | None"),
+    Option("`sample_timeout_s`", "`worker_timeout_s`", "60 | 60"),
     Option(
-        "`max_num_env_runner_restarts`, which limits the total",
-        "`max_consecutive_failures`, which limits failures without a success between them",
-        "1000, 10",
+        "`max_num_env_runner_restarts`, which limits all restarts together",
+        "`max_consecutive_failures`, which limits failures without a success in between",
+        "1000 | 10",
     ),
     Option(
         "`DefaultModelConfig(fcnet_hiddens, ...)`",
         "`model`: `fcnet_hiddens`, `fcnet_activation`, `conv_filters`, `vf_share_layers`",
-        "(256, 256), (64, 64)",
+        "(256, 256) | (64, 64)",
     ),
     Option(
         "`head_fcnet_hiddens`",
         "`model`: `post_fcnet_hiddens`, the layers after the convolutions",
-        "(), None",
+        "() | None",
     ),
     Option(
         "`use_lstm`, `lstm_cell_size`",
         "the same keys of `model`. See [docs/memory.md](memory.md)",
-        "False and 256, the same",
+        "False and 256 | False and 256",
     ),
     Option(
         "`max_seq_len`",
         "polopt has no such option: a sequence is a fragment of `rollout_fragment_length` steps",
-        "20, 128",
+        "20 | 128",
     ),
     Option(
         "`custom_model`, `custom_model_config` of the old API stack",
@@ -180,78 +181,83 @@ RLLIB = (
 RLLIB_REPLAY = (
     Option(
         "`replay_buffer_config`: `capacity`, `alpha`, `beta`",
-        "`buffer_size`, `prioritized_replay_alpha`, and `prioritized_replay_beta` with the same "
-        "value for `final_prioritized_replay_beta`. A type with `Prioritized` in its name means "
-        "`prioritized_replay=True`. `DQNConfig` and `SACConfig` of `polopt.rllib` accept the dict",
-        "50000, 0.6 and 0.4 with priorities; 50000, 0.6 and 0.4 with uniform sampling",
+        "`buffer_size`, `prioritized_replay_alpha` and `prioritized_replay_beta`. RLlib's beta is "
+        "constant, so set `final_prioritized_replay_beta` to the same value. If the type of "
+        "RLlib's buffer contains `Prioritized`, set `prioritized_replay=True`. `DQNConfig` and "
+        "`SACConfig` of `polopt.rllib` accept the dict",
+        "50000, 0.6 and 0.4, prioritized | 50000, 0.6 and 0.4, not prioritized",
     ),
     Option(
         "`num_steps_sampled_before_learning_starts`",
         "`learning_starts`, the number of rows that must be in the buffer. RLlib's name is also "
         "accepted",
-        "1000, 1000",
+        "1000 | 1000",
     ),
     Option(
         "`train_batch_size_per_learner`",
         "`train_batch_size`. RLlib's name is also accepted",
-        "32, 32",
+        "32 | 32",
     ),
     Option(
         "`replay_sequence_length`, `replay_burn_in`",
         "`sequence_length`, `burn_in` of `sync_replay` with `replay_unit`: `sequence`. RLlib's "
         "names are also accepted",
-        "1 and 0, None and 0",
+        "1 and 0 | None and 0",
     ),
     Option(
         "`training_intensity`. None means one batch after each round of sampling",
         "`training_intensity`, the number of learned rows per environment step of all workers",
-        "None, 8.0",
+        "None | 8.0",
     ),
     Option(
         "`n_step`, `double_q`, `dueling`, `td_error_loss_fn`",
         "the same: `n_step`, `double_q`, `dueling`, `td_error_loss_fn`",
-        "1, True, True and huber; the same",
+        "1, True, True and huber | the same",
     ),
-    Option("`hiddens`", "`fcnet_hiddens` of `model`, for all layers", "(256,), (64, 64)"),
+    Option(
+        "`hiddens`",
+        "`fcnet_hiddens` of `model`, which lists all hidden layers",
+        "(256,) | (64, 64)",
+    ),
     Option(
         "`epsilon`, or in the old API stack `exploration_config` with `initial_epsilon`, "
         "`final_epsilon` and `epsilon_timesteps`",
         "`epsilon`, a number or a schedule `[[steps, value], ...]` over the environment steps of "
         "all workers",
-        "[[0, 1.0], [10000, 0.05]], the same",
+        "[[0, 1.0], [10000, 0.05]] | the same",
     ),
     Option(
         "`target_network_update_freq`, in environment steps",
         "`target_network_update_freq`, in updates: divide RLlib's value by the number of "
         "environment steps per update",
-        "500, 250",
+        "500 | 250",
     ),
-    Option("`tau`", "`tau`", "1.0, 1.0; for SAC: 0.005, 0.005"),
+    Option("`tau`", "`tau`", "1.0; SAC: 0.005 | 1.0; SAC: 0.005"),
     Option(
         "SAC: `actor_lr`, `critic_lr`, `alpha_lr`",
         "`actor_lr`, `critic_lr`, `alpha_lr`. None means the value of `lr`",
-        "3e-5, 3e-4 and 3e-4; 3e-4 each",
+        "3e-5, 3e-4 and 3e-4 | 3e-4 each",
     ),
     Option(
         "SAC: `initial_alpha`, `target_entropy`",
         "the same: `initial_alpha`, `target_entropy`",
-        "1.0 and auto, the same",
+        "1.0 and auto | 1.0 and auto",
     ),
     Option(
         "SAC: `q_model_config`, `policy_model_config`",
         "`model`, for the actor and the critics",
-        "(256, 256) with relu, the same",
+        "(256, 256) with relu | (256, 256) with relu",
     ),
     Option(
         "`store_buffer_in_checkpoints`",
         "`save_replay_buffer`. RLlib's name is also accepted",
-        "False, False",
+        "False | False",
     ),
 )
 
 _NO_OFFLINE = "polopt has no offline data"
 _NO_AGENTS = "polopt trains one policy in single-agent environments"
-_NO_RAINBOW = "`dqn` has double Q-learning, a dueling network, n-step returns and priorities"
+_NO_RAINBOW = "`dqn` has only double Q-learning, a dueling network, n-step returns and priorities"
 _IN_DRIVER = "the driver learns. With the optimizer `decentralized_allreduce`, all workers learn"
 _CALLBACKS = (
     "`callbacks`, a class with `on_episode_step`, `on_episode_end`, `on_sample_end` and "
@@ -283,7 +289,7 @@ RLLIB_FIXED = (
     Fixed(
         {"use_gae": True, "use_critic": True},
         "policies such as `ppo` and `a3c` compute advantages by GAE with a critic. With `lambda` "
-        "of 1, advantages are returns minus values",
+        "of 1, an advantage is the return minus the value",
     ),
     Fixed(
         {"vtrace": ()},
@@ -350,7 +356,7 @@ RLLIB_FIXED = (
     ),
     Fixed(
         {"compress_observations": False},
-        "`compress_data`, a codec: `none`, `fp16`, `bf16` or `lz4`",
+        "`compress_data`, which names a codec: `none`, `fp16`, `bf16` or `lz4`",
     ),
     Fixed(
         {"actions_in_input_normalized": False},
@@ -544,7 +550,7 @@ RLLIB_FIXED = (
     Fixed(
         {"torch_distributed_backend": ("gloo", "nccl")},
         "the workers of `decentralized_allreduce` sum their gradients over sockets, gloo or NCCL. "
-        "The result `optimizer/allreduce_backend` says which one a run uses",
+        "The result `optimizer/allreduce_backend` says which of these a run uses",
     ),
     Fixed(
         {"timeout_s_aggregator_manager": (), "timeout_s_sampler_manager": ()}
@@ -557,7 +563,7 @@ RLLIB_FIXED = (
     ),
     Fixed(
         {"replay_mode": "independent"},
-        "polopt has no such option",
+        "polopt trains one policy in single-agent environments",
     ),
     Fixed(
         {"export_native_model_files": False, "checkpoint_trainable_policies_only": False}
@@ -679,7 +685,8 @@ RLLIB_MODEL_FIXED = (
     ),
     Fixed(
         {"log_std_clip_param": (), "custom_action_dist": None},
-        "`initial_log_std`. To use a distribution of your own, write a policy of your own",
+        "`initial_log_std` sets the initial log standard deviation. For a distribution of your "
+        "own, write a policy of your own",
     ),
     Fixed(
         {"custom_preprocessor": None, "always_check_shapes": False}
@@ -704,42 +711,42 @@ STABLE_BASELINES3 = (
     Option(
         "`n_envs` of `make_vec_env`",
         "`num_envs_per_worker`, times `num_workers` if `num_workers` is not 0",
-        "1, 8 times 2",
+        "1 | 8 times 2",
     ),
-    Option("`n_steps`", "`rollout_fragment_length`", "2048, 128"),
+    Option("`n_steps`", "`rollout_fragment_length`", "2048 | 128"),
     Option(
         "`batch_size`",
         "`sgd_minibatch_size`. For DQN, SAC and TD3: `train_batch_size`",
-        "64, 128",
+        "64 | 128",
     ),
-    Option("`n_epochs`", "`num_sgd_iter`", "10, 10"),
+    Option("`n_epochs`", "`num_sgd_iter`", "10 | 10"),
     Option(
-        "`learning_rate`, a function of the remaining share of the run",
+        "`learning_rate`, a number or a function of the remaining share of the run",
         "`lr`, a number or `[[steps, value], ...]`",
-        "3e-4, 1e-3",
+        "3e-4 | 1e-3",
     ),
-    Option("`gamma`", "`gamma`", "0.99, the same"),
-    Option("`gae_lambda`", "`lambda`", "0.95, the same"),
-    Option("`clip_range`", "`clip_param`", "0.2, the same"),
-    Option("`clip_range_vf`", "`vf_clip_range`", "None, the same"),
-    Option("`ent_coef`", "`entropy_coeff`", "0.0, 0.01"),
+    Option("`gamma`", "`gamma`", "0.99 | 0.99"),
+    Option("`gae_lambda`", "`lambda`", "0.95 | 0.95"),
+    Option("`clip_range`", "`clip_param`", "0.2 | 0.2"),
+    Option("`clip_range_vf`", "`vf_clip_range`", "None | None"),
+    Option("`ent_coef`", "`entropy_coeff`", "0.0 | 0.01"),
     Option(
         "`vf_coef`, which multiplies the mean squared error",
         "`vf_loss_coeff`. In A2C, it multiplies half the mean squared error, so double the number",
-        "0.5, 0.25",
+        "0.5 | 0.25",
     ),
-    Option("`max_grad_norm`", "`grad_clip`", "0.5, 0.5"),
+    Option("`max_grad_norm`", "`grad_clip`", "0.5 | 0.5"),
     Option(
         "`normalize_advantage`, within each minibatch",
         "`standardize_advantages`, within the whole batch",
-        "True, True",
+        "True | True",
     ),
     Option(
         "`target_kl`: learning stops within an epoch, when the KL of a minibatch exceeds 1.5 times "
         "the number",
         "`kl_stop`: learning stops after an epoch, when the mean KL of the epoch exceeds the "
         "number",
-        "None, None",
+        "None | None",
     ),
     Option("`total_timesteps` of `learn`", _STOP),
     Option(
@@ -747,65 +754,65 @@ STABLE_BASELINES3 = (
         "polopt has no such option: after `trainer.restore(path)`, the counts continue",
     ),
     Option("`policy_kwargs`", "`model`"),
-    Option("`net_arch`", "`fcnet_hiddens` of `model`", "(64, 64), (64, 64)"),
-    Option("`activation_fn`", "`fcnet_activation` of `model`", "`Tanh`, `tanh`"),
-    Option("`log_std_init`", "`initial_log_std` of `model`", "0.0, 0.0"),
-    Option("`squash_output`", "`squash_actions` of `model`", "False, False"),
+    Option("`net_arch`", "`fcnet_hiddens` of `model`", "(64, 64) | (64, 64)"),
+    Option("`activation_fn`", "`fcnet_activation` of `model`", "`Tanh` | `tanh`"),
+    Option("`log_std_init`", "`initial_log_std` of `model`", "0.0 | 0.0"),
+    Option("`squash_output`", "`squash_actions` of `model`", "False | False"),
     Option(
         "`share_features_extractor`",
         "`vf_share_layers` of `model`",
-        "True, None, which means True for images",
+        "True | None, which means True for images and otherwise False",
     ),
     Option(
         "`features_extractor_class`, `features_extractor_kwargs`",
-        "`custom` and `custom_options` of `model`, for the "
+        "`custom` and `custom_options` of `model`, which replace the "
         "[whole network](networks.md#a-network-of-your-own)",
     ),
     Option(
         "`ortho_init`",
         "polopt has no such option: initial weights are always orthogonal",
-        "True, always",
+        "True | always True",
     ),
     Option(
         "`optimizer_class`, `optimizer_kwargs`",
         "`torch_optimizer`, with `adam_epsilon`, `rmsprop_alpha` and `rmsprop_epsilon`",
-        "`Adam`, `adam`",
+        "`Adam` | `adam`",
     ),
     Option(
         "`normalize_images`",
         "polopt has no such option: uint8 images are always scaled to [0, 1]",
-        "True, always",
+        "True | always True",
     ),
     Option(
         "`n_lstm_layers`, `shared_lstm`, `enable_critic_lstm`",
-        "polopt has no such option: `use_lstm` of `model` adds one layer between hidden layers and "
-        "heads",
-        "1, False and True",
+        "polopt has no such option: `use_lstm` of `model` adds one LSTM layer between hidden "
+        "layers and heads",
+        "1, False and True |",
     ),
-    Option("`lstm_hidden_size`", "`use_lstm` and `lstm_cell_size` of `model`", "256, 256"),
+    Option("`lstm_hidden_size`", "`use_lstm` and `lstm_cell_size` of `model`", "256 | 256"),
     Option(
         "`VecNormalize`: `norm_obs`, `clip_obs`",
         "`normalize_observations`, `clip_observations`",
-        "True and 10.0, False and 10.0",
+        "True and 10.0 | False and 10.0",
     ),
     Option(
         "`VecNormalize`: `norm_reward`, `clip_reward`",
-        "`normalize_rewards`, `clip_rewards`. `gamma` is the `gamma` of the policy. See "
-        "[docs/normalization.md](normalization.md)",
-        "True and 10.0, False and 10.0",
+        "`normalize_rewards`, `clip_rewards`. Instead of the `gamma` of `VecNormalize`, polopt "
+        "uses the policy's `gamma`. See [docs/normalization.md](normalization.md)",
+        "True and 10.0 | False and 10.0",
     ),
     Option(
         "`MaskablePPO`: `action_masks()` of the environment",
-        "the key `action_mask` of its `Dict` observation, which is True or 1 for allowed actions. "
+        "the key `action_mask` of the `Dict` observation, which is True or 1 for allowed actions. "
         "`predict` reads the mask from the observation. See "
         "[docs/networks.md](networks.md#action-masks)",
     ),
     Option("`seed`", "`seed`"),
-    Option("`device`", "`num_gpus`: 1 for `cuda`, 0 for `cpu`", "`auto`, 0"),
+    Option("`device`", "`num_gpus`: 1 for `cuda`, 0 for `cpu`", "`auto` | 0"),
     Option(
         "`use_sde`, `sde_sample_freq`, `use_expln`, `full_std`",
         "polopt has no gSDE",
-        "False, never",
+        "False |",
     ),
     Option(
         "`rollout_buffer_class`, `rollout_buffer_kwargs`",
@@ -815,9 +822,9 @@ STABLE_BASELINES3 = (
     Option(
         "`stats_window_size`",
         "polopt has no such option: mean returns are always over the last 100 episodes",
-        "100, always",
+        "100 | always 100",
     ),
-    Option("`env_kwargs` of `make_vec_env`", "`env_config`", "{}, {}"),
+    Option("`env_kwargs` of `make_vec_env`", "`env_config`", "{} | {}"),
     Option(
         "`vec_env_cls`, `vec_env_kwargs` of `make_vec_env`",
         '`num_workers`, and within a worker `vectorization_mode`: `"sync"` or `"async"`',
@@ -826,33 +833,39 @@ STABLE_BASELINES3 = (
         "`wrapper_class`, `wrapper_kwargs`, `monitor_dir`, `monitor_kwargs`",
         "`env`: a function that makes and wraps the environment. A `Monitor` is not needed",
     ),
-    Option("A2C: `rms_prop_eps`", "`rmsprop_epsilon`", "1e-5, the same"),
-    Option("A2C: `use_rms_prop`", '`torch_optimizer="rmsprop"`', "True, `adam`"),
+    Option("A2C: `rms_prop_eps`", "`rmsprop_epsilon`", "1e-5 | 1e-5"),
+    Option("A2C: `use_rms_prop`", '`torch_optimizer="rmsprop"`', "True | `adam`"),
     Option(
         "A2C: `n_steps`, `learning_rate`",
         "`rollout_fragment_length`, `lr`",
-        "5 and 7e-4, 20 and 1e-3",
+        "5 and 7e-4 | 20 and 1e-3",
     ),
     Option(
         "`EvalCallback`: `eval_freq`, in steps of the vector environment",
         "`evaluation_interval`, in iterations",
-        "10000, None",
+        "10000 | None",
     ),
-    Option("`eval_env`", "`evaluation_config`: `env`, `env_config`"),
+    Option("`eval_env`", "`env` and `env_config` of `evaluation_config`"),
     Option(
         "`log_path` of `EvalCallback`",
         "polopt has no such option: the results contain the returns of evaluation",
     ),
-    Option("`deterministic` of `EvalCallback`", "`evaluation_config`: `explore`", "True, False"),
-    Option("`n_eval_episodes`", "`evaluation_duration`", "5, 10"),
+    Option(
+        "`deterministic` of `EvalCallback`",
+        "`explore` of `evaluation_config`, which is the opposite",
+        "True | False",
+    ),
+    Option("`n_eval_episodes`", "`evaluation_duration`", "5 | 10"),
     Option(
         "`best_model_save_path`",
-        "`evaluation_interval`: the folder `best_checkpoint` of the run holds the best policy",
+        "if `evaluation_interval` is set, the folder `best_checkpoint` of the run holds the best "
+        "policy",
     ),
     Option(
         "`predict(deterministic)`, `evaluate_policy(deterministic)`",
-        "`predict(deterministic)`; `polopt evaluate --stochastic`",
-        "False and True, True and True",
+        "`predict(deterministic)`, and `polopt evaluate`, which is deterministic without "
+        "`--stochastic`",
+        "False and True | True and True",
     ),
     Option(
         "`RecurrentPPO`: `predict(obs, state, episode_start)`",
@@ -867,45 +880,46 @@ STABLE_BASELINES3 = (
 
 #: Options of Stable-Baselines3's DQN, SAC and TD3.
 STABLE_BASELINES3_REPLAY = (
-    Option("`buffer_size`", "`buffer_size`", "1e6, 50000; for SAC: 1e6, 1e6"),
+    Option("`buffer_size`", "`buffer_size`", "1e6; SAC: 1e6 | 50000; SAC: 1e6"),
     Option(
         "`learning_starts`, with random actions until then",
         "`learning_starts`, and `random_timesteps` for the random actions",
-        "100, 1000",
+        "100 | 1000",
     ),
     Option(
         "`train_freq`, `gradient_steps`",
         "`training_intensity`, the number of learned rows per environment step: "
         "`gradient_steps * batch_size / (train_freq * n_envs)`",
-        "4 and 1 (an intensity of 1 * 32 / 4 = 8.0), 8.0. For SAC: 256.0, 256.0",
+        "4 and 1, an intensity of 8.0; SAC: 256.0 | 8.0; SAC: 256.0",
     ),
-    Option("`tau`", "`tau`", "1.0, 1.0; for SAC: 0.005, 0.005"),
+    Option("`tau`", "`tau`", "1.0; SAC: 0.005 | 1.0; SAC: 0.005"),
     Option(
-        "`target_update_interval`, in environment steps, but in SAC in updates",
+        "`target_update_interval`, in environment steps. SAC: in updates",
         "`target_network_update_freq`, in updates",
-        "10000, 250; for SAC: 1, 1",
+        "10000; SAC: 1 | 250; SAC: 1",
     ),
     Option(
         "`exploration_fraction`, `exploration_initial_eps`, `exploration_final_eps`",
-        "`epsilon`, a schedule `[[0, 1.0], [steps, 0.05]]`",
-        "0.1, 1.0 and 0.05; over 10,000 steps",
+        "`epsilon`, a schedule `[[0, 1.0], [steps, 0.05]]`, where steps is the exploration "
+        "fraction times all environment steps of the run",
+        "0.1, 1.0 and 0.05 | from 1.0 to 0.05 over 10,000 steps",
     ),
     Option(
         "`ent_coef`: `auto` or a number",
-        "`initial_alpha`. `target_entropy=None` keeps alpha fixed",
+        "`initial_alpha`. For a fixed number, also set `target_entropy=None`",
     ),
-    Option("`target_entropy`", "`target_entropy`", "auto, auto"),
+    Option("`target_entropy`", "`target_entropy`", "auto | auto"),
     Option(
         "`action_noise`: `NormalActionNoise`",
-        "policy `td3`: `exploration_noise`",
-        "None, 0.1",
+        "`exploration_noise` of the policy `td3`, a standard deviation",
+        "None | 0.1",
     ),
     Option(
         "`policy_delay`, `target_policy_noise`, `target_noise_clip`",
         "`policy_delay`, `target_noise`, `target_noise_clip`",
-        "2, 0.2 and 0.5; the same",
+        "2, 0.2 and 0.5 | 2, 0.2 and 0.5",
     ),
-    Option("`n_steps` of DQN, SAC and TD3", "`n_step`", "1, 1"),
+    Option("`n_steps` of DQN, SAC and TD3", "`n_step`", "1 | 1"),
     Option(
         "`replay_buffer_class`, `replay_buffer_kwargs`",
         "polopt has no such option. `prioritized_replay=True` samples by priority",
@@ -914,9 +928,9 @@ STABLE_BASELINES3_REPLAY = (
         "`optimize_memory_usage`",
         "polopt has no such option: each observation is always stored once, also with time limits "
         "and n-step returns",
-        "False, always",
+        "False | always True",
     ),
-    Option("`use_sde_at_warmup`", "polopt has no gSDE", "False, never"),
+    Option("`use_sde_at_warmup`", "polopt has no gSDE", "False |"),
     Option(
         "`model.save_replay_buffer(path)`",
         "`save_replay_buffer=True`, which saves the buffer in each checkpoint",
@@ -927,58 +941,60 @@ CLEANRL = (
     Option(
         "`--num-envs`",
         "`num_envs_per_worker`, times `num_workers` if `num_workers` is not 0",
-        "4, 8 times 2",
+        "4 | 8 times 2",
     ),
-    Option("`--num-steps`", "`rollout_fragment_length`", "128, 128"),
+    Option("`--num-steps`", "`rollout_fragment_length`", "128 | 128"),
     Option(
         "`--num-minibatches`, the number of minibatches",
         "`sgd_minibatch_size`, the number of rows in a minibatch",
-        "4 of 128 rows, 128",
+        "4, each of 128 rows | 128",
     ),
-    Option("`--update-epochs`", "`num_sgd_iter`", "4, 10"),
-    Option("`--learning-rate`", "`lr`, a number or `[[steps, value], ...]`", "2.5e-4, 1e-3"),
+    Option("`--update-epochs`", "`num_sgd_iter`", "4 | 10"),
+    Option("`--learning-rate`", "`lr`, a number or `[[steps, value], ...]`", "2.5e-4 | 1e-3"),
     Option(
         "`--anneal-lr`",
         "`lr`, a schedule over environment steps: `[[0, 2.5e-4], [steps, 0.0]]`",
-        "True, a number",
+        "True | a constant number",
     ),
-    Option("`--gamma`", "`gamma`", "0.99, the same"),
-    Option("`--gae-lambda`", "`lambda`", "0.95, the same"),
-    Option("`--clip-coef`", "`clip_param`", "0.2, 0.2"),
-    Option("`--clip-vloss`", "`vf_clip_range`, a number", "True with `--clip-coef`, None"),
-    Option("`--ent-coef`", "`entropy_coeff`", "0.01, the same"),
+    Option("`--gamma`", "`gamma`", "0.99 | 0.99"),
+    Option("`--gae-lambda`", "`lambda`", "0.95 | 0.95"),
+    Option("`--clip-coef`", "`clip_param`", "0.2 | 0.2"),
+    Option("`--clip-vloss`", "`vf_clip_range`, a number", "True, so 0.2 (`--clip-coef`) | None"),
+    Option("`--ent-coef`", "`entropy_coeff`", "0.01 | 0.01"),
     Option(
         "`--vf-coef`, which multiplies half the mean squared error",
-        "`vf_loss_coeff`: use half the number",
-        "0.5, 0.25, the same loss",
+        "`vf_loss_coeff`, which multiplies the mean squared error, so use half the number",
+        "0.5 | 0.25, which is the same loss",
     ),
-    Option("`--max-grad-norm`", "`grad_clip`", "0.5, the same"),
+    Option("`--max-grad-norm`", "`grad_clip`", "0.5 | 0.5"),
     Option(
         "`--norm-adv`, within each minibatch",
         "`standardize_advantages`, within the whole batch",
-        "True, True",
+        "True | True",
     ),
     Option(
-        "`--target-kl`: learning stops after an epoch, based on the KL of its last minibatch",
-        "`kl_stop`, after an epoch, based on the mean KL of the epoch",
-        "None, None",
+        "`--target-kl`: learning stops after an epoch, when the KL of its last minibatch exceeds "
+        "the number",
+        "`kl_stop`: learning stops after an epoch, when the mean KL of the epoch exceeds the "
+        "number",
+        "None | None",
     ),
-    Option("`--total-timesteps`, `--num-iterations`", _STOP, "500000"),
-    Option("`--env-id`", "`env`", "`CartPole-v1`"),
-    Option("`--seed`", "`seed`", "1, None"),
-    Option("`--cuda`", "`num_gpus`: 1 or 0", "True, 0"),
+    Option("`--total-timesteps`, `--num-iterations`", _STOP, "500000 |"),
+    Option("`--env-id`", "`env`", "`CartPole-v1` |"),
+    Option("`--seed`", "`seed`", "1 | None"),
+    Option("`--cuda`", "`num_gpus`: 1 or 0", "True | 0"),
     Option(
         "`--torch-deterministic`",
         "polopt has no such option: with `seed`, synchronous optimizers repeat a run bit for bit, "
         "as long as no worker fails",
-        "True",
+        "True |",
     ),
-    Option("`--exp-name`", "`tune.RunConfig(name=...)`, or the file name of `polopt train`"),
+    Option("`--exp-name`", "`tune.RunConfig(name=...)`. With `polopt train`, the name of the file"),
     Option(
         "`--track`, `--wandb-project-name`, `--wandb-entity`",
         "Tune's `WandbLoggerCallback`. See [docs/monitoring.md](monitoring.md)",
     ),
-    Option("`--capture-video`", "`polopt evaluate CHECKPOINT --video DIR`", "False"),
+    Option("`--capture-video`", "`polopt evaluate CHECKPOINT --video DIR`", "False |"),
     Option(
         "`--save-model` of other scripts, such as `ppo_continuous_action.py`",
         "`trainer.save(path)`",

@@ -26,16 +26,19 @@ PAGE = Path(__file__).parents[1] / "docs" / "migration.md"
 
 def of_options(library: str, defaults: str, options: Iterable[Option]) -> list[str]:
     """Returns the lines of a table of options."""
-    lines = [f"| {library} | polopt | {defaults} |", "|---|---|---|"]
+    lines = [f"| {library} | polopt | {defaults} |", "|---|---|---|---|"]
     for row in options:
-        lines.append(f"| {row.given} | {row.here} | {row.defaults}".rstrip() + " |")
+        lines.append(f"| {row.given} | {row.here} | {row.defaults or '|'} |")
     return lines
 
 
 def of_fixed(what: str, rows: Iterable[Fixed]) -> list[str]:
     """Returns the lines of a table of options that polopt accepts only with certain values. If a
     row has many names, it shows only the first names."""
-    lines = [f"| {what}: accepted values | instead of other values, use |", "|---|---|"]
+    lines = [
+        f"| {what}: accepted values | what polopt does, or what to use instead of other values |",
+        "|---|---|",
+    ]
     for row in rows:
         given = []
         shown = list(row.same)[: MOST_NAMES if len(row.same) > MOST_NAMES + 1 else None]
@@ -51,19 +54,19 @@ def of_fixed(what: str, rows: Iterable[Fixed]) -> list[str]:
 def tables() -> list[list[str]]:
     """Returns all tables, each as a list of lines. The first line identifies the table."""
     return [
-        of_options("RLlib", "default of RLlib's PPO, default of `SyncPPO`", RLLIB),
-        of_options("RLlib, replay", "default of RLlib's DQN, default of `DQN`", RLLIB_REPLAY),
+        of_options("RLlib", "default of RLlib's PPO | default of `SyncPPO`", RLLIB),
+        of_options("RLlib, replay", "default of RLlib's DQN | default of `DQN`", RLLIB_REPLAY),
         of_fixed("RLlib", RLLIB_FIXED),
         of_fixed("key of RLlib's `model`", RLLIB_MODEL_FIXED),
         of_options(
-            "Stable-Baselines3", "default of its PPO, default of `SyncPPO`", STABLE_BASELINES3
+            "Stable-Baselines3", "default of its PPO | default of `SyncPPO`", STABLE_BASELINES3
         ),
         of_options(
             "Stable-Baselines3, replay",
-            "default of its DQN, default of `DQN`",
+            "default of its DQN | default of `DQN`",
             STABLE_BASELINES3_REPLAY,
         ),
-        of_options("CleanRL", "default of `ppo.py`, default of `SyncPPO`", CLEANRL),
+        of_options("CleanRL", "default of `ppo.py` | default of `SyncPPO`", CLEANRL),
     ]
 
 

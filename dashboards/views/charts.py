@@ -85,7 +85,8 @@ def line_plot(
         lines: the lines, at least one.
         y_title: title of the y axis with its unit.
         scale: type and range of the y axis.
-        bands: whether lines have a band from minimum to maximum.
+        bands: whether each line has a band, which shows the minimum and maximum of the values in
+            each column of pixels.
         from_zero: whether a linear y axis includes 0.
         shape: Plotly's shape of the lines between results.
         run: label of the run that the plot shows. Empty for several runs.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import ray
-from migration_tables import PAGE, with_tables
+from migration_tables import PAGE, tables, with_tables
 
 import polopt
 from polopt.common.config import ConfigError
@@ -98,6 +98,11 @@ def error_of(options: dict[str, Any], preset: dict[str, Any] | None = None) -> s
 def test_page_has_the_tables_of_the_code() -> None:
     text = PAGE.read_text()
     assert text == with_tables(text), "run `python tests/migration_tables.py`"
+
+
+def test_each_row_has_as_many_cells_as_the_head_of_its_table() -> None:
+    for table in tables():
+        assert {line.count("|") for line in table} == {table[0].count("|")}
 
 
 # ---- nothing is missing -----------------------------------------------------------------------
@@ -219,7 +224,7 @@ def test_collector_names_only_options_that_it_has() -> None:
     with pytest.raises(ConfigError) as caught:
         polopt.Collector("CartPole-v1", n_steps=3, frames_per_batch=8)
     assert "rollout_fragment_length" not in str(caught.value)
-    with pytest.raises(ConfigError, match="CleanRL: 'kl_stop', after an epoch"):
+    with pytest.raises(ConfigError, match="CleanRL: 'kl_stop': learning stops"):
         polopt.Collector("CartPole-v1", ("ppo", {"target_kl": 1}), frames_per_batch=8)
 
 
