@@ -53,9 +53,9 @@ _MOST_BYTES = {
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint is missing, incomplete or damaged, has another format, does not fit, or cannot
-    be written. The message gives the reason. Control characters in the message are escaped, because
-    a terminal would interpret them."""
+    """A checkpoint is missing, incomplete or damaged, has another format, does not fit the
+    trainer or policy that loads it, or cannot be written. The message gives the reason. Control
+    characters in the message are escaped, because a terminal would interpret them."""
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
@@ -284,8 +284,12 @@ def _load_tensors(directory: Path, data: bytes) -> dict[str, Tensor]:
         problem = _problem(name, tensor)
         if not problem:
             total += tensor.nbytes
-            problem = "more data than the file holds" * (total > len(data))
-        if problem:
+            if total > len(data):
+                raise CheckpointError(
+                    f"checkpoint {directory}: tensors.pt: the tensors up to field {name!r:.200} "
+                    "need more bytes than the file has"
+                )
+        else:
             raise CheckpointError(
                 f"checkpoint {directory}: tensors.pt: field {name!r:.200}: got {problem}. "
                 "Allowed: a dense tensor"
@@ -352,7 +356,7 @@ def _check_pickle(data: bytes) -> None:
         raise ValueError(f"its pickle has {len(data):,} bytes. Allowed: {most:,}")
     for operation, argument, _ in pickletools.genops(data):
         if operation.name == "GLOBAL" and not _is_of_tensors(str(argument)):
-            raise ValueError(f"it names {argument!r:.200}")
+            raise ValueError(f"its pickle refers to {argument!r:.200}")
 
 
 def _is_of_tensors(name: str) -> bool:

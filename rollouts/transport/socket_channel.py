@@ -184,8 +184,9 @@ class SocketChannel(Channel):
         return ticket
 
     def pause(self) -> None:
-        """Makes the process answer later calls through Ray. The process first answers the calls
-        that were sent over the socket."""
+        """Ends `serve` in the process, so that the process can answer calls through Ray. The
+        process first answers the calls that were sent over the socket. The next call over the
+        socket starts `serve` again."""
         if self._serving is not None and self._connection is not None:
             self._serving = None
             self._write(b"")

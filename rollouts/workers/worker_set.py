@@ -49,8 +49,8 @@ class WorkerSet(ProcessGroup):
     Args:
         config: the config of all workers.
         learner_device: device of the local worker's policy.
-        specs: the settings in which the first workers differ from `config`, in order of index. With
-            `num_workers=0`, the first spec is for the local worker.
+        specs: the settings in which the first workers differ from `config`, in order of index. The
+            local worker also gets the first spec.
         local: an existing local worker, which the set does not stop. None means that the set makes
             the local worker.
         transport: starts the processes. None means that the set opens the transport that `config`
