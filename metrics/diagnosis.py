@@ -229,9 +229,10 @@ def _update_size(run: RunResults) -> Found:
         too_large = [(kl > 0.5)[changes], ((clip > 0.5) & (kl > 0.05))[changes]]
     if max(len(kl), len(clip)) < 3 or not any(len(x) and np.mean(x) >= 0.1 for x in too_large):
         return None
+    named = {"KL divergence": kl, "clip fraction": clip}
+    told = [f"{name} up to {values.max():.2g}" for name, values in named.items() if values.any()]
     return (
-        f"KL divergence up to {kl.max(initial=0.0):.2g}, clip fraction up to "
-        f"{clip.max(initial=0.0):.2g}: updates are too large",
+        f"{', '.join(told)}: updates are too large",
         "lower lr or num_sgd_iter, or raise sgd_minibatch_size",
         float(max(kl.max(initial=0.0), clip.max(initial=0.0))),
     )

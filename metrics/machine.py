@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import psutil
 
 
@@ -77,9 +78,8 @@ class GpuReader:
     """Reads the use of the GPUs on which this process holds memory through PyTorch.
 
     If the process holds memory on a GPU, `GpuUse.share` needs the package `nvidia-ml-py`, which the
-    extra `gpu` installs. Without this package, the share is NaN. The share is also NaN if a GPU
-    does not report its utilization, as for a MIG slice. If a query fails for another reason, only
-    the share of this reading is NaN.
+    extra `gpu` installs. The share is NaN without this package, if one of these GPUs does not
+    report its utilization (as for a MIG slice), or if a query fails.
 
     Args:
         cuda: the module `torch.cuda`.
@@ -87,7 +87,6 @@ class GpuReader:
 
     def __init__(self, cuda: Any) -> None:
         self._cuda = cuda
-        self._known = True
 
     def __call__(self) -> GpuUse:
         # Before the process uses a GPU, a query would create a CUDA context, which takes memory.
@@ -96,16 +95,13 @@ class GpuReader:
             return GpuUse()
         held = {gpu: cuda.memory_reserved(gpu) for gpu in range(cuda.device_count())}
         shares = [self._share(gpu) for gpu, size in held.items() if size > 0]
-        return GpuUse(max(shares, default=0.0), sum(held.values()))
+        return GpuUse(float(np.max(shares, initial=0.0)), sum(held.values()))  # NaN if one is NaN
 
     def _share(self, gpu: int) -> float:
-        if self._known:
-            try:
-                return float(self._cuda.utilization(gpu)) / 100.0
-            except Exception as error:  # NVML's errors have no public base class
-                lasting = isinstance(error, ImportError) or "NotSupported" in type(error).__name__
-                self._known = not lasting
-        return math.nan
+        try:
+            return float(self._cuda.utilization(gpu)) / 100.0
+        except Exception:  # NVML's errors have no public base class
+            return math.nan
 
 
 class ProcessMeter:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from polopt.common.config import ConfigError
 from polopt.rollouts.rollout_config import RolloutConfig
 
@@ -30,13 +28,10 @@ def check_collection(owner: str, key: str, rollout: RolloutConfig) -> None:
                 f"and cannot do so while it learns. Allowed: 'sync', or {key} of 1 or more"
             )
         why = f"with {key}=0, no process sends batches"
-        check_unused(why, compress_data=(rollout.compress_data, "none"))
-    workers, samples = rollout.fraction_workers_below, rollout.fraction_samples_below
+        check_unused(rollout, why, "compress_data")
     if how == "async" or rollout.num_workers_below == 0:
         why = "no process waits for all workers below it"
-        check_unused(
-            why, fraction_workers_below=(workers, 1.0), fraction_samples_below=(samples, 0.25)
-        )
+        check_unused(rollout, why, "fraction_workers_below", "fraction_samples_below")
 
 
 def check_central_gradients(rollout: RolloutConfig) -> None:
@@ -47,24 +42,24 @@ def check_central_gradients(rollout: RolloutConfig) -> None:
             `num_workers`.
     """
     check_collection("the driver", "num_workers", rollout)
-    check_unused(
-        "the driver computes all gradients, so workers send no gradients and have no workers below",
-        num_workers_below=(rollout.num_workers_below, 0),
-        compress_gradients=(rollout.compress_gradients, "none"),
-        topk_share=(rollout.topk_share, 0.1),
+    why = (
+        "the driver computes all gradients, so workers send no gradients and have no workers below"
     )
+    check_unused(rollout, why, "num_workers_below", "compress_gradients", "topk_share")
 
 
-def check_unused(why: str, **options: tuple[Any, Any]) -> None:
+def check_unused(rollout: RolloutConfig, why: str, *keys: str) -> None:
     """Checks that options without an effect have their default values.
 
     Args:
+        rollout: options of sampling.
         why: the reason why the options have no effect.
-        options: maps the key of each option to its value and the only allowed value.
+        keys: the keys of these options.
 
     Raises:
-        ConfigError: an option has another value than the allowed value.
+        ConfigError: an option has another value than its default value.
     """
-    for key, (given, idle) in options.items():
-        if given != idle:
-            raise ConfigError(f"key {key!r}: got {given!r}, but {why}. Allowed: {idle!r}")
+    for key in keys:
+        given, default = getattr(rollout, key), RolloutConfig.model_fields[key].default
+        if given != default:
+            raise ConfigError(f"key {key!r}: got {given!r}, but {why}. Allowed: {default!r}")

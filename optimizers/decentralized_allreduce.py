@@ -208,11 +208,8 @@ class DecentralizedAllReduce(PolicyOptimizer):
                 ". Allowed: 'socket', 'gloo' or 'auto', or a GPU for each worker"
             )
         check_collection("each worker", "num_workers_below", rollout)
-        check_unused(
-            "all-reduce sums gradients in place and cannot compress them",
-            compress_gradients=(rollout.compress_gradients, "none"),
-            topk_share=(rollout.topk_share, 0.1),
-        )
+        why = "all-reduce sums gradients in place and cannot compress them"
+        check_unused(rollout, why, "compress_gradients", "topk_share")
 
     def step(self) -> StepResult:
         before = self.metrics.counts()

@@ -87,7 +87,9 @@ def write_onnx(
         reason = error.strerror or error
         raise ConfigError(f"{target} cannot be written: {reason}") from error
     finally:
-        with suppress(OSError):  # for example if the parent of `path` is a file
+        with suppress(
+            FileNotFoundError, NotADirectoryError
+        ):  # for example if the parent of `path` is a file
             temporary.unlink()
 
 

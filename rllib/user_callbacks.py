@@ -188,13 +188,13 @@ class MetricsLogger:
         Args:
             name: a name, or a tuple of nested names.
             value: the number.
-            how: `reduce`, `mean` by default. Other arguments of RLlib have no effect.
+            how: `reduce`. None means `mean`. Other arguments of RLlib have no effect.
 
         Raises:
             ValueError: `reduce` is not `mean`, `min`, `max` or `sum`.
         """
         name = "/".join(name) if isinstance(name, tuple) else name
-        reduce = how.get("reduce", "mean")
+        reduce = how.get("reduce") or "mean"
         if reduce not in _REDUCED:
             raise ValueError(
                 f"metrics_logger.log_value({name!r}, reduce={reduce!r}). Allowed: "

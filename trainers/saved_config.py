@@ -26,6 +26,19 @@ from torch import Tensor
 
 from polopt.trainers.checkpoints import CheckpointError
 
+#: Places of a config that name a preset, an optimizer, a policy or a network, as paths of keys.
+PLUGIN_PLACES = (
+    ("model", "custom"),
+    ("model", "custom_model"),  # RLlib's name of the same option
+    ("optimizer",),
+    ("optimizer", "name"),
+    ("policy",),
+    ("policy", "name"),
+    ("policy", "model", "custom"),
+    ("policy", "model", "custom_model"),
+    ("preset",),
+    ("preset", "name"),
+)
 _TYPE, _VALUE = "__type__", "value"
 #: Keys with a special meaning in the JSON of a checkpoint. A user's dict that has one of these keys
 #: is encoded as a list of pairs. See `polopt.trainers.checkpoints`.

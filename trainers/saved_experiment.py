@@ -12,23 +12,11 @@ from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.envs.env_sources import resolve_env
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.experiment import aliases_for, merged_options, plugin_names, with_preset
-from polopt.trainers.saved_config import argument_for, described
+from polopt.trainers.saved_config import PLUGIN_PLACES, argument_for, described
 
 #: Options that may name a module. A module that a saved config names is imported only if the user
 #: names it, too.
-_CODE = (
-    ("callbacks",),
-    ("model", "custom"),
-    ("model", "custom_model"),  # RLlib's name of the same option
-    ("optimizer",),
-    ("optimizer", "name"),
-    ("policy",),
-    ("policy", "name"),
-    ("policy", "model", "custom"),
-    ("policy", "model", "custom_model"),
-    ("preset",),
-    ("preset", "name"),
-)
+_CODE = (("callbacks",), *PLUGIN_PLACES)
 _REGISTRIES = {"optimizer": OPTIMIZERS, "policy": POLICIES}
 
 

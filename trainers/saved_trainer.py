@@ -27,7 +27,7 @@ from polopt.trainers.checkpoints import (
     read_checkpoint,
     read_state_file,
 )
-from polopt.trainers.saved_config import decode_config
+from polopt.trainers.saved_config import PLUGIN_PLACES, decode_config
 
 if TYPE_CHECKING:
     from ray.train import Checkpoint
@@ -38,19 +38,6 @@ State = dict[str, Any]
 
 #: Name of the directory, in the trial's directory, for the checkpoint with the best evaluation.
 BEST = "best_checkpoint"
-#: Options of a checkpoint that may hold only the name of a registered class.
-_NAMES = (
-    ("optimizer",),
-    ("optimizer", "name"),
-    ("policy",),
-    ("policy", "name"),
-    ("preset",),
-    ("preset", "name"),
-    ("model", "custom"),
-    ("model", "custom_model"),
-    ("policy", "model", "custom"),
-    ("policy", "model", "custom_model"),
-)
 _PICKLE = "_dict_checkpoint.pkl"
 _COUNTS = ("num_env_steps_sampled", "num_env_steps_trained", "num_updates", "restore_count")
 _LARGEST_COUNT = 2**62
@@ -101,7 +88,7 @@ def _problems(
     seconds = state.get("time_total_s", 0.0)
     if not _is_number(seconds) or seconds < 0:
         yield "time_total_s", seconds, "seconds, 0 or more"
-    for keys in _NAMES:
+    for keys in PLUGIN_PLACES:
         name = state["config"]
         for key in keys:
             name = name.get(key) if isinstance(name, Mapping) else None

@@ -13,7 +13,6 @@ from typing import Any
 
 from ray import cloudpickle
 
-from polopt.common.clock import VirtualClock
 from polopt.rollouts.transport.channel import (
     Channel,
     LostProcessError,
@@ -24,6 +23,24 @@ from polopt.rollouts.transport.channel import (
 )
 from polopt.rollouts.transport.control_page import ControlPage, EarlyStopRequest
 from polopt.rollouts.transport.local_channel import run_here
+
+
+class VirtualClock:
+    """A clock for tests and simulations. Its time passes only in `advance`.
+
+    Attributes:
+        now_s: the current time of the clock, in seconds.
+    """
+
+    def __init__(self, now_s: float = 1000.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def advance(self, duration_s: float) -> None:
+        """Moves the clock forward."""
+        self.now_s += duration_s
 
 
 class Reference:

@@ -94,27 +94,15 @@ def test_gpus_are_those_with_memory_of_this_process() -> None:
     assert cuda.asked == [1, 2]
 
 
-class NVMLError_NotSupported(Exception):
-    """Raised for a MIG slice."""
-
-
-@pytest.mark.parametrize("error", [ModuleNotFoundError("pynvml"), NVMLError_NotSupported()])
-def test_a_gpu_that_reports_no_share_has_nan_and_is_asked_once(error: Exception) -> None:
-    cuda = Cuda([300], [error])
+@pytest.mark.parametrize("busy", [[ModuleNotFoundError("pynvml"), 40], [40, RuntimeError("NVML")]])
+def test_share_is_nan_only_while_a_gpu_does_not_report_it(busy: list[int | Exception]) -> None:
+    cuda = Cuda([300, 200], busy)
     reader = GpuReader(cuda)
-    for _ in range(2):
-        use = reader()
-        assert math.isnan(use.share)
-        assert use.memory_bytes == 300
-    assert cuda.asked == [0]
-
-
-def test_a_query_that_fails_once_does_not_hide_later_shares() -> None:
-    cuda = Cuda([300], [RuntimeError("NVML")])
-    reader = GpuReader(cuda)
-    assert math.isnan(reader().share)
-    cuda.busy = [40]
-    assert reader() == GpuUse(0.4, 300)
+    use = reader()
+    assert math.isnan(use.share)
+    assert use.memory_bytes == 500
+    cuda.busy = [40, 30]
+    assert reader() == GpuUse(0.4, 500)
 
 
 def test_the_machines_report_has_the_drivers_process() -> None:

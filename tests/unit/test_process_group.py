@@ -10,7 +10,6 @@ import pytest
 from fakes import worker_config
 from toy_shards import Shard, Shards, add_rows, count, fail_with_rows, make_rows
 
-from polopt.common.clock import VirtualClock
 from polopt.common.data_faults import DataFaults
 from polopt.common.weights import Weights
 from polopt.metrics.record import Record
@@ -19,6 +18,7 @@ from polopt.rollouts.transport.channel import LostProcessError, LostReferenceErr
 from polopt.rollouts.transport.simulated_channel import (
     Reference,
     SimulatedTransport,
+    VirtualClock,
     in_order,
     none_ready,
     oldest_first,

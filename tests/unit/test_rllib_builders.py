@@ -558,12 +558,15 @@ def test_steps_and_samples_of_a_callback() -> None:
     assert ended["x"] == 1.0
 
 
-@pytest.mark.parametrize("reduce", ["median", None])
+@pytest.mark.parametrize("reduce", ["median", "ema"])
 def test_unknown_reduce_is_refused(reduce: Any) -> None:
     logger = MetricsLogger()
     with pytest.raises(ValueError, match=r"'x', reduce=.*Allowed: 'mean', 'min', 'max', 'sum'"):
         logger.log_value("x", 1.0, reduce=reduce)
     assert logger.values == {}
+    for value in (1.0, 2.0):
+        logger.log_value("x", value, reduce=None, window=10)  # None is the default of RLlib
+    assert logger.values == {"x": 1.5}
 
 
 def test_callback_gets_the_arguments_that_it_has() -> None:
