@@ -108,6 +108,20 @@ MUJOCO_SAC: dict[str, Any] = {
     "alpha_lr": 1e-3,
     "buffer_size": 100_000,
 }
+#: DQN on CartPole-v1 with the settings of RL Zoo for Stable-Baselines3.
+CARTPOLE_DQN: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "num_envs_per_worker": 1,
+    "rollout_fragment_length": 256,
+    "buffer_size": 50_000,
+    "learning_starts": 1000,
+    "train_batch_size": 64,
+    "training_intensity": 32.0,
+    "lr": 2.3e-3,
+    "epsilon": [[0, 1.0], [8000, 0.04]],
+    "target_network_update_freq": 128,
+    "model": {"fcnet_hiddens": [256, 256]},
+}
 #: Number of evaluation episodes of the tasks for DQN, PQN, SAC and TD3.
 EVALUATION_EPISODES = 100
 #: Budget of the tasks with SAC on MuJoCo.
@@ -132,22 +146,12 @@ UNTUNED: dict[str, dict[str, Any]] = {
             "min_sample_timesteps_per_iteration": 4096,
         },
     },
-    # RL Zoo's settings for Stable-Baselines3, with double Q-learning and a dueling network.
+    # Double Q-learning and a dueling network.
+    "cartpole_double_dqn": {"run": "DQN", "config": CARTPOLE_DQN},
+    # The algorithm of Stable-Baselines3, which has neither, with its limit of the gradient norm.
     "cartpole_dqn": {
         "run": "DQN",
-        "config": {
-            "env": "CartPole-v1",
-            "num_envs_per_worker": 1,
-            "rollout_fragment_length": 256,
-            "buffer_size": 50_000,
-            "learning_starts": 1000,
-            "train_batch_size": 64,
-            "training_intensity": 32.0,
-            "lr": 2.3e-3,
-            "epsilon": [[0, 1.0], [8000, 0.04]],
-            "target_network_update_freq": 128,
-            "model": {"fcnet_hiddens": [256, 256]},
-        },
+        "config": {**CARTPOLE_DQN, "double_q": False, "dueling": False, "grad_clip": 10.0},
     },
     "halfcheetah_sac": {"run": "SAC", "config": {"env": "HalfCheetah-v5", **MUJOCO_SAC}},
     "hopper_sac": {"run": "SAC", "config": {"env": "Hopper-v5", **MUJOCO_SAC}},
@@ -283,7 +287,8 @@ TASKS: dict[str, Task] = {
     "CartPole-v1 with DQN, evaluated": Task(
         50_000,
         (
-            Cell("DQN", "cartpole_dqn"),
+            Cell("DQN, double and dueling", "cartpole_double_dqn"),
+            Cell("DQN, neither", "cartpole_dqn"),
             Cell("Stable-Baselines3 DQN, RL Zoo's settings", "sb3:result-dqn-cartpole"),
         ),
         goal=475.0,
