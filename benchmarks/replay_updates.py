@@ -1,13 +1,14 @@
 """Compares updates per processor second of DQN and SAC in polopt and Stable-Baselines3.
 
-    python benchmarks/replay_updates.py [--seconds 3] [--turns 5] [--only dqn-64 ...]
+    python benchmarks/replay_updates.py [--seconds 3] [--turns 5] [--only dqn-64 ...] [--cuda]
 
 An update draws a batch from the replay buffer and makes one step of each torch optimizer. It also
 updates the target networks, except in Stable-Baselines3's DQN, which updates its target network
 while it samples. Both libraries have the same environment, network and batch size. They learn in
 turns (A B A B), in this process and on one thread. The script prints a table in Markdown with
 medians over the turns. It measures processor time, because other programs on the machine affect it
-little. The exit status is 1 if polopt misses a goal. Needs `stable-baselines3`, and `mujoco` for
+little. With `--cuda`, both libraries learn on a GPU, and the script measures updates per second of
+wall time. The exit status is 1 if polopt misses a goal. Needs `stable-baselines3`, and `mujoco` for
 SAC.
 """
 
@@ -50,7 +51,7 @@ CASES = {
 }
 
 
-def polopt_update(case: Case) -> Update:
+def polopt_update(case: Case, cuda: bool) -> Update:
     """Fills a buffer of polopt, and returns a function that makes one update.
 
     Dueling networks and double Q-learning are off, because Stable-Baselines3's DQN has neither.
@@ -68,6 +69,7 @@ def polopt_update(case: Case) -> Update:
         train_batch_size=case.batch,
         model={"fcnet_hiddens": case.widths},
         seed=0,
+        num_gpus=int(cuda),
         **options,
     )
     optimizer = trainer.optimizer
@@ -76,7 +78,7 @@ def polopt_update(case: Case) -> Update:
     return lambda: optimizer.learn_transitions(optimizer.buffer.sample(case.batch))
 
 
-def sb3_update(case: Case) -> Update:
+def sb3_update(case: Case, cuda: bool) -> Update:
     """Fills a buffer of Stable-Baselines3, and returns a function that makes 50 updates."""
     import stable_baselines3
     from stable_baselines3.common.logger import Logger
@@ -89,23 +91,26 @@ def sb3_update(case: Case) -> Update:
         batch_size=case.batch,
         policy_kwargs={"net_arch": case.widths},
         seed=0,
-        device="cpu",
+        device="cuda" if cuda else "cpu",
     )
     model.learn(ROWS - 100)
     model.set_logger(Logger(None, []))
     return lambda: model.train(gradient_steps=50, batch_size=case.batch)
 
 
-def rate(update: Update, seconds: float, updates: int) -> float:
-    """Returns the updates per processor second.
+def rate(
+    update: Update, seconds: float, updates: int, clock: Callable[[], float] = time.process_time
+) -> float:
+    """Returns the updates per second.
 
     Args:
         update: the function to measure.
-        seconds: minimum processor time of the measurement.
+        seconds: minimum time of the measurement.
         updates: number of updates that one call of `update` makes.
+        clock: the clock that measures the time, in seconds.
     """
-    began_s, made = time.process_time(), 0
-    while (elapsed_s := time.process_time() - began_s) < seconds:
+    began_s, made = clock(), 0
+    while (elapsed_s := clock() - began_s) < seconds:
         update()
         made += updates
     return made / elapsed_s
@@ -117,17 +122,21 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--only", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--cuda", action="store_true")
     args = parser.parse_args()
+    clock = time.perf_counter if args.cuda else time.process_time
     torch.set_num_threads(1)
-    print("| updates per processor second | polopt | Stable-Baselines3 | ratio | goal |")
+    kind = "second" if args.cuda else "processor second"
+    print(f"| updates per {kind} | polopt | Stable-Baselines3 | ratio | goal |")
     print("|---|---:|---:|---:|---:|")
     missed = False
     for name in args.only:
         case = CASES[name]
-        ours, theirs = polopt_update(case), sb3_update(case)
+        ours, theirs = polopt_update(case, args.cuda), sb3_update(case, args.cuda)
         rate(ours, 0.2, 1), rate(theirs, 0.2, 50)
         pairs = [
-            (rate(ours, args.seconds, 1), rate(theirs, args.seconds, 50)) for _ in range(args.turns)
+            (rate(ours, args.seconds, 1, clock), rate(theirs, args.seconds, 50, clock))
+            for _ in range(args.turns)
         ]
         own, other = (median(values) for values in zip(*pairs, strict=True))
         missed |= own < case.goal * other

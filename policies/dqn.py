@@ -24,7 +24,6 @@ from polopt.policies.networks.q_network import QModelConfig
 from polopt.policies.replay_policy import (
     ReplayConfig,
     ReplayPolicy,
-    as_floats,
     bootstrapped,
 )
 
@@ -62,6 +61,7 @@ class DQNPolicy(EpsilonGreedyPolicy, ReplayPolicy):
     """
 
     config_class = DQNConfig
+    graph_members = ("loss", "targets")
     config: DQNConfig
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -122,10 +122,13 @@ class DQNPolicy(EpsilonGreedyPolicy, ReplayPolicy):
         if self._closed_form and self._online and self._fast_target:
             fast_stats, fast_errors = self._closed_form(self, self._online, self._fast_target, rows)
             return fast_stats, np.abs(fast_errors)
+        return self.backward_in_torch(rows)
+
+    def add_gradient(self, rows: Any) -> tuple[dict[str, Tensor], Tensor]:
         with self.training():
-            loss, errors, stats = self.loss(self.tensors(rows))
+            loss, errors, stats = self.loss(rows)
             loss.backward()
-        return as_floats(stats), errors.detach().abs().cpu().numpy()
+        return stats, errors.detach().abs()
 
     @torch.inference_mode()
     def errors_of(self, rows: Transitions) -> np.ndarray:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
 import pydantic
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polopt.common.transitions import Sequences, Transitions
 from polopt.common.weights import Gradients
 from polopt.policies.fast_cpu.numpy_backend import is_supported
 from polopt.policies.fast_cpu.numpy_mlp import NumpyMLP
+from polopt.policies.fast_gpu.cuda_graphs import CudaGraphs, supports
 from polopt.policies.learning.policy_config import NormalizingConfig
 from polopt.policies.learning.reducer import Reducer
 from polopt.policies.networks.backend import aligned, as_tensor
@@ -41,6 +42,9 @@ class ReplayConfig(NormalizingConfig):
             weights. (The DQN of RLlib and of Stable-Baselines3 counts environment steps instead.)
         random_timesteps: the number of environment steps at the beginning of a run in which actions
             are uniformly random. After these steps, the policy chooses the actions.
+        fast_gpu: whether to record the gradient as a CUDA graph if the policy learns on a GPU. This
+            gives the same results in less time. With False, or if a network has modules from
+            outside of torch and polopt, Python starts each kernel.
     """
 
     adam_epsilon: float = pydantic.Field(default=1e-8, ge=1e-30, le=1e6)
@@ -49,8 +53,9 @@ class ReplayConfig(NormalizingConfig):
     tau: float = pydantic.Field(default=1.0, gt=0.0, le=1.0)
     target_network_update_freq: int = pydantic.Field(default=1, ge=1, le=10**9)
     random_timesteps: int = pydantic.Field(default=0, ge=0, le=2**62)
+    fast_gpu: bool = True
 
-    fixed: ClassVar[tuple[str, ...]] = (*NormalizingConfig.fixed, "gamma", "n_step")
+    fixed: ClassVar[tuple[str, ...]] = (*NormalizingConfig.fixed, "gamma", "n_step", "fast_gpu")
 
 
 class ReplayPolicy(Policy):
@@ -81,6 +86,9 @@ class ReplayPolicy(Policy):
 
     config_class: ClassVar[type[ReplayConfig]] = ReplayConfig
     learns_from: ClassVar[type] = Transitions
+    #: Names of the methods from which `add_gradient` computes the gradient. A class that sets them
+    #: learns with CUDA graphs on a GPU. See `CudaGraphs` for what these methods may use.
+    graph_members: ClassVar[tuple[str, ...]] = ()
     config: Any  # see Policy
     model: Network
 
@@ -89,6 +97,7 @@ class ReplayPolicy(Policy):
         self._acts_fast: NumpyMLP | None = None
         if self.config.fast_cpu and is_supported(self.model):
             self._acts_fast = NumpyMLP(self.model)
+        self._graphs = CudaGraphs(self) if self.config.fast_gpu and supports(self) else None
 
     def make_normalizer(self) -> Normalizer | None:
         config = self.config
@@ -210,6 +219,41 @@ class ReplayPolicy(Policy):
         """Converts the rows to tensors on the device of the networks."""
         return Transitions._make(as_tensor(array, self.device) for array in rows)
 
+    def backward_in_torch(self, rows: Transitions) -> tuple[dict[str, float], np.ndarray]:
+        """Computes what `backward` computes, with `add_gradient`. On a GPU, it uses a CUDA graph if
+        possible."""
+        found = None if self._graphs is None else self._graphs.backward(rows)
+        if found is not None:
+            return found
+        stats, errors = self.add_gradient(self.tensors(rows))
+        return as_floats(stats), errors.cpu().numpy()
+
+    def add_gradient(self, rows: Any) -> tuple[dict[str, Tensor], Tensor]:
+        """Adds the gradient to `flat.grads` in torch, for `backward_in_torch`.
+
+        Args:
+            rows: `Transitions` of tensors.
+
+        Returns:
+            statistics `[]`, and the absolute TD errors `[B]`, without gradients.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define add_gradient")
+
+    @property
+    def graph_key(self) -> Hashable:
+        """What the next gradient depends on, besides the weights, the rows, noise from `normal` and
+        the config. A CUDA graph is only used for the key with which it was recorded."""
+        return None
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor:
+        """Standard normal noise `[*shape]` float32 for losses, on the device of the networks."""
+        recorded = None if self._graphs is None else self._graphs.normal(shape)
+        return self.drawn(shape).to(self.device) if recorded is None else recorded
+
+    def drawn(self, shape: tuple[int, ...]) -> Tensor:
+        """New standard normal noise `[*shape]` float32 on the CPU."""
+        return torch.from_numpy(self.shuffle.standard_normal(shape, dtype=np.float32))
+
     @contextmanager
     def training(self) -> Iterator[None]:
         """A context in which the trained networks are in training mode. When the context ends, they
@@ -241,6 +285,16 @@ def bootstrapped(rows: Any, values: Tensor) -> Tensor:
         values: `[B]` values of the next observations.
     """
     return rows.rewards + torch.where(rows.discounts > 0.0, rows.discounts * values, 0.0)
+
+
+@contextmanager
+def frozen(module: nn.Module) -> Iterator[None]:
+    """A context in which the parameters of `module` get no gradients."""
+    module.requires_grad_(False)
+    try:
+        yield
+    finally:
+        module.requires_grad_(True)
 
 
 def as_floats(stats: Mapping[str, Tensor]) -> dict[str, float]:

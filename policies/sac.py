@@ -29,8 +29,8 @@ from polopt.policies.networks.critics import (
 from polopt.policies.replay_policy import (
     ReplayConfig,
     ReplayPolicy,
-    as_floats,
     bootstrapped,
+    frozen,
 )
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -88,6 +88,10 @@ class SACPolicy(ReplayPolicy):
     """
 
     config_class = SACConfig
+    graph_members = (
+        *("critic_loss", "actor_loss", "alpha_loss", "targets", "sampled", "params_in_torch"),
+        *("target_entropy", "log_std_bounds"),
+    )
     config: SACConfig
     dist: SquashedGaussian
     further_statistics = ("alpha_value",)
@@ -143,8 +147,7 @@ class SACPolicy(ReplayPolicy):
         `[B]`, with gradients."""
         params = self.params_in_torch(self.model, obs)
         mean, log_std = params.chunk(2, dim=-1)
-        normal = self.shuffle.standard_normal(tuple(mean.shape), dtype=np.float32)
-        noise = torch.from_numpy(normal).to(mean.device)
+        noise = self.normal(tuple(mean.shape))
         raw = mean + log_std.exp() * noise
         # The density of the Gaussian at `raw` is computed from the noise instead of `raw - mean`.
         # If the standard deviation is small, `raw - mean` would lose all its digits to rounding.
@@ -194,19 +197,20 @@ class SACPolicy(ReplayPolicy):
         if self._closed_form is not None and self._layers is not None:
             fast: tuple[dict[str, float], np.ndarray] = self._closed_form(self, self._layers, rows)
             return fast
-        tensors = self.tensors(rows)
+        return self.backward_in_torch(rows)
+
+    def add_gradient(self, rows: Any) -> tuple[dict[str, Tensor], Tensor]:
         with self.training():
-            critic_loss, errors, stats = self.critic_loss(tensors)
+            critic_loss, errors, stats = self.critic_loss(rows)
             critic_loss.backward()
-            self.critics.requires_grad_(False)
-            actor_loss, log_prob = self.actor_loss(tensors)
-            actor_loss.backward()
-            self.critics.requires_grad_(True)
+            with frozen(self.critics):
+                actor_loss, log_prob = self.actor_loss(rows)
+                actor_loss.backward()
             self.alpha_loss(log_prob).backward()
         stats |= {"policy_loss": actor_loss, "entropy": -log_prob.mean()}
         stats["total_loss"] = critic_loss + actor_loss
         stats["alpha_value"] = self.log_alpha[0].exp()
-        return as_floats(stats), errors.detach().abs().mean(0).cpu().numpy()
+        return stats, errors.detach().abs().mean(0)
 
     @torch.inference_mode()
     def errors_of(self, rows: Transitions) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,8 @@ from polopt.policies.networks.critics import (
 from polopt.policies.replay_policy import (
     ReplayConfig,
     ReplayPolicy,
-    as_floats,
     bootstrapped,
+    frozen,
 )
 
 #: Replaces a standard deviation of 0, because the logarithm of 0 is not finite.
@@ -82,6 +82,7 @@ class TD3Policy(ReplayPolicy):
     """
 
     config_class = TD3Config
+    graph_members = ("critic_loss", "actor_loss", "targets", "resting", "graph_key")
     config: TD3Config
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -129,6 +130,10 @@ class TD3Policy(ReplayPolicy):
         the actor's segment `network`."""
         return () if (self.version + 1) % self.config.policy_delay == 0 else ("network",)
 
+    @property
+    def graph_key(self) -> Hashable:
+        return bool(self.resting)
+
     @torch.no_grad()
     def targets(self, rows: Any) -> Tensor:
         """Computes the targets `[B]` of the critics.
@@ -137,8 +142,7 @@ class TD3Policy(ReplayPolicy):
             rows: `Transitions` of tensors.
         """
         actions = torch.tanh(self.target_actor.action_params(rows.next_obs))
-        normal = self.shuffle.standard_normal(tuple(actions.shape), dtype=np.float32)
-        noise = torch.from_numpy(normal).to(actions.device) * self.config.target_noise
+        noise = self.normal(tuple(actions.shape)) * self.config.target_noise
         limit = self.config.target_noise_clip
         actions = (actions + noise.clamp(-limit, limit)).clamp(-1.0, 1.0)
         return bootstrapped(rows, self.target_critics(rows.next_obs, actions).amin(0))
@@ -159,18 +163,19 @@ class TD3Policy(ReplayPolicy):
         return -self.critics(rows.obs, actions, count=1).mean()
 
     def backward(self, rows: Transitions) -> tuple[dict[str, float], np.ndarray]:
-        tensors = self.tensors(rows)
+        return self.backward_in_torch(rows)
+
+    def add_gradient(self, rows: Any) -> tuple[dict[str, Tensor], Tensor]:
         with self.training():
-            critic_loss, errors, stats = self.critic_loss(tensors)
+            critic_loss, errors, stats = self.critic_loss(rows)
             critic_loss.backward()
             stats["total_loss"] = critic_loss
             if not self.resting:
-                self.critics.requires_grad_(False)
-                actor_loss = self.actor_loss(tensors)
-                actor_loss.backward()
-                self.critics.requires_grad_(True)
+                with frozen(self.critics):
+                    actor_loss = self.actor_loss(rows)
+                    actor_loss.backward()
                 stats |= {"policy_loss": actor_loss, "total_loss": critic_loss + actor_loss}
-        return as_floats(stats), errors.detach().abs().mean(0).cpu().numpy()
+        return stats, errors.detach().abs().mean(0)
 
     @torch.inference_mode()
     def errors_of(self, rows: Transitions) -> np.ndarray:

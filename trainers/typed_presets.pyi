@@ -141,6 +141,7 @@ class _ReplayConfig(TypedDict, total=False):
     tau: float
     target_network_update_freq: int
     random_timesteps: int
+    fast_gpu: bool
 
 class _EpsilonGreedyConfig(TypedDict, total=False):
     epsilon: float | Sequence[Sequence[int | float]]
@@ -322,6 +323,7 @@ class AnyOptions(PluginOptions, total=False):
     n_step: int
     tau: float
     random_timesteps: int
+    fast_gpu: bool
     epsilon: float | Sequence[Sequence[int | float]]
     per_worker_epsilon: bool
     double_q: bool

@@ -26,6 +26,7 @@ import polopt
 from polopt.common.config import ConfigError
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_samples import SyncSamples
+from polopt.policies.dqn import DQNPolicy
 from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
@@ -142,6 +143,108 @@ def test_replay_policies_learn_as_on_the_cpu(name: str, normalizes: bool) -> Non
     other = on_gpu(policy)
     one, two = (each.td_errors(rows[0]) for each in (policy, other))
     np.testing.assert_allclose(two, one, rtol=1e-3, atol=1e-4)
+
+
+def both_ways(name: str, **options: Any) -> tuple[Any, Any]:
+    """Returns equal policies on the GPU that learn with and without CUDA graphs."""
+    policy = shaken(replay_policy(name, **options))
+    made = []
+    for fast in (True, False):
+        config = policy.config.model_copy(update={"fast_gpu": fast})
+        spaces_of = (policy.encoder.space, policy.action_space)
+        made.append(type(policy)(*spaces_of, config, seed=0, device="cuda"))
+        made[-1].set_state(policy.get_state())
+    return made[0], made[1]
+
+
+def assert_learn_the_same(one: Any, other: Any, updates: int = 7, sizes: Any = (32,)) -> None:
+    for update in range(updates):
+        rows = transitions(one, sizes[update % len(sizes)], update)
+        (stats, errors), (expected, expected_errors) = (
+            policy.learn_on_transitions(rows) for policy in (one, other)
+        )
+        assert stats.keys() == expected.keys()
+        np.testing.assert_allclose([*stats.values()], [*expected.values()], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(errors, expected_errors, rtol=1e-5, atol=1e-6)
+    weights = [policy.get_weights().flat for policy in (one, other)]
+    np.testing.assert_allclose(*weights, rtol=1e-5, atol=1e-6)
+    assert one.shuffle.bit_generator.state == other.shuffle.bit_generator.state
+
+
+@pytest.mark.parametrize("name", ["dqn", "sac", "td3"])
+@pytest.mark.parametrize("key", ["mlp", "mask", "image", "normalised"])
+def test_cuda_graphs_learn_as_without_graphs(name: str, key: str) -> None:
+    options: dict[str, Any] = {}
+    if key == "image":
+        model = {"conv_filters": [[4, 3, 2]], "post_fcnet_hiddens": [8]}
+        options = {"observation_space": spaces.Box(0, 255, (7, 9, 2), np.uint8), "model": model}
+    elif key == "mask":
+        if name != "dqn":
+            pytest.skip("continuous actions have no mask")
+        mask = {"action_mask": spaces.MultiBinary(3), "x": spaces.Box(-1.0, 1.0, (3,))}
+        options = {"observation_space": spaces.Dict(mask)}
+    elif key == "normalised":
+        options = {"normalize_observations": True}
+    one, other = both_ways(name, **options)
+    assert_learn_the_same(one, other, sizes=(32, 32, 16))
+    kinds = 2 if name == "td3" else 1  # with and without an update of the actor
+    assert len(one._graphs._graphs) == 2 * kinds
+    assert other._graphs is None
+
+
+def test_cuda_graphs_follow_new_weights_and_options() -> None:
+    one, other = both_ways("sac")
+    assert_learn_the_same(one, other)
+    flat = one.get_weights().flat * np.float32(0.5)
+    for policy in (one, other):
+        policy.flat.set_params(flat)
+        policy.set_option("target_entropy", 3.0)
+        policy.set_option("tau", 0.5)
+    assert_learn_the_same(one, other)
+    assert len(one._graphs._graphs) == 1  # recorded again with the new target of the entropy
+
+
+class FollowsClock(DQNPolicy):
+    """Scales its loss by a number that Python counts. A graph would repeat the first number."""
+
+    calls = 0
+
+    def loss(self, rows: Any) -> Any:
+        self.calls += 1
+        loss, errors, stats = super().loss(rows)
+        return loss * self.calls, errors, stats
+
+
+class AsksTheGpu(FollowsClock):
+    """Copies a number to the CPU, which a graph cannot do."""
+
+    graph_members = ("loss", "targets")
+
+    def add_gradient(self, rows: Any) -> Any:
+        assert float(rows.weights.sum()) >= 0.0
+        return super().add_gradient(rows)
+
+
+def test_overridden_loss_learns_without_graphs() -> None:
+    made = replay_policy("dqn")
+    cls = FollowsClock(made.encoder.space, made.action_space, made.config, device="cuda")
+    assert cls._graphs is None
+    rows = transitions(cls)
+    norms = [cls.learn_on_batch(rows)["grad_norm"] for _ in range(3)]
+    assert norms[2] > 2.0 * norms[0] > 0.0
+
+
+def test_gradient_that_cannot_be_recorded_is_computed_without_graphs(caplog: Any) -> None:
+    made = replay_policy("dqn")
+    policy = AsksTheGpu(made.encoder.space, made.action_space, made.config, device="cuda")
+    rows = transitions(policy)
+    before = policy.get_weights().flat
+    for _ in range(2):
+        assert policy.learn_on_batch(rows)["grad_norm"] > 0.0
+    assert "AsksTheGpu cannot record its gradient as a CUDA graph" in caplog.text
+    assert caplog.text.count("CUDA graph,") == 1
+    assert np.isfinite(policy.get_weights().flat).all()
+    assert (policy.get_weights().flat != before).any()
 
 
 @every_model

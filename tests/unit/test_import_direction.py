@@ -23,6 +23,7 @@ _POLICIES = {
     "policies/networks",
     "policies/distributions",
     "policies/fast_cpu",
+    "policies/fast_gpu",
     "policies/learning",
 }
 _BASE = {"common", "metrics"}
@@ -42,6 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "policies/distributions": _BASE,
     "policies/networks": _BASE,
     "policies/fast_cpu": _BASE | {"policies/distributions", "policies/networks"},
+    "policies/fast_gpu": set(),
     "policies/learning": _BASE | {"policies/networks"},
     "policies": _BASE | _POLICIES,
     "rollouts": _BASE,  # the modules directly in this folder

@@ -1,0 +1,102 @@
+"""Which policies learn with CUDA graphs. Needs no GPU: `test_gpu` compares the gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from policy_helpers import small_policy
+from replay_helpers import replay_policy, transitions
+from torch import Tensor, nn
+
+from polopt.common.transitions import Transitions
+from polopt.policies.dqn import DQNPolicy
+from polopt.policies.fast_gpu.cuda_graphs import supports
+from polopt.policies.sac import SACPolicy
+
+
+def on_fake_gpu(policy: Any) -> Any:
+    """Only the device of the policy says that it is on a GPU. Its networks stay on the CPU."""
+    policy.device = torch.device("cuda")
+    return policy
+
+
+def of_class(cls: Any, like: Any) -> Any:
+    return cls(like.encoder.space, like.action_space, like.config)
+
+
+@pytest.mark.parametrize("name", ["dqn", "sac", "td3"])
+def test_replay_policies_learn_with_graphs_on_a_gpu(name: str) -> None:
+    policy = replay_policy(name)
+    assert not supports(policy)  # on the CPU
+    assert policy._graphs is None
+    assert supports(on_fake_gpu(policy))
+
+
+class OwnLoss(DQNPolicy):
+    def loss(self, rows: Any) -> Any:
+        return super().loss(rows)
+
+
+class OwnNoise(SACPolicy):
+    def normal(self, shape: tuple[int, ...]) -> Tensor:
+        return 2.0 * super().normal(shape)
+
+
+class OwnName(DQNPolicy):
+    """Changes nothing that the gradient depends on."""
+
+
+class SafeLoss(OwnLoss):
+    """States that a graph can repeat its methods."""
+
+    graph_members = ("loss", "targets")
+
+
+def test_subclass_with_its_own_methods_learns_without_graphs() -> None:
+    dqn, sac = replay_policy("dqn"), replay_policy("sac")
+    assert not supports(on_fake_gpu(of_class(OwnLoss, dqn)))
+    assert not supports(on_fake_gpu(of_class(OwnNoise, sac)))
+    assert supports(on_fake_gpu(of_class(OwnName, dqn)))
+    assert supports(on_fake_gpu(of_class(SafeLoss, dqn)))
+
+
+class Counting(nn.ReLU):
+    """A module from outside of torch and polopt."""
+
+
+@pytest.mark.parametrize("layer", [Counting(), nn.BatchNorm1d(8)])
+def test_networks_with_foreign_modules_or_buffers_learn_without_graphs(layer: nn.Module) -> None:
+    class WithLayer(DQNPolicy):
+        def make_segments(self) -> Any:
+            made = super().make_segments()
+            made["network"].module.add_module("more", layer)
+            return made
+
+    assert not supports(on_fake_gpu(of_class(WithLayer, replay_policy("dqn"))))
+
+
+class Plain(DQNPolicy):
+    """A policy of a plugin that defines `backward` itself, as before CUDA graphs existed."""
+
+    graph_members = ()
+
+    def backward(self, rows: Transitions) -> tuple[dict[str, float], np.ndarray]:
+        loss, errors, _ = self.loss(self.tensors(rows))
+        loss.backward()
+        return {"vf_loss": loss.item()}, errors.detach().abs().numpy()
+
+
+def test_policy_with_its_own_backward_learns_as_before() -> None:
+    built_in = replay_policy("dqn", fast_cpu=False)
+    own = of_class(Plain, built_in)
+    assert not supports(on_fake_gpu(of_class(Plain, built_in)))
+    rows = transitions(own)
+    one, two = (policy.learn_on_batch(rows)["vf_loss"] for policy in (built_in, own))
+    assert one == pytest.approx(two, rel=1e-6)
+
+
+def test_on_policy_policies_have_no_graphs() -> None:
+    assert not hasattr(small_policy("ppo"), "_graphs")
