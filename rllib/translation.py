@@ -307,6 +307,16 @@ def _resolve_batch(options: dict[str, Any], known: Mapping[str, Any], where: str
                 shown(batch),
             )
             return
+        environments = options.get("num_envs_per_worker", known["num_envs_per_worker"])
+        sizes_known = all(isinstance(size, int) for size in (fragment, environments, batch))
+        if sizes_known and fragment * environments != batch:
+            logger.warning(
+                "%s: train_batch_size=%s is ignored, because rollout_fragment_length=%s is given. "
+                "Each worker learns from one fragment of each of its environments",
+                where,
+                shown(batch),
+                shown(fragment),
+            )
     if fragment not in (None, "auto") or not isinstance(batch, int) or not batch:
         return
     sizes = {

@@ -23,6 +23,7 @@ from polopt.trainers.run_record import PATTERN, this_machine
 from polopt.trainers.saved_config import argument_for, decode_config
 from polopt.trainers.saved_config import described as described_values
 from polopt.trainers.saved_experiment import argument_of, is_given, refuse_imports
+from polopt.trainers.saved_trainer import checkpoint_path
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 
@@ -73,7 +74,7 @@ def rerun(
     """
     paths = find_records(trial)
     if start is not None:
-        paths = _from_checkpoint(paths, Path(getattr(start, "path", start)).expanduser())
+        paths = _from_checkpoint(paths, checkpoint_path(start))
     for path in paths:
         header, recorded = read_log(path)
         config = _config_of(header, path, changes)

@@ -13,6 +13,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import pytest
 import torch
 from fakes import FakeTransport, make_optimizer, worker_config
 from plugin_page import PLUGINS, plugin
+from ray.tune import Checkpoint
 from toy_envs import Drift
 from typer.testing import CliRunner
 
@@ -477,6 +479,8 @@ def test_a_rerun_may_begin_at_any_checkpoint(
         (t.iteration, digest_of(t.get_policy())) for t in polopt.rerun(tmp_path, start=checkpoint)
     ]
     assert found == [(3, digests[2])]
+    saved = SimpleNamespace(checkpoint=Checkpoint(checkpoint))  # as `save` and Tune return it
+    assert rerun_digests(tmp_path, start=saved) == [digests[2]]
     with pytest.raises(ConfigError, match="'record_restarts': got True without record_arrivals"):
         PolicyOptimizerTrainer({**SMALL, "record_restarts": True, "record_arrivals": False})
 

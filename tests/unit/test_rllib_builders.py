@@ -404,6 +404,18 @@ def test_batch_of_ddppo_is_one_fragment_of_a_worker() -> None:
     }
 
 
+def test_batch_of_ddppo_beside_a_fragment_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    config = rllib.DDPPOConfig().training(train_batch_size=500)
+    with caplog.at_level(logging.WARNING, "polopt"):
+        assert config.env_runners(rollout_fragment_length=50).to_dict() == {
+            "rollout_fragment_length": 50
+        }
+    assert "train_batch_size=500 is ignored, because rollout_fragment_length=50" in caplog.text
+    caplog.clear()
+    config.env_runners(num_envs_per_env_runner=10).to_dict()  # 10 environments of 50 steps
+    assert not caplog.text
+
+
 def test_batch_of_a3c_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "polopt"):
         assert rllib.A3CConfig().training(train_batch_size=500).to_dict() == {}
