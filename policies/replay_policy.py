@@ -43,8 +43,9 @@ class ReplayConfig(NormalizingConfig):
         random_timesteps: the number of environment steps at the beginning of a run in which actions
             are uniformly random. After these steps, the policy chooses the actions.
         fast_gpu: whether to record the gradient as a CUDA graph if the policy learns on a GPU. This
-            gives the same results in less time. With False, or if a network has modules from
-            outside of torch and polopt, Python starts each kernel.
+            gives the same results up to rounding in less time. With False, Python starts each
+            kernel. This is also the case if a subclass overrides the loss, or if a network has
+            buffers or modules from outside of torch and polopt.
     """
 
     adam_epsilon: float = pydantic.Field(default=1e-8, ge=1e-30, le=1e6)
@@ -87,7 +88,8 @@ class ReplayPolicy(Policy):
     config_class: ClassVar[type[ReplayConfig]] = ReplayConfig
     learns_from: ClassVar[type] = Transitions
     #: Names of the methods from which `add_gradient` computes the gradient. A class that sets them
-    #: learns with CUDA graphs on a GPU. See `CudaGraphs` for what these methods may use.
+    #: learns with CUDA graphs on a GPU, if its `backward` returns `backward_in_torch(rows)`. See
+    #: `CudaGraphs` for what these methods may use.
     graph_members: ClassVar[tuple[str, ...]] = ()
     config: Any  # see Policy
     model: Network
@@ -255,10 +257,14 @@ class ReplayPolicy(Policy):
         return torch.from_numpy(self.shuffle.standard_normal(shape, dtype=np.float32))
 
     @contextmanager
-    def training(self) -> Iterator[None]:
-        """A context in which the trained networks are in training mode. When the context ends, they
-        return to evaluation mode."""
-        modules = [self.segments[name].module for name in self.flat.trained]
+    def training(self, *names: str) -> Iterator[None]:
+        """A context in which networks are in training mode. When the context ends, they return to
+        evaluation mode.
+
+        Args:
+            names: names of segments. By default, all trained segments.
+        """
+        modules = [self.segments[name].module for name in names or self.flat.trained]
         for module in modules:
             module.train()
         try:

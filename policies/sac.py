@@ -101,7 +101,8 @@ class SACPolicy(ReplayPolicy):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.critics: Any = self.segments["critics"].module
-        self.target_critics: Any = self.segments["target_critics"].module
+        targets = self.segments.get("target_critics", self.segments["critics"])
+        self.target_critics: Any = targets.module
         self._closed_form = find_closed_form(type(self))
         self._layers: SACLayers | None = None
         if self.config.fast_cpu and self._closed_form is not None:
@@ -180,7 +181,7 @@ class SACPolicy(ReplayPolicy):
 
     def actor_loss(self, rows: Any) -> tuple[Tensor, Tensor]:
         """Computes the loss `[]` of the actor, and the log-probabilities `[B]` of new actions.
-        `backward` disables the gradients of the critics for this loss."""
+        `add_gradient` disables the gradients of the critics for this loss."""
         actions, log_prob = self.sampled(rows.obs)
         values = self.critics(rows.obs, actions).amin(0)
         return (self.log_alpha.exp().detach() * log_prob - values).mean(), log_prob

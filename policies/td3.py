@@ -157,8 +157,8 @@ class TD3Policy(ReplayPolicy):
         return loss, errors, {"vf_loss": loss, **value_stats(values.mean(0), targets)}
 
     def actor_loss(self, rows: Any) -> Tensor:
-        """Computes the loss `[]` of the actor. `backward` disables the gradients of the critics for
-        this loss."""
+        """Computes the loss `[]` of the actor. `add_gradient` disables the gradients of the
+        critics for this loss."""
         actions = torch.tanh(self.model.action_params(rows.obs))
         return -self.critics(rows.obs, actions, count=1).mean()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from inspect import getattr_static
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,7 +67,7 @@ class CudaGraphs:
 
     def backward(self, rows: Any) -> tuple[dict[str, float], np.ndarray] | None:
         """Does the same as `ReplayPolicy.backward_in_torch`. Returns None if the gradient cannot be
-        recorded. In this case, it adds nothing to the gradient.
+        recorded. In this case, the gradient stays as it was.
 
         Args:
             rows: `Transitions` with arrays of B rows.
@@ -77,19 +78,25 @@ class CudaGraphs:
             self._graphs.clear()
         key = (policy.graph_key, *((array.shape, array.dtype) for array in rows))
         if key not in self._graphs:
-            if self._failed or len(self._graphs) == _MAX_GRAPHS:
+            if self._failed:
+                return None
+            if len(self._graphs) == _MAX_GRAPHS:
+                self._fail(f"it needs more than {_MAX_GRAPHS} graphs")
                 return None
             try:
-                self._graphs[key] = self._record(rows)
+                with torch.cuda.device(policy.device):
+                    self._graphs[key] = self._record(rows)
             except RuntimeError as error:
-                self._failed = True
-                _LOG.warning(
-                    "%s cannot record its gradient as a CUDA graph, and learns without graphs: %s",
-                    type(policy).__name__,
-                    str(error).splitlines()[0],
-                )
+                # The end of a failed recording raises another error. The cause is its context.
+                self._fail(str(error.__context__ or error).splitlines()[0])
                 return None
-        return self._replay(self._graphs[key], rows)
+        with torch.cuda.device(policy.device):
+            return self._replay(self._graphs[key], rows)
+
+    def _fail(self, cause: str) -> None:
+        self._failed = True
+        name = type(self._policy).__name__
+        _LOG.warning("%s learns without further CUDA graphs: %s", name, cause)
 
     def _record(self, rows: Any) -> _Graph:
         policy = self._policy
@@ -104,25 +111,28 @@ class CudaGraphs:
             return noise[-1]
 
         graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
+        before = policy.flat.buffer.clone()
+        current, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+        stream.wait_stream(current)
         try:
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UP):
                     noise.clear()
                     self._next_noise = allocate
                     policy.add_gradient(inputs)
-            torch.cuda.current_stream().wait_stream(stream)
+            current.wait_stream(stream)
             # The tensors exist before the recording. Otherwise the graph would set them to 0.
             remaining = iter(noise)
             self._next_noise = lambda shape: next(remaining)
-            # The threads of other programs in this process may use the GPU at the same time.
+            # Other threads of this process may use the GPU at the same time.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 stats, errors = policy.add_gradient(inputs)
                 outputs = torch.cat([torch.stack([*stats.values()]).float(), errors.float()])
         finally:
             self._next_noise = None
-            policy.flat.zero_grads()
+            torch.cuda.set_stream(current)  # a recording that fails does not return to it
+            current.wait_stream(stream)
+            policy.flat.buffer.copy_(before)
         return _Graph(graph, tuple(inputs), noise, tuple(stats), outputs.detach())
 
     def _replay(self, graph: _Graph, rows: Any) -> tuple[dict[str, float], np.ndarray]:
@@ -143,19 +153,33 @@ def _torch_dtype(array: np.ndarray) -> torch.dtype:
 def supports(policy: Any) -> bool:
     """Whether a graph can repeat the gradient of a policy.
 
-    The policy must be on a GPU. The class that names the members of its gradient in `graph_members`
-    must define all of them, so a subclass that overrides one of them learns without graphs. All
-    networks must consist of modules of torch and polopt, and have no buffers, because Python code
-    of other modules may decide in each call what to compute.
+    The policy must be on a GPU. A subclass that overrides a method in `graph_members` learns
+    without graphs, unless it sets `graph_members` itself. All modules of the networks must be
+    modules of torch and polopt without hooks, because other Python code may decide in each call
+    what to compute. Networks with buffers learn without graphs, because the recording would change
+    the buffers. So do networks that scale each element of an image with its own number, because
+    they copy these numbers to the GPU in each call.
     """
     if policy.device.type != "cuda" or not policy.graph_members:
         return False
     cls = type(policy)
     owner = next(base for base in cls.__mro__ if "graph_members" in vars(base))
-    members = ("add_gradient", "normal", *policy.graph_members)
-    if any(getattr(cls, name) is not getattr(owner, name) for name in members):
+    members = ("add_gradient", "normal", "drawn", "tensors", "training", *policy.graph_members)
+    if any(getattr_static(cls, name) is not getattr_static(owner, name) for name in members):
         return False
     modules = [m for s in policy.segments.values() for m in s.module.modules()]
-    return not any(name.endswith(".buffers") for name in policy.flat.segments) and all(
-        type(module).__module__.partition(".")[0] in ("torch", "polopt") for module in modules
+    has_buffers = any(name.endswith(".buffers") for name in policy.flat.segments)
+    return not has_buffers and all(_repeats(module) for module in modules)
+
+
+def _repeats(module: Any) -> bool:
+    """Whether each call of the module runs the same kernels and no other code."""
+    known = type(module).__module__.partition(".")[0] in ("torch", "polopt")
+    hooks = (module._forward_hooks, module._forward_pre_hooks)
+    scales = [part.scale for part in getattr(module, "parts", ())]
+    return (
+        known
+        and not any(hooks)
+        and "forward" not in vars(module)
+        and not any(isinstance(scale, Tensor) for scale in scales)
     )

@@ -19,6 +19,14 @@ ALLOWED = {
         "policies/learning/torch_optimizers.py",
         "tests/unit/test_torch_optimizers.py::test_equals_class_bit_for_bit_through_a_restore",
     ),
+    "_forward_hooks": (
+        "policies/fast_gpu/cuda_graphs.py",
+        "tests/unit/test_fast_gpu.py::test_networks_with_hooks_learn_without_graphs",
+    ),
+    "_forward_pre_hooks": (
+        "policies/fast_gpu/cuda_graphs.py",
+        "tests/unit/test_fast_gpu.py::test_networks_with_hooks_learn_without_graphs",
+    ),
     "_global_registry": (
         "common/tune_registry.py",
         "tests/unit/test_env_sources.py::test_name_registered_with_tune",
