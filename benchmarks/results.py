@@ -108,7 +108,8 @@ MUJOCO_SAC: dict[str, Any] = {
     "alpha_lr": 1e-3,
     "buffer_size": 100_000,
 }
-#: DQN on CartPole-v1 with the settings of RL Zoo for Stable-Baselines3.
+#: DQN on CartPole-v1. The options that are given here are the settings of RL Zoo for
+#: Stable-Baselines3.
 CARTPOLE_DQN: dict[str, Any] = {
     "env": "CartPole-v1",
     "num_envs_per_worker": 1,
@@ -154,6 +155,23 @@ UNTUNED: dict[str, dict[str, Any]] = {
         "config": {**CARTPOLE_DQN, "double_q": False, "dueling": False, "grad_clip": 10.0},
     },
     "halfcheetah_sac": {"run": "SAC", "config": {"env": "HalfCheetah-v5", **MUJOCO_SAC}},
+    "halfcheetah_crossq": {
+        "run": "PolicyOptimizerTrainer",
+        "config": {
+            "env": "HalfCheetah-v5",
+            "optimizer": "sync_replay",
+            "policy": "crossq",
+            "num_workers": 0,
+            "num_envs_per_worker": 1,
+            "rollout_fragment_length": 8,
+            "min_sample_timesteps_per_iteration": 1000,
+            "train_batch_size": 256,
+            "training_intensity": 256.0,
+            "learning_starts": 5000,
+            "random_timesteps": 5000,
+            "buffer_size": 100_000,
+        },
+    },
     "hopper_sac": {"run": "SAC", "config": {"env": "Hopper-v5", **MUJOCO_SAC}},
     # The epsilon schedule and the buffer size are from MinAtar's paper. The paper makes one update
     # per frame, for 5M frames.
@@ -288,7 +306,7 @@ TASKS: dict[str, Task] = {
         50_000,
         (
             Cell("DQN, double and dueling", "cartpole_double_dqn"),
-            Cell("DQN, neither", "cartpole_dqn"),
+            Cell("DQN without double Q-learning and dueling", "cartpole_dqn"),
             Cell("Stable-Baselines3 DQN, RL Zoo's settings", "sb3:result-dqn-cartpole"),
         ),
         goal=475.0,
@@ -309,6 +327,7 @@ TASKS: dict[str, Task] = {
         (
             Cell("SAC", "halfcheetah_sac"),
             Cell("Stable-Baselines3 SAC, RL Zoo's settings", "sb3:result-sac-halfcheetah"),
+            Cell("CrossQ, critics of width 256", "halfcheetah_crossq"),
             Cell("sb3-contrib CrossQ, critics of width 256", "sb3:result-crossq-halfcheetah"),
         ),
         episodes=EVALUATION_EPISODES,

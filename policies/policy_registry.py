@@ -12,6 +12,7 @@ POLICIES = Registry(
         "a2c": "polopt.policies.a2c:A2CPolicy",
         "a3c": "polopt.policies.a2c:A2CPolicy",
         "appo": "polopt.policies.appo:AppoPolicy",
+        "crossq": "polopt.policies.crossq:CrossQPolicy",
         "decoupled_ppo": "polopt.policies.decoupled_ppo:DecoupledPPOPolicy",
         "dqn": "polopt.policies.dqn:DQNPolicy",
         "impala": "polopt.policies.impala:ImpalaPolicy",

@@ -90,6 +90,7 @@ class _PolicyConfig(TypedDict, total=False):
     lr: float | Sequence[Sequence[int | float]]
     lr_schedule: float | Sequence[Sequence[int | float]]
     torch_optimizer: Literal["adam", "rmsprop"]
+    adam_beta1: float
     adam_epsilon: float
     rmsprop_alpha: float
     rmsprop_epsilon: float
@@ -143,6 +144,16 @@ class _ReplayConfig(TypedDict, total=False):
     random_timesteps: int
     fast_gpu: bool
 
+class _SACConfig(TypedDict, total=False):
+    actor_lr: float | Sequence[Sequence[int | float]] | None
+    critic_lr: float | Sequence[Sequence[int | float]] | None
+    alpha_lr: float | Sequence[Sequence[int | float]] | None
+    initial_alpha: float
+    target_entropy: float | Literal["auto"] | None
+
+class _CrossQConfig(TypedDict, total=False):
+    policy_delay: int
+
 class _EpsilonGreedyConfig(TypedDict, total=False):
     epsilon: float | Sequence[Sequence[int | float]]
     per_worker_epsilon: bool
@@ -151,13 +162,6 @@ class _DQNConfig(TypedDict, total=False):
     double_q: bool
     dueling: bool
     td_error_loss_fn: Literal["huber", "mse"]
-
-class _SACConfig(TypedDict, total=False):
-    actor_lr: float | Sequence[Sequence[int | float]] | None
-    critic_lr: float | Sequence[Sequence[int | float]] | None
-    alpha_lr: float | Sequence[Sequence[int | float]] | None
-    initial_alpha: float
-    target_entropy: float | Literal["auto"] | None
 
 class _TD3Config(TypedDict, total=False):
     actor_lr: float | Sequence[Sequence[int | float]] | None
@@ -288,6 +292,7 @@ class AnyOptions(PluginOptions, total=False):
     lr: float | Sequence[Sequence[int | float]]
     lr_schedule: float | Sequence[Sequence[int | float]]
     torch_optimizer: Literal["adam", "rmsprop"]
+    adam_beta1: float
     adam_epsilon: float
     rmsprop_alpha: float
     rmsprop_epsilon: float
@@ -324,17 +329,17 @@ class AnyOptions(PluginOptions, total=False):
     tau: float
     random_timesteps: int
     fast_gpu: bool
-    epsilon: float | Sequence[Sequence[int | float]]
-    per_worker_epsilon: bool
-    double_q: bool
-    dueling: bool
-    td_error_loss_fn: Literal["huber", "mse"]
     actor_lr: float | Sequence[Sequence[int | float]] | None
     critic_lr: float | Sequence[Sequence[int | float]] | None
     alpha_lr: float | Sequence[Sequence[int | float]] | None
     initial_alpha: float
     target_entropy: float | Literal["auto"] | None
     policy_delay: int
+    epsilon: float | Sequence[Sequence[int | float]]
+    per_worker_epsilon: bool
+    double_q: bool
+    dueling: bool
+    td_error_loss_fn: Literal["huber", "mse"]
     exploration_noise: float | Sequence[Sequence[int | float]]
     target_noise: float
     target_noise_clip: float

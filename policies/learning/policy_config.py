@@ -20,6 +20,7 @@ class PolicyConfig(Config):
             value], ...]`.
         torch_optimizer: the algorithm of `torch.optim` that updates the weights, `adam` or
             `rmsprop`.
+        adam_beta1: the decay of Adam's mean of gradients.
         adam_epsilon: the epsilon of Adam.
         rmsprop_alpha: the decay of RMSprop's mean of squared gradients.
         rmsprop_epsilon: the epsilon of RMSprop. torch adds epsilon after taking the root of the
@@ -46,6 +47,7 @@ class PolicyConfig(Config):
 
     lr: LearningRate = 1e-3
     torch_optimizer: Literal["adam", "rmsprop"] = "adam"
+    adam_beta1: float = pydantic.Field(default=0.9, ge=0.0, lt=1.0)
     # An epsilon below this bound may be 0 in float32.
     adam_epsilon: float = pydantic.Field(default=1e-5, ge=1e-30, le=1e6)
     rmsprop_alpha: float = pydantic.Field(default=0.99, ge=0.0, lt=1.0)

@@ -94,7 +94,7 @@ class Adam(TorchOptimizer):
             [],
             [self.count],
             amsgrad=False,
-            beta1=0.9,
+            beta1=config.adam_beta1,
             beta2=0.999,
             lr=lr,
             weight_decay=0.0,

@@ -14,9 +14,9 @@ from policy_helpers import fixed_gradient, small_policy
 from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.learning.torch_optimizers import TORCH_OPTIMIZERS
 
-CONFIG = PolicyConfig(adam_epsilon=1e-5, rmsprop_alpha=0.9, rmsprop_epsilon=1e-3)
+CONFIG = PolicyConfig(adam_beta1=0.7, adam_epsilon=1e-5, rmsprop_alpha=0.9, rmsprop_epsilon=1e-3)
 CLASSES: dict[str, Any] = {
-    "adam": lambda params: torch.optim.Adam(params, eps=1e-5, fused=True),
+    "adam": lambda params: torch.optim.Adam(params, betas=(0.7, 0.999), eps=1e-5, fused=True),
     "rmsprop": lambda params: torch.optim.RMSprop(params, alpha=0.9, eps=1e-3, foreach=False),
 }
 every_optimizer = pytest.mark.parametrize("name", CLASSES)
