@@ -120,7 +120,7 @@ def test_restored_buffer_draws_the_same_sequences(tmp_path: Path) -> None:
         ),
         (
             {"replay_unit": "transition", "sequence_length": None, "burn_in": 0},
-            "Allowed: optimizer 'sync_replay' with replay_unit='sequence', or policy 'dqn'",
+            "Allowed: optimizer 'sync_replay' with replay_unit='sequence', or policy 'crossq', ",
         ),
         ({"sequence_length": None}, "key 'sequence_length': got None with replay_unit='sequence'"),
         ({"burn_in": 8}, "key 'burn_in': got 8 with sequence_length=8; allowed: 0 to 7"),
