@@ -14,14 +14,15 @@ from polopt.policies.learning.schedules import LearningRate
 from polopt.policies.learning.value_statistics import value_stats
 from polopt.policies.networks.batch_renorm import add_batch_renorm
 from polopt.policies.networks.critics import make_actor, make_critics
-from polopt.policies.replay_policy import bootstrapped, frozen
+from polopt.policies.replay_policy import bootstrapped
 from polopt.policies.sac import SACConfig, SACPolicy, Temperature
 
 
 class CrossQConfig(SACConfig):
     """Options of `CrossQPolicy`, in addition to the options of `SACConfig`.
 
-    `tau` and `target_network_update_freq` have no effect, because there are no target networks.
+    `tau` and `target_network_update_freq` have no effect, because CrossQ does not have
+    target networks.
 
     Attributes:
         lr: the learning rate of the actor, the critics and the temperature.
@@ -41,9 +42,13 @@ class CrossQPolicy(SACPolicy):
 
     The critics compute the values of both observations of each row in one batch, so batch
     normalisation sees stored actions and new actions together. (Batch renormalisation replaces
-    batch normalisation after 100,000 updates.) The actor and the temperature learn in every
-    `policy_delay`-th update. The paper has critics of width 2,048. The default here is 256, as in
-    `SACPolicy`.
+    batch normalisation after 100,000 batches. See `BatchRenorm`.) The actor and the temperature
+    learn in every `policy_delay`-th update. The paper has critics of width 2,048. The default here
+    is 256, as in `SACPolicy`.
+
+    Raises:
+        ConfigError: for the action spaces that `SACPolicy` does not support, and for networks that
+            are not multi-layer perceptrons, or have layer normalisation.
     """
 
     config_class = CrossQConfig
@@ -94,11 +99,8 @@ class CrossQPolicy(SACPolicy):
             critic_loss.backward()
         stats["total_loss"] = critic_loss
         if not self.resting:
-            with self.training("network"), frozen(self.critics):
-                actor_loss, log_prob = self.actor_loss(rows)
-                actor_loss.backward()
-            self.alpha_loss(log_prob).backward()
-            stats |= {"policy_loss": actor_loss, "entropy": -log_prob.mean()}
-            stats["total_loss"] = critic_loss + actor_loss
+            with self.training("network"):
+                stats |= self.add_actor_gradient(rows)
+            stats["total_loss"] = critic_loss + stats["policy_loss"]
         stats["alpha_value"] = self.log_alpha[0].exp()
         return stats, errors.detach().abs().mean(0)

@@ -89,8 +89,8 @@ class SACPolicy(ReplayPolicy):
 
     config_class = SACConfig
     graph_members = (
-        *("critic_loss", "actor_loss", "alpha_loss", "targets", "sampled", "params_in_torch"),
-        *("target_entropy", "log_std_bounds"),
+        *("critic_loss", "actor_loss", "alpha_loss", "add_actor_gradient"),
+        *("targets", "sampled", "params_in_torch", "target_entropy", "log_std_bounds"),
     )
     config: SACConfig
     dist: SquashedGaussian
@@ -181,7 +181,7 @@ class SACPolicy(ReplayPolicy):
 
     def actor_loss(self, rows: Any) -> tuple[Tensor, Tensor]:
         """Computes the loss `[]` of the actor, and the log-probabilities `[B]` of new actions.
-        `add_gradient` disables the gradients of the critics for this loss."""
+        `add_actor_gradient` disables the gradients of the critics for this loss."""
         actions, log_prob = self.sampled(rows.obs)
         values = self.critics(rows.obs, actions).amin(0)
         return (self.log_alpha.exp().detach() * log_prob - values).mean(), log_prob
@@ -200,16 +200,20 @@ class SACPolicy(ReplayPolicy):
             return fast
         return self.backward_in_torch(rows)
 
+    def add_actor_gradient(self, rows: Any) -> dict[str, Tensor]:
+        """Adds the gradients of the actor and the temperature. Returns statistics `[]`."""
+        with frozen(self.critics):
+            actor_loss, log_prob = self.actor_loss(rows)
+            actor_loss.backward()
+        self.alpha_loss(log_prob).backward()
+        return {"policy_loss": actor_loss, "entropy": -log_prob.mean()}
+
     def add_gradient(self, rows: Any) -> tuple[dict[str, Tensor], Tensor]:
         with self.training():
             critic_loss, errors, stats = self.critic_loss(rows)
             critic_loss.backward()
-            with frozen(self.critics):
-                actor_loss, log_prob = self.actor_loss(rows)
-                actor_loss.backward()
-            self.alpha_loss(log_prob).backward()
-        stats |= {"policy_loss": actor_loss, "entropy": -log_prob.mean()}
-        stats["total_loss"] = critic_loss + actor_loss
+            stats |= self.add_actor_gradient(rows)
+        stats["total_loss"] = critic_loss + stats["policy_loss"]
         stats["alpha_value"] = self.log_alpha[0].exp()
         return stats, errors.detach().abs().mean(0)
 
