@@ -238,6 +238,9 @@ class ReplayPolicy(Policy):
 
         Returns:
             statistics `[]`, and the absolute TD errors `[B]`, without gradients.
+
+        Raises:
+            NotImplementedError: the class does not define this method.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define add_gradient")
 
