@@ -155,6 +155,17 @@ UNTUNED: dict[str, dict[str, Any]] = {
         "config": {**CARTPOLE_DQN, "double_q": False, "dueling": False, "grad_clip": 10.0},
     },
     "halfcheetah_sac": {"run": "SAC", "config": {"env": "HalfCheetah-v5", **MUJOCO_SAC}},
+    # Chosen before the first run: twice as many updates, which begin after 1,000 random steps.
+    "halfcheetah_sac_twice": {
+        "run": "SAC",
+        "config": {
+            "env": "HalfCheetah-v5",
+            **MUJOCO_SAC,
+            "learning_starts": 1000,
+            "random_timesteps": 1000,
+            "training_intensity": 512.0,
+        },
+    },
     "halfcheetah_crossq": {
         "run": "PolicyOptimizerTrainer",
         "config": {
@@ -326,6 +337,7 @@ TASKS: dict[str, Task] = {
         MUJOCO_SAC_STEPS,
         (
             Cell("SAC", "halfcheetah_sac"),
+            Cell("SAC, two updates per step", "halfcheetah_sac_twice"),
             Cell("Stable-Baselines3 SAC, RL Zoo's settings", "sb3:result-sac-halfcheetah"),
             Cell("CrossQ, critics of width 256", "halfcheetah_crossq"),
             Cell("sb3-contrib CrossQ, critics of width 256", "sb3:result-crossq-halfcheetah"),
