@@ -141,6 +141,7 @@ class SocketChannel(Channel):
         self.refused = False
         self._connection: Connection | None = None
         self._endpoint: Endpoint | None = None
+        # The call of `connect`. None once the connection is admitted, or the process cannot connect.
         self._connecting: Future[Any] | None = None
         # The call of `serve` that answers calls over the socket. None while the process answers
         # calls through Ray.
@@ -222,7 +223,7 @@ class SocketChannel(Channel):
 
     def connected(self, connection: Connection) -> None:
         """Stores the connection of the process, which has connected and authenticated."""
-        self._connection = connection
+        self._connection, self._connecting = connection, None
         self._room = buffer_bytes(connection)
 
     def receive(self) -> None:
@@ -247,8 +248,10 @@ class SocketChannel(Channel):
         error = call.exception()
         problem = str(call.result()) if error is None else str(error) or type(error).__name__
         if call is self._connecting:
-            self._connecting = None
+            # Without a problem, the process has connected, but the listener has not admitted the
+            # connection yet. If the process connected again, it would close this connection.
             if problem:
+                self._connecting = None
                 self._transport.expect_no_more(self._endpoint)
                 # After an error, the process has died. The next call through Ray reports this.
                 self.refused = error is None

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import ray
@@ -133,6 +133,34 @@ def test_connected_process_does_not_connect_again(connected: list[Line]) -> None
     assert line.call(note, 1) == 1
     assert channel._connection is connection
     assert channel._connecting is None
+
+
+def test_connection_that_is_admitted_late_is_the_only_connection(
+    transport: SocketTransport, lines: list[Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy driver may hear through Ray that the process has connected, before the thread of the
+    listener has admitted the connection. A second connection would end the first connection, and
+    the calls over the first connection would fail."""
+    line, channel, listener = lines[0], cast(Any, lines[0].channel), cast(Any, transport._listener)
+    admit, may_admit = listener._admitted, threading.Event()
+
+    def admit_late(connection: Connection, token: bytes) -> None:
+        may_admit.wait(LIMIT_S)
+        admit(connection, token)
+
+    monkeypatch.setattr(listener, "_admitted", admit_late)
+    channel.connect()
+    connecting = channel._connecting
+    wait_for(transport, connecting.done)
+    transport.poll(0.1)
+    assert line.call(note, 1) == 1
+    assert not channel.is_connected
+    may_admit.set()
+    wait_for(transport, lambda: channel.is_connected)
+    connection, before = channel._connection, transport.num_calls
+    assert [line.call(note, number) for number in range(5)] == list(range(5))
+    assert transport.num_calls == before + 5
+    assert channel._connection is connection
 
 
 def test_only_calls_that_need_ray_go_through_ray(connected: list[Line]) -> None:
