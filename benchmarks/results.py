@@ -123,6 +123,24 @@ CARTPOLE_DQN: dict[str, Any] = {
     "target_network_update_freq": 128,
     "model": {"fcnet_hiddens": [256, 256]},
 }
+#: DQN on Acrobot-v1 with the algorithm of Stable-Baselines3 and the settings of RL Zoo.
+ACROBOT_ZOO_DQN: dict[str, Any] = {
+    "env": "Acrobot-v1",
+    "num_envs_per_worker": 1,
+    "rollout_fragment_length": 4,
+    "min_sample_timesteps_per_iteration": 4000,
+    "buffer_size": 50_000,
+    "learning_starts": 128,
+    "train_batch_size": 128,
+    "training_intensity": 128.0,
+    "lr": 6.3e-4,
+    "epsilon": [[0, 1.0], [12_000, 0.1]],
+    "target_network_update_freq": 250,
+    "double_q": False,
+    "dueling": False,
+    "grad_clip": 10.0,
+    "model": {"fcnet_hiddens": [256, 256]},
+}
 #: Number of evaluation episodes of the tasks for DQN, PQN, SAC and TD3.
 EVALUATION_EPISODES = 100
 #: Budget of the tasks with SAC on MuJoCo.
@@ -147,6 +165,7 @@ UNTUNED: dict[str, dict[str, Any]] = {
             "min_sample_timesteps_per_iteration": 4096,
         },
     },
+    "acrobot_zoo_dqn": {"run": "DQN", "config": ACROBOT_ZOO_DQN},
     # Double Q-learning and a dueling network.
     "cartpole_double_dqn": {"run": "DQN", "config": CARTPOLE_DQN},
     # The algorithm of Stable-Baselines3, which has neither, with its limit of the gradient norm.
@@ -301,6 +320,7 @@ TASKS: dict[str, Task] = {
         500_000,
         (
             Cell("DQN", "acrobot_dqn"),
+            Cell("DQN with RL Zoo's settings", "acrobot_zoo_dqn"),
             Cell("PQN", "acrobot_pqn"),
             Cell("Stable-Baselines3 DQN, RL Zoo's settings", "sb3:result-dqn-acrobot"),
         ),
