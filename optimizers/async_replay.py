@@ -201,8 +201,7 @@ class AsyncReplay(ReplayOptimizer):
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
         super().__init__(workers, config)
-        rollout, policy = workers.config.rollout, workers.config.policy
-        self.limiter = self.config.limiter(rollout, policy)
+        self.limiter = self._new_limiter()
         self.shards = ReplayShards(workers, self.config)
         self.calls.include(self.shards)
         self.calls.per_worker = _MOST_CALLS
@@ -217,6 +216,9 @@ class AsyncReplay(ReplayOptimizer):
         self._blocked_s = dict.fromkeys(("learner", "samplers", "learner_by_shards"), 0.0)
         # The share of the samplers that have no request, and the time when it was measured.
         self._idle = 0.0, workers.clock()
+
+    def _new_limiter(self) -> RateLimiter:
+        return self.config.limiter(self.workers.config.rollout, self.workers.config.policy)
 
     @classmethod
     def check(cls, rollout: RolloutConfig, config: Any) -> None:
@@ -449,6 +451,7 @@ class AsyncReplay(ReplayOptimizer):
         intensity does not count the rows that are sampled until then."""
         super().set_state(state)
         self._num_draws = self._num_learned = 0
+        self.limiter = self._new_limiter()
         if limiter := state.get("limiter") or state.get("replay", {}).get("limiter"):
             self.limiter.set_state(limiter, rows=0)
         for shard, seed in self.shards.forget_all().items():

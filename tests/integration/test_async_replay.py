@@ -202,3 +202,8 @@ def test_state_is_restored_without_a_burst(optimizer: Any) -> None:
     rows = optimizer.metrics.num_env_steps_sampled - sampled
     # The buffer is empty after a restore, so learning waits for `learning_starts` = 200 new rows.
     assert learned <= rows - 200 + optimizer.limiter.error_buffer
+    optimizer.limiter.inserted(100)
+    del state["limiter"]  # as in the state of an optimizer without replay
+    optimizer.set_state(state)
+    assert optimizer.limiter.credit == 0
+    assert not optimizer.limiter.can_learn(1)
