@@ -290,23 +290,39 @@ class SavedCheckpoint:
         checkpoint: Tune's object for the checkpoint. Its attribute `path` is the directory.
         metrics: the trainer's last result before the checkpoint. It is empty before this
             trainer's first result, even if a checkpoint was restored.
+        iteration: number of iterations of the run, including those before a restored checkpoint.
     """
 
     checkpoint: Checkpoint
     metrics: dict[str, Any]
+    iteration: int
 
     def __repr__(self) -> str:
         """Returns one line without the metrics. Notebooks show this text, and the metrics would
         have thousands of characters."""
-        iteration = self.metrics.get("training_iteration", 0)
-        return f"<checkpoint after iteration {iteration} in {self.checkpoint.path}>"
+        return f"<checkpoint after iteration {self.iteration} in {self.checkpoint.path}>"
 
 
 def checkpoint_path(checkpoint: Any) -> Path:
-    """Returns the path of a checkpoint. The argument is a path, a Tune checkpoint, or the return
-    value of a trainer's `save`."""
-    checkpoint = getattr(checkpoint, "checkpoint", checkpoint)
+    """Returns the path of a checkpoint. The argument is a path, a checkpoint or a result of Tune,
+    or the return value of a trainer's `save`.
+
+    Raises:
+        CheckpointError: the argument is None, or a result without a checkpoint.
+    """
+    checkpoint = _checkpoint_in(checkpoint)
     return Path(getattr(checkpoint, "path", checkpoint)).expanduser()
+
+
+def _checkpoint_in(given: Any) -> Any:
+    found = getattr(given, "checkpoint", given)
+    if found is None:
+        what = "got None" if given is None else "the result has no checkpoint"
+        raise CheckpointError(
+            f"{what}. Tune saves the checkpoint of a trial at its end with "
+            "RunConfig(checkpoint_config=CheckpointConfig(checkpoint_at_end=True))"
+        )
+    return found
 
 
 def check_directory(checkpoint: Any) -> None:
@@ -319,10 +335,10 @@ def check_directory(checkpoint: Any) -> None:
         checkpoint: a path, a Tune checkpoint, or the return value of `Trainable.save`.
 
     Raises:
-        CheckpointError: a path does not exist, or the directory contains a file that Tune would
-            unpickle.
+        CheckpointError: there is no checkpoint, a path does not exist, or the directory contains a
+            file that Tune would unpickle.
     """
-    checkpoint = getattr(checkpoint, "checkpoint", checkpoint)
+    checkpoint = _checkpoint_in(checkpoint)
     if isinstance(checkpoint, str | Path):
         _check_exists(Path(checkpoint))
         found = Path(checkpoint, _PICKLE).exists()

@@ -556,7 +556,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             ) from error
         if self._storage_of_trial is not None:
             return saved
-        return SavedCheckpoint(tune.Checkpoint.from_directory(str(checkpoint_dir)), saved.metrics)
+        checkpoint = tune.Checkpoint.from_directory(str(checkpoint_dir))
+        return SavedCheckpoint(checkpoint, saved.metrics, self.iteration)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes a checkpoint of tensors and JSON. See `polopt.trainers.checkpoints`.

@@ -141,7 +141,7 @@ class SocketChannel(Channel):
         self.refused = False
         self._connection: Connection | None = None
         self._endpoint: Endpoint | None = None
-        # The call of `connect`. None once the connection is admitted, or the process cannot connect.
+        # The call of `connect`. None once the connection is admitted or cannot be made.
         self._connecting: Future[Any] | None = None
         # The call of `serve` that answers calls over the socket. None while the process answers
         # calls through Ray.

@@ -41,17 +41,39 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+class ResultWithoutCheckpoint:
+    """As a result of Tune whose trial has saved no checkpoint."""
+
+    checkpoint = None
+    path = "/nowhere"
+
+
+@pytest.mark.parametrize("given", [None, ResultWithoutCheckpoint()])
+def test_missing_checkpoint_is_one_error(given: Any, tmp_path: Path) -> None:
+    (tmp_path / "arrivals_000000.jsonl.gz").write_bytes(b"")
+    start = ResultWithoutCheckpoint()
+    for use in (
+        lambda: polopt.SyncPPO.from_checkpoint(given),
+        lambda: polopt.load(given),
+        lambda: next(polopt.rerun(tmp_path, start=start)),
+    ):
+        with pytest.raises(CheckpointError, match="checkpoint_at_end=True"):
+            use()
+
+
 def flat(trainer: Any) -> np.ndarray:
     return np.array(trainer.get_policy().get_weights().flat)
 
 
-def test_trainer_from_a_checkpoint_continues_like_a_restored_one(run: Path) -> None:
+def test_trainer_from_a_checkpoint_continues_like_a_restored_one(run: Path, tmp_path: Path) -> None:
     whole = polopt.SyncPPO(SMALL)
     whole.restore(next(run.glob("checkpoint_*")))
     whole.train()
     trainer = polopt.SyncPPO.from_checkpoint(run)
     assert trainer.experiment.policy.model.fcnet_hiddens == (8,)
     assert trainer.iteration == 2
+    again = trainer.save(str(tmp_path / "again"))  # this trainer has no result yet
+    assert repr(again) == f"<checkpoint after iteration 2 in {tmp_path / 'again'}>"
     trainer.train()
     np.testing.assert_array_equal(flat(trainer), flat(whole))
     for one in (trainer, whole):
