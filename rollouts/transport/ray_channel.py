@@ -8,6 +8,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import ray
@@ -69,12 +70,14 @@ class RayTicket(Ticket):
 
     Attributes:
         ref: the `ray.ObjectRef` of the call.
+        future: the future of the call, if a transport watches the call. See `Wakeup`.
     """
 
-    __slots__ = ("_starts", "ref")
+    __slots__ = ("_starts", "future", "ref")
 
     def __init__(self, ref: ray.ObjectRef[Any], starts: bool = False) -> None:
         self.ref = ref
+        self.future: Future[Any] | None = None
         self._starts = starts
 
     def ended(self) -> bool:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import pickle
 import secrets
 import selectors
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
@@ -51,8 +53,8 @@ logger = logging.getLogger("polopt")
 #: The longest time to wait for the rest of a message that a process has begun to send. The sender
 #: has the whole message in memory, so the rest arrives soon.
 MESSAGE_TIMEOUT_S = 10.0
-#: The longest time that the selector waits while calls through Ray are pending. Ray does not report
-#: the end of every call (see `wait`).
+#: While calls through Ray are pending, the driver asks Ray at least once in this time which calls
+#: have ended. Futures do not report the end of every call (see `_ended_through_ray`).
 RECHECK_S = 1.0
 #: The longest timeout that is passed to a selector. Not every selector accepts longer timeouts.
 MAX_WAIT_S = 1e6
@@ -212,9 +214,7 @@ class SocketChannel(Channel):
             self._connecting = self._watch(self.through_ray.actor.connect.remote(self._endpoint))
 
     def _watch(self, ref: Any) -> Future[Any]:
-        future = self._transport.wakeup.watch(ref, self)
-        assert future is not None
-        return future
+        return self._transport.wakeup.watch(ref, self)
 
     @property
     def is_connected(self) -> bool:
@@ -308,6 +308,7 @@ class SocketTransport(Transport):
         self._timeout_s = timeout_s
         self._required = required
         self._arrivals = 0
+        self._recheck_s = -math.inf  # the next time to ask Ray which calls have ended
         self._key = secrets.token_bytes(32)
         self._node = ray.get_runtime_context().get_node_id()
         self._expected: dict[bytes, SocketChannel] = {}  # by token
@@ -387,12 +388,8 @@ class SocketTransport(Transport):
     def wait(self, tickets: Collection[Ticket], timeout_s: float) -> list[Ticket]:
         ended = run_here(tickets) or self._ended(tickets)
         if not ended:
-            for ticket in tickets:
-                if isinstance(ticket, RayTicket):
-                    self.wakeup.watch(ticket.ref)
-                    # Ray does not complete the future of an answer whose unpickling raises
-                    # SystemExit. So the wait ends from time to time, and `_ended` asks Ray again.
-                    timeout_s = min(timeout_s, RECHECK_S)
+            if any(isinstance(ticket, RayTicket) for ticket in tickets):
+                timeout_s = min(timeout_s, RECHECK_S)
             self.poll(timeout_s)
             ended = self._ended(tickets)
         return ended
@@ -401,11 +398,26 @@ class SocketTransport(Transport):
         arrived = [t for t in tickets if isinstance(t, SocketTicket) and t.arrival is not None]
         if len(arrived) > 1:
             arrived.sort(key=lambda ticket: ticket.arrival or 0)
-        through_ray = {t.ref: t for t in tickets if isinstance(t, RayTicket)}
-        if not through_ray:
-            return [*arrived]
-        refs = ray.wait(list(through_ray), num_returns=len(through_ray), timeout=0)[0]
-        return [*arrived, *(through_ray[ref] for ref in refs)]
+        return [*arrived, *self._ended_through_ray(tickets)]
+
+    def _ended_through_ray(self, tickets: Collection[Ticket]) -> list[RayTicket]:
+        """Returns the calls through Ray that have ended.
+
+        The future of a call says whether the call has ended. To ask Ray takes much longer, so the
+        driver asks Ray once for each call, when it begins to watch the future, and then once per
+        `RECHECK_S`. Ray does not complete the future of an answer whose unpickling raises
+        SystemExit.
+        """
+        through_ray = [ticket for ticket in tickets if isinstance(ticket, RayTicket)]
+        ask = {ticket.ref for ticket in through_ray if ticket.future is None}
+        for ticket in through_ray:
+            ticket.future = ticket.future or self.wakeup.watch(ticket.ref)
+        now_s = time.monotonic()
+        if now_s >= self._recheck_s:
+            self._recheck_s = now_s + RECHECK_S
+            ask = {ticket.ref for ticket in through_ray}
+        ended = set(ray.wait(list(ask), num_returns=len(ask), timeout=0)[0]) if ask else set()
+        return [t for t in through_ray if t.ref in ended or (t.future and t.future.done())]
 
     def poll(self, timeout_s: float) -> None:
         """Handles everything that has arrived, but at most one message of each process. If nothing

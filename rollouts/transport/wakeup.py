@@ -22,14 +22,13 @@ class Wakeup:
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
-        self._watched: set[Any] = set()
         self._ended: deque[tuple[Any, Future[Any]]] = deque()
 
     def fileno(self) -> int:
         """Returns the file descriptor that a selector watches for reading."""
         return self._reader.fileno()
 
-    def watch(self, ref: ray.ObjectRef[Any], tag: Any = None) -> Future[Any] | None:
+    def watch(self, ref: ray.ObjectRef[Any], tag: Any = None) -> Future[Any]:
         """Watches a call: the socket becomes readable when the call ends.
 
         Args:
@@ -38,15 +37,11 @@ class Wakeup:
                 does not return this call.
 
         Returns:
-            the future of the call. None if the call is already being watched.
+            the future of the call.
         """
-        if ref in self._watched:
-            return None
-        self._watched.add(ref)
         future: Future[Any] = ref.future()
 
         def wake(ended: Future[Any]) -> None:
-            self._watched.discard(ref)
             if tag is not None:
                 self._ended.append((tag, ended))
             self.wake()

@@ -185,6 +185,31 @@ def test_only_calls_that_need_ray_go_through_ray(connected: list[Line]) -> None:
     assert channel._room == room, "answered calls take no space in the buffer"
 
 
+def test_pending_call_through_ray_slows_no_call_over_a_socket(
+    connected: list[Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver asks Ray rarely, because an answer from Ray takes longer than a call."""
+    first, second = connected
+    num_asked, ask = 0, ray.wait
+
+    def counted(*args: Any, **options: Any) -> Any:
+        nonlocal num_asked
+        num_asked += 1
+        return ask(*args, **options)
+
+    monkeypatch.setattr(ray, "wait", counted)
+    began_s = time.monotonic()
+    pending = first.send(note_slowly, 1, 2.0, by_reference=True)
+    for number in range(100):
+        ticket = second.send(note, number)
+        until_s = time.monotonic() + LIMIT_S
+        while ticket not in second.transport.wait([pending, ticket], 1.0):
+            assert time.monotonic() < until_s
+        assert ticket.result(LIMIT_S).value == number
+    assert num_asked <= 2 + (time.monotonic() - began_s) / socket_channel.RECHECK_S
+    assert first.transport.get(first.answer(pending).value) == 1
+
+
 def test_full_buffer_sends_the_next_calls_through_ray(connected: list[Line]) -> None:
     line = connected[0]
     transport: Any = line.transport
