@@ -42,6 +42,7 @@ from polopt.rollouts.transport.ray_channel import RayChannel, RayTicket, RayTran
 from polopt.rollouts.transport.socket_server import NUMBER_BYTES, Endpoint
 from polopt.rollouts.transport.sockets import (
     CONNECTION_ERRORS,
+    HANDSHAKE_TIMEOUT_S,
     PrivateListener,
     buffer_bytes,
     hang_up,
@@ -61,6 +62,9 @@ MAX_WAIT_S = 1e6
 #: The longest time to wait for the result of `serve` after a connection has ended. Ray usually
 #: reports the death of a process on the same node much earlier.
 REASON_TIMEOUT_S = 5.0
+#: The longest time from the report that a process has connected until the listener has admitted
+#: the connection.
+ADMIT_TIMEOUT_S = 3.0 * HANDSHAKE_TIMEOUT_S
 #: The largest number of bytes that a message takes in the send buffer in addition to its own bytes.
 _MESSAGE_OVERHEAD = 2048
 
@@ -145,6 +149,7 @@ class SocketChannel(Channel):
         self._endpoint: Endpoint | None = None
         # The call of `connect`. None once the connection is admitted or cannot be made.
         self._connecting: Future[Any] | None = None
+        self._retry_s = math.inf  # the time at which the process connects again
         # The call of `serve` that answers calls over the socket. None while the process answers
         # calls through Ray.
         self._serving: Future[Any] | None = None
@@ -209,7 +214,13 @@ class SocketChannel(Channel):
     def connect(self) -> None:
         """Makes the process connect to the driver, unless it is connected, is connecting, or cannot
         connect. Does not wait."""
+        if self._connecting is not None and time.monotonic() >= self._retry_s:
+            # The listener has dropped the connection. If it still admits the connection, the token
+            # is unknown.
+            self._transport.expect_no_more(self._endpoint)
+            self._connecting = None
         if self._connection is None and self._connecting is None and not self.refused:
+            self._retry_s = math.inf
             self._endpoint = self._transport.endpoint_for(self)
             self._connecting = self._watch(self.through_ray.actor.connect.remote(self._endpoint))
 
@@ -250,7 +261,9 @@ class SocketChannel(Channel):
         if call is self._connecting:
             # Without a problem, the process has connected, but the listener has not admitted the
             # connection yet. If the process connected again, it would close this connection.
-            if problem:
+            if not problem:
+                self._retry_s = time.monotonic() + ADMIT_TIMEOUT_S
+            else:
                 self._connecting = None
                 self._transport.expect_no_more(self._endpoint)
                 # After an error, the process has died. The next call through Ray reports this.

@@ -15,11 +15,14 @@ from polopt.rollouts.transport.sockets import (
     buffer_bytes,
     dial,
     limit,
+    send_whole,
     shut_down,
 )
 
 #: Each call and each answer begin with the number of the call, in this many bytes.
 NUMBER_BYTES = 8
+#: The longest wait for each message of a driver that is busy while the process connects.
+DIAL_TIMEOUT_S = 30.0
 
 
 class Endpoint(NamedTuple):
@@ -67,7 +70,8 @@ class SocketServer:
         if endpoint.node != ray.get_runtime_context().get_node_id():
             return "it runs on another node"
         try:
-            connection = dial(endpoint.address, endpoint.key)
+            limit_s = min(DIAL_TIMEOUT_S, endpoint.timeout_s / 2.0)
+            connection = dial(endpoint.address, endpoint.key, limit_s)
             limit(connection, endpoint.timeout_s, sending=False)
             connection.send_bytes(endpoint.token)
         except CONNECTION_ERRORS as error:
@@ -117,9 +121,9 @@ class SocketServer:
             self._sending.result()  # waits, because answers must be sent in order
             self._sending = None
         if len(message) <= self._room:
-            connection.send_bytes(message)
+            send_whole(connection, message)
         else:
-            self._sending = self._sender.submit(connection.send_bytes, message)
+            self._sending = self._sender.submit(send_whole, connection, message)
 
     def _run(self, target: Any, call: bytes) -> tuple[int, Any]:
         """Runs a call. Returns the number and the answer of the call."""

@@ -104,15 +104,19 @@ class PrivateListener:
             admit(connection, self._key)
             hello = connection.recv_bytes(MAX_HELLO_BYTES)
         except CONNECTION_ERRORS:
+            self._end_handshake(connection)
             connection.close()
         else:
-            self._admitted(connection, hello)
-        finally:
-            self._end_handshake(connection)
+            # Before `admitted`. Otherwise `_accept` could drop a connection that is in use.
+            if self._end_handshake(connection):
+                self._admitted(connection, hello)
+            else:
+                connection.close()
 
-    def _end_handshake(self, connection: Connection) -> None:
+    def _end_handshake(self, connection: Connection) -> bool:
+        """Returns False if `_accept` has dropped the connection."""
         with self._lock:
-            self._handshakes.pop(connection, None)
+            return self._handshakes.pop(connection, connection) is None
 
     def close(self) -> None:
         """Stops listening. Connections stay open."""
@@ -178,6 +182,18 @@ def limit(connection: Connection, timeout_s: float, sending: bool = True) -> Non
         if not sending:
             value = bytes(len(value))
         same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+
+
+def send_whole(connection: Connection, message: bytes) -> None:
+    """Sends a message like `connection.send_bytes`, but with a single system call. `send_bytes`
+    first writes the size of a large message. The thread could then wait for the interpreter lock,
+    while the other side waits for the rest of the message."""
+    size = len(message)
+    header = struct.pack("!i", size) if size < 1 << 31 else struct.pack("!iQ", -1, size)
+    file, left = connection.fileno(), len(header) + size
+    left -= os.writev(file, [header, message])
+    while left:  # a signal has interrupted the call, or the message is larger than 2 GB
+        left -= os.write(file, memoryview(message)[-left:])
 
 
 def buffer_bytes(connection: Connection) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import logging
 import os
@@ -27,7 +28,7 @@ from polopt.rollouts.transport.socket_channel import (
     SocketTransport,
     open_transport,
 )
-from polopt.rollouts.transport.sockets import MAX_HANDSHAKES, dial
+from polopt.rollouts.transport.sockets import MAX_HANDSHAKES, dial, shut_down
 
 Make = Callable[..., Line]
 
@@ -525,6 +526,98 @@ def test_processes_that_do_not_connect_leave_no_token(
         assert line.call(note, 1) == 1
     wait_for(transport, lambda: all(line.channel.refused for line in lines))  # type: ignore[attr-defined]
     assert not transport._expected
+
+
+# ---- threads that get no processor time --------------------------------------------------------
+
+
+def slow_size(book: Notebook) -> None:
+    """The thread that sends answers waits for the interpreter lock after the size of a message."""
+    write = Connection._send
+
+    def send(self: Any, buf: Any, *args: Any) -> None:
+        write(self, buf, *args)
+        if len(buf) == 4 and threading.current_thread().name.startswith("polopt-send"):
+            Connection._send = write
+            time.sleep(1.0)
+
+    Connection._send = send
+
+
+def test_process_that_holds_the_interpreter_lock_is_not_dead(
+    connected: list[Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line, channel = connected[0], cast(Any, connected[0].channel)
+    socket_channel.limit(channel._connection, 0.5)  # instead of MESSAGE_TIMEOUT_S
+    monkeypatch.setattr(socket_channel, "REASON_TIMEOUT_S", 0.1)
+    line.call(slow_size)
+    assert len(line.call(lambda book: bytes(5_000_000))) == 5_000_000
+
+
+def test_process_that_connects_while_the_driver_is_busy_is_not_refused(
+    lines: list[Line],
+) -> None:
+    """A call in C that does not release the interpreter lock stops the threads of the listener."""
+    line, channel = lines[0], cast(Any, lines[0].channel)
+    channel.connect()
+    ctypes.PyDLL(None).usleep(6_000_000)  # longer than HANDSHAKE_TIMEOUT_S
+    until_s = time.monotonic() + 15.0
+    while not channel.is_connected and time.monotonic() < until_s:
+        assert line.call(note, 1) == 1
+        time.sleep(0.05)
+    assert channel.is_connected
+    assert not channel.refused
+
+
+def test_many_peers_do_not_end_a_connection_that_is_admitted(
+    transport: SocketTransport,
+    lines: list[Line],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line, channel, listener = lines[0], cast(Any, lines[0].channel), transport._listener
+    admit, admitted, go_on = cast(Any, listener)._admitted, threading.Event(), threading.Event()
+
+    def admit_and_stop(connection: Connection, token: bytes) -> None:
+        admit(connection, token)
+        admitted.set()
+        go_on.wait(LIMIT_S)
+
+    monkeypatch.setattr(listener, "_admitted", admit_and_stop)
+    channel.connect()
+    assert admitted.wait(LIMIT_S)
+    wait_for(transport, lambda: channel.is_connected)
+    with contextlib.ExitStack() as peers:
+        peers.callback(go_on.set)
+        for _ in range(MAX_HANDSHAKES):
+            peers.enter_context(peer_of(transport))
+        time.sleep(1.0)
+        assert [line.call(note, number) for number in range(5)] == list(range(5))
+
+
+def test_connection_that_the_listener_drops_is_made_again(
+    transport: SocketTransport,
+    lines: list[Line],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The process has sent its token, and other peers have then pushed its connection out."""
+    line, channel = lines[0], cast(Any, lines[0].channel)
+    monkeypatch.setattr(socket_channel, "ADMIT_TIMEOUT_S", 0.5)
+    read, dropped = Connection.recv_bytes, []
+
+    def recv_bytes(self: Connection, maxlength: int | None = None) -> bytes:
+        message = read(self, maxlength)
+        if maxlength == 64 and not dropped:
+            dropped.append(shut_down(self))
+            raise EOFError
+        return message
+
+    monkeypatch.setattr(Connection, "recv_bytes", recv_bytes)
+    channel.connect()
+    wait_for(transport, channel._connecting.done)
+    until_s = time.monotonic() + 10.0
+    while not channel.is_connected and time.monotonic() < until_s:
+        assert line.call(note, 1) == 1
+    assert channel.is_connected
 
 
 # ---- processes that cannot connect -------------------------------------------------------------
