@@ -83,7 +83,7 @@ class GradientWorker(RolloutWorker):
         self.workers = below or WorkerSet(self._config_below(), local=self)
         self._begin_collecting()
         watch = threading.Thread(target=self._pass_on_stops, name="polopt-stops", daemon=True)
-        self._stopped = threading.Event()
+        self._stopped, self._stops = threading.Event(), threading.Lock()
         watch.start()
 
     def _begin_collecting(self) -> None:
@@ -134,7 +134,8 @@ class GradientWorker(RolloutWorker):
         """Returns the next batch of the Collector. With `collection: sync`, the batch is sampled
         with this worker's current weights."""
         # Replaces a request to stop early that the driver's previous call left in the Collector.
-        self.collector.stop_batch_early(self.stop_after())
+        with self._stops:
+            self.collector.stop_batch_early(self.stop_after())
         with self.phase("sample"):
             batch: SampleBatch = next(self.collector)
         before, self._restarts = self._restarts, self.workers.faults.num_restarts
@@ -146,7 +147,8 @@ class GradientWorker(RolloutWorker):
         these requests to shared memory. A write does not wake this process, so this thread reads
         the memory ten times per second."""
         while not self._stopped.wait(STOP_CHECK_S):
-            self.collector.stop_batch_early(self.stop_after())
+            with self._stops:  # so that a request of one call is not passed on in the next call
+                self.collector.stop_batch_early(self.stop_after())
 
     def complete(self, record: Record) -> None:
         """Completes the record like `RolloutWorker.complete`. If the run is recorded, also adds the

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -404,3 +405,27 @@ def test_workers_below_end_with_the_set(two: GradientWorkerSet) -> None:
     while any(map(is_alive, pids)):
         time.sleep(0.05)
         assert time.monotonic() < deadline_s
+
+
+def test_late_request_to_stop_does_not_end_the_next_call_early() -> None:
+    """The thread that passes on requests may read a request, and pass it on one call later."""
+    one = worker(env=RandomDelayDrift, rollout={"rollout_fragment_length": 200})
+    read, main = one.stop_after, threading.current_thread()
+    has_read, may_pass = threading.Event(), threading.Event()
+
+    def stop_after() -> Any:
+        steps = read()
+        if threading.current_thread() is not main:
+            if steps is not None and not has_read.is_set():
+                has_read.set()
+                may_pass.wait(5.0)
+        elif 8 in one._running:
+            threading.Timer(0.3, may_pass.set).start()  # while call 8 samples
+        return steps
+
+    one.stop_after = stop_after
+    one.control.request_stop(EarlyStopRequest(7, 35))
+    one.run_here(7, lambda worker: has_read.wait(10.0) and worker.next_batch())
+    batch, counts, _ = one.run_here(8, lambda worker: worker.next_batch())
+    one.stop()
+    assert (batch.shape[0], counts.num_early_stopped) == (200, 0)
