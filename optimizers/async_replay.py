@@ -258,7 +258,7 @@ class AsyncReplay(ReplayOptimizer):
         if kind == "fragment":
             with self.timers["request"]:
                 self._store(reply)
-        elif kind == "stored":
+        elif kind == "stored" and not reply.worker.removed:
             self.limiter.inserted(reply.value.num_rows)
             self.shards.note(reply.worker, reply.value.report)
         elif kind == "updated":
@@ -296,7 +296,8 @@ class AsyncReplay(ReplayOptimizer):
             if requested[sampler.index] < self.config.max_requests_in_flight_per_worker
             and under_way[sampler.index] < self.config.most_fragments
         ]:
-            if not self.limiter.can_insert(ahead + rows):
+            # Without the rows that are missing, the learner could never lower the credit.
+            if ahead >= self.limiter.missing and not self.limiter.can_insert(ahead + rows):
                 break
             sampler = min(free, key=lambda s: (under_way[s.index], self._requested[s.index]))
             task = Task("fragment", sampler.index, rows)
@@ -389,8 +390,8 @@ class AsyncReplay(ReplayOptimizer):
         self, shard: WorkerHandle, indices: np.ndarray, errors: np.ndarray
     ) -> None:
         """Sends the TD errors `[B]` of rows, as new priorities, to the shard that drew these rows.
-        Does nothing without prioritized replay."""
-        if self.config.prioritized_replay:
+        Does nothing without prioritized replay, or if the shard has been replaced."""
+        if self.config.prioritized_replay and not shard.removed:
             self._priorities.append((float(errors.mean()), float(errors.max())))
             args = indices, errors, self.policy.version
             self.calls.send(shard, set_priorities, *args, tag=Task("updated"))

@@ -120,6 +120,11 @@ class RateLimiter:
         may learn from at most this number of rows now."""
         return self._credit
 
+    @property
+    def missing(self) -> int:
+        """Number of rows that must arrive before learning may begin."""
+        return self._missing
+
     def can_insert(self, rows: int) -> bool:
         """Whether a sampler may insert a fragment of `rows` rows now."""
         return (
@@ -144,6 +149,10 @@ class RateLimiter:
         filling = min(rows, self._missing) if can_draw else rows
         self._missing = max(self._missing - filling, 0 if can_draw else 1)
         counted = rows - filling
+        if filling and self._intensity is not None and self.error_buffer is not None:
+            # The credit may be near its bound from before the buffer lost its rows.
+            free = (self.error_buffer - self._credit) // self._intensity
+            counted = min(counted, max(0, int(free)))
         self.num_counted += counted
         if self._intensity is not None:
             self._credit += self._intensity * counted

@@ -158,6 +158,9 @@ class ProcessGroup(ABC):
             if self.enough_up():
                 self.started = True
                 return [worker for worker in self.remote if worker.up]
+            if not self.starting:  # after an earlier WorkersFailedError
+                why = "" if self.faults.last is None else f":\n{self.faults.last.message}"
+                raise WorkersFailedError(f"too few {self.who}s are up, and none is starting{why}")
             self.take_started(CHECK_INTERVAL_S)
 
     def take_started(self, timeout_s: float) -> None:
@@ -209,9 +212,11 @@ class ProcessGroup(ABC):
         # While a gradient worker waits here for a start, it counts as making progress, because
         # starts have a time limit of their own.
         PROGRESS.note()
-        starting = [worker for worker in self.starting.values() if not worker.removed]
-        for worker, why in self._start_up.overdue(starting, self.options, self.enough_up()):
-            self.replace(worker, WorkerFailure("hang", worker.index, why))
+        tickets = {worker: t for t, worker in self.starting.items() if not worker.removed}
+        for worker, why in self._start_up.overdue([*tickets], self.options, self.enough_up()):
+            # The driver may have been busy since the process answered.
+            if not tickets[worker].ended() and not self.transport.wait([tickets[worker]], 0.0):
+                self.replace(worker, WorkerFailure("hang", worker.index, why))
 
     # ---- end and replacement --------------------------------------------------------------------
 
