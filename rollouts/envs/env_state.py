@@ -72,12 +72,18 @@ def get_env_state(env: VectorEnv[Any, Any, Any]) -> dict[str, Any] | None:
     return {
         "envs": states,
         "elapsed": [[limit._elapsed_steps for limit in _time_limits(sub)] for sub in owners],
-        "autoreset": vector._autoreset_envs.copy(),
     }
 
 
-def set_env_state(env: VectorEnv[Any, Any, Any], state: dict[str, Any]) -> bool:
-    """Restores a state that `get_env_state` returned for environments of the same kind and number.
+def set_env_state(
+    env: VectorEnv[Any, Any, Any], state: dict[str, Any], resets_next: np.ndarray
+) -> bool:
+    """Restores a state that `get_env_state` returned.
+
+    Args:
+        env: the vector environment.
+        state: the state.
+        resets_next: `[N]` bool, True for each environment that the vector resets in its next step.
 
     Returns:
         whether all environments restored their state. If False, some environments may have restored
@@ -86,12 +92,16 @@ def set_env_state(env: VectorEnv[Any, Any, Any], state: dict[str, Any]) -> bool:
     vector: Any = env.unwrapped
     if "vector" in state:
         return _restore(vector, state["vector"])
-    for sub, sub_state, elapsed in zip(vector.envs, state["envs"], state["elapsed"], strict=True):
+    # The number of environments, their time limits or the kind of the vector may have changed.
+    subs = getattr(vector, "envs", ())
+    if [len(_time_limits(sub)) for sub in subs] != [len(one) for one in state["elapsed"]]:
+        return False
+    for sub, sub_state, elapsed in zip(subs, state["envs"], state["elapsed"], strict=True):
         if not _restore(sub, sub_state):
             return False
         for limit, steps in zip(_time_limits(sub), elapsed, strict=True):
             limit._elapsed_steps = steps
-    vector._autoreset_envs = np.asarray(state["autoreset"], dtype=bool)
+    vector._autoreset_envs = resets_next.copy()
     return True
 
 

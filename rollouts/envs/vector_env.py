@@ -229,7 +229,13 @@ def _vector_of(
     # `copy=False`, because the sampler copies the observations that it keeps.
     if in_processes:
         with _garbage_stays_here():
-            return AsyncVectorEnv(guards, copy=False, autoreset_mode=mode)
+            try:
+                return AsyncVectorEnv(guards, copy=False, autoreset_mode=mode)
+            except TypeError as error:
+                # Shared memory has no float16 and no long double.
+                if "has no size" not in str(error):
+                    raise
+                return AsyncVectorEnv(guards, shared_memory=False, copy=False, autoreset_mode=mode)
     in_turn = FastSyncVectorEnv if fast else SyncVectorEnv
     return in_turn(guards, copy=False, autoreset_mode=mode)
 

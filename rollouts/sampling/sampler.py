@@ -14,6 +14,7 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.policies.acting_policy import ActingPolicy
 from polopt.rollouts.envs.close_env import close_env
 from polopt.rollouts.envs.env_api import range_check
+from polopt.rollouts.envs.env_errors import EnvironmentAPIError
 from polopt.rollouts.envs.env_state import (
     get_env_state,
     get_env_statistics,
@@ -290,14 +291,30 @@ class VectorSampler:
             first observation of the next episode.
         """
         if self._mode == AutoresetMode.SAME_STEP:
-            encode_one = self.policy.encoder.encode_one
-            return [encode_one(infos["final_obs"][n]) for n in ended], raw
+            return self._final_observations(ended, infos), raw
         last_obs = list(self.policy.encoder.encode(raw)[ended].copy())
         mask = np.zeros(self.env.num_envs, dtype=bool)
         mask[ended] = True
         raw, reset_infos = self.env.reset(options={"reset_mask": mask})
         self.faults.note(reset_infos)
         return last_obs, raw
+
+    def _final_observations(self, ended: np.ndarray, infos: Mapping[str, Any]) -> list[np.ndarray]:
+        """Returns the K encoded observations in `infos["final_obs"]`. They are copies, because the
+        environment may use its arrays again.
+
+        Raises:
+            EnvironmentAPIError: the infos do not contain such observations.
+        """
+        encode_one = self.policy.encoder.encode_one
+        try:
+            return [encode_one(_item(infos["final_obs"], n)).copy() for n in ended]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise EnvironmentAPIError(
+                f"{self.faults.place} has the autoreset mode same_step. If episodes end in a step, "
+                "infos['final_obs'] of this step must contain the last observation of each of these"
+                f" episodes: {type(error).__name__}: {error}"
+            ) from error
 
     def _tell(
         self, t: int, rows: FragmentColumns, infos: Mapping[str, Any], steps: EpisodeSteps
@@ -399,12 +416,15 @@ class VectorSampler:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores a state that `get_state` returned. If the environments cannot restore their
-        state, all environments begin new episodes."""
-        if not set_env_state(self.env, state["env"]):
+        state, all environments begin new episodes. This is also the case if an environment has to
+        be reset in its next step, but the autoreset mode is not next-step any more."""
+        resets = np.asarray(state["resets_next"], dtype=bool)
+        fits = len(resets) == self.env.num_envs and (self._next_step or not resets.any())
+        if not fits or not set_env_state(self.env, state["env"], resets):
             self.reset()
             return
         self._obs = np.asarray(state["obs"])
-        self._resets_next = np.asarray(state["resets_next"])
+        self._resets_next = resets
         self._memory = np.asarray(state.get("memory", self._no_memory()))
         self._episodes.set_state(state)
         if "discounted_returns" in state:  # not in older states
@@ -432,3 +452,13 @@ _quietly = np.errstate(all="ignore")
 @_quietly  # a float64 reward may overflow in float32
 def _copy_into(row: np.ndarray, values: Any) -> None:
     row[:] = values
+
+
+def _item(batch: Any, index: int) -> Any:
+    """Returns one observation of a batch. A batch of Dict or Tuple observations is an array of
+    observations, or a dict or tuple of batches."""
+    if isinstance(batch, Mapping):
+        return {key: _item(part, index) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple([_item(part, index) for part in batch])
+    return batch[index]

@@ -9,11 +9,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward, TimeLimit
 from gymnasium.wrappers import vector as vector_wrappers
 from sampling_helpers import assert_same, every_mode
 from toy_envs import (
+    AUTORESET,
     Drift,
     make_policy,
     make_sampler,
@@ -133,3 +134,78 @@ def test_evaluation_may_leave_rewards_as_they_are() -> None:
 def test_evaluation_without_normalised_observations_raises(other: Any) -> None:
     with pytest.raises(ValueError, match=r"keep 0 running statistics \(none\); got 1 \(obs_rms"):
         set_evaluation_statistics(other(), [statistics_after(4, seed=1)])
+
+
+class Strict(gymnasium.Env[Any, Any]):
+    """Has episodes of 5 steps, observes the number of steps, and raises if it is stepped after the
+    end of an episode."""
+
+    observation_space = gymnasium.spaces.Box(0, 9, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    time = 9
+
+    def reset(self, **options: Any) -> Any:
+        self.time = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.time < 5, "a step after the end of the episode"
+        self.time += 1
+        return np.full(1, self.time, np.float32), 1.0, self.time == 5, False, {}
+
+    def get_checkpoint_state(self) -> dict[str, Any]:
+        return {"time": self.time}
+
+    def set_checkpoint_state(self, state: dict[str, Any]) -> None:
+        self.time = state["time"]
+
+
+def stricts(mode: str, number: int = 2, limit: int | None = None) -> SyncVectorEnv:
+    def make() -> gymnasium.Env[Any, Any]:
+        return Strict() if limit is None else TimeLimit(Strict(), limit)
+
+    return SyncVectorEnv([make] * number, autoreset_mode=AutoresetMode[mode.upper()])
+
+
+@pytest.mark.parametrize("before", AUTORESET)
+@pytest.mark.parametrize("after", AUTORESET)
+@pytest.mark.parametrize("steps", [5, 7])
+def test_no_environment_steps_after_its_end_in_another_autoreset_mode(
+    before: str, after: str, steps: int
+) -> None:
+    """After 5 steps, a reset is pending in the mode next-step only."""
+    env = stricts(before)
+    policy = make_policy("a2c", env)
+    sampler = make_sampler(env, policy, steps, seed=1)
+    sampler.sample()
+    restored = make_sampler(stricts(after), policy, 12, seed=2)
+    restored.set_state(sampler.get_state())
+    batch = restored.sample()
+    assert batch["terminated"].sum() >= 2
+    resets = before == after == "next_step" and steps == 5
+    np.testing.assert_array_equal(batch.all_obs[1], 0.0 if resets else batch.all_obs[0] + 1.0)
+    if after != "next_step":
+        assert batch.all_obs.max() < 5.0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: stricts("same_step", 3),
+        lambda: stricts("same_step", 1),
+        lambda: stricts("same_step", limit=4),
+        lambda: AsyncVectorEnv([Strict] * 2, autoreset_mode=AutoresetMode.SAME_STEP),
+    ],
+    ids=["more", "fewer", "time limit", "processes"],
+)
+def test_state_of_other_environments_begins_new_episodes(other: Any) -> None:
+    env = stricts("same_step")
+    policy = make_policy("a2c", env)
+    sampler = make_sampler(env, policy, 7, seed=1)
+    sampler.sample()
+    vector = other()
+    restored = make_sampler(vector, policy, 3, seed=2)
+    restored.sample()
+    restored.set_state(sampler.get_state())
+    np.testing.assert_array_equal(restored.sample().all_obs[0], 0.0)
+    vector.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -13,9 +13,11 @@ from fakes import worker_config
 from faulty_envs import CrashingClock
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from toy_envs import AUTORESET, Clock, Drift
+from gymnasium.vector.utils import batch_space
+from toy_envs import AUTORESET, Clock, Drift, make_policy, make_sampler
 
 from polopt.common.config import ConfigError
+from polopt.rollouts.envs.env_errors import EnvironmentAPIError
 from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
 from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY
 from polopt.rollouts.envs.vector_env import make_vector_env
@@ -235,3 +237,97 @@ def test_without_copies_only_observations_are_reused() -> None:
     np.testing.assert_array_equal(first, 1)
     for result, copied in zip(results, kept, strict=True):
         assert_same(result[1:], copied[1:])
+
+
+class OwnVector(VectorEnv[Any, Any, Any]):
+    """A user's vector in the mode same-step. Its episodes have 5 steps, and it uses the array of
+    last observations again in each step.
+
+    Args:
+        infos: a function that returns the infos for the last observations.
+        space: the space of one observation, whose leaves are Boxes of one number.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.SAME_STEP}
+    num_envs = 2
+
+    def __init__(self, infos: Callable[[Any], dict[str, Any]], space: Any = None) -> None:
+        self.single_observation_space = space or spaces.Box(-999, 999, (1,), np.float32)
+        self.observation_space = batch_space(self.single_observation_space, 2)
+        self.single_action_space = spaces.Discrete(2)
+        self.action_space = batch_space(self.single_action_space, 2)
+        self._infos, self._last = infos, np.zeros((2, 1), np.float32)
+
+    def _batch(self, numbers: np.ndarray) -> Any:
+        if isinstance(self.single_observation_space, spaces.Dict):
+            return {"one": numbers, "two": (numbers,)}
+        return numbers
+
+    def reset(self, **options: Any) -> Any:
+        self._time = np.array([0, 2])
+        return self._batch(self._time[:, None].astype(np.float32)), {}
+
+    def step(self, actions: Any) -> Any:
+        self._time += 1
+        self._last[:] = self._time[:, None]
+        over = self._time >= 5
+        self._time[over] = 0
+        infos = self._infos(self._batch(self._last)) if over.any() else {}
+        obs = self._batch(self._time[:, None].astype(np.float32))
+        return obs, np.ones(2), np.zeros(2, bool), over, infos
+
+
+TWO_STEPS = {"num_envs_per_worker": 2, "rollout_fragment_length": 2}
+BOX = spaces.Box(-999, 999, (1,), np.float32)
+NESTED = spaces.Dict({"one": BOX, "two": spaces.Tuple((BOX,))})
+
+
+@pytest.mark.parametrize("space", [BOX, NESTED])
+def test_last_observations_of_a_users_vector_are_copied(space: Any) -> None:
+    env = OwnVector(lambda last: {"final_obs": last}, space)
+    batch = make_sampler(env, make_policy("a2c", env), 20, seed=1).sample()
+    assert len(batch.successor_obs) == 8
+    np.testing.assert_array_equal(batch.successor_obs, 5.0)
+    np.testing.assert_array_equal(np.unique(batch.all_obs), np.arange(5.0))
+
+
+@pytest.mark.parametrize(
+    "infos",
+    [
+        lambda last: {},
+        lambda last: {"final_observation": last},
+        lambda last: {"final_obs": [None, None]},
+        lambda last: {"final_obs": last[:, :0]},
+    ],
+)
+def test_missing_last_observations_end_the_run(infos: Any) -> None:
+    config = worker_config("a2c", lambda: OwnVector(infos), rollout=TWO_STEPS)
+    worker = RolloutWorker(config, 1)
+    worker.next_batch()  # 2 steps, in which no episode ends
+    with pytest.raises(EnvironmentAPIError, match=r"same_step.*'final_obs'"):
+        worker.next_batch()
+    worker.stop()
+
+
+class HalfPrecision(gymnasium.Env[Any, Any]):
+    """Has observations of dtype float16, which do not fit into Gymnasium's shared memory."""
+
+    observation_space = spaces.Box(-9, 9, (2,), np.float16)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, **options: Any) -> Any:
+        return np.full(2, 0.5, np.float16), {}
+
+    def step(self, action: Any) -> Any:
+        return np.full(2, 0.25, np.float16), 1.0, False, False, {}
+
+
+def test_processes_of_environments_may_observe_float16() -> None:
+    env = made(HalfPrecision, "same_step", vectorization_mode="async")
+    try:
+        obs, _ = env.reset(seed=0)
+        np.testing.assert_array_equal(obs, np.full((NUM_ENVS, 2), 0.5, np.float16))
+        obs = env.step(np.zeros(NUM_ENVS, dtype=np.int64))[0]
+        np.testing.assert_array_equal(obs, np.full((NUM_ENVS, 2), 0.25, np.float16))
+    finally:
+        env.close()
