@@ -163,7 +163,8 @@ def sample(worker: RolloutWorker, weights: Any, with_priorities: bool) -> Fragme
         windows = windows_of(joined, options.gamma, options.n_step)
         priorities = np.full(joined.shape, np.nan)
         policy: Any = worker.policy
-        priorities[windows.complete] = policy.td_errors(windows.rows)
+        if windows.complete.any():
+            priorities[windows.complete] = policy.td_errors(windows.rows)
         length = joined.shape[0]
         worker.state["last_steps"] = joined.steps(max(0, length - options.n_step + 1), length)
     return Fragment(batch, priorities)

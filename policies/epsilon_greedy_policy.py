@@ -12,7 +12,7 @@ from polopt.common.config import ConfigError
 from polopt.policies.distributions.action_distribution import ActionDistribution
 from polopt.policies.distributions.epsilon_greedy import EpsilonGreedy
 from polopt.policies.learning.policy_config import NormalizingConfig
-from polopt.policies.learning.schedules import Schedule, ScheduleValue
+from polopt.policies.learning.schedules import ProbabilitySchedule, Schedule
 from polopt.policies.networks.network import Network
 from polopt.policies.networks.q_network import make_q_network
 from polopt.policies.policy import Policy
@@ -33,7 +33,7 @@ class EpsilonGreedyConfig(NormalizingConfig):
             workers, this option has no effect, and `epsilon` is used.
     """
 
-    epsilon: ScheduleValue = pydantic.Field(default=[(0, 1.0), (10_000, 0.05)])
+    epsilon: ProbabilitySchedule = pydantic.Field(default=[(0, 1.0), (10_000, 0.05)])
     per_worker_epsilon: bool = False
 
 

@@ -14,7 +14,7 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
 from polopt.policies.epsilon_greedy_policy import EpsilonGreedyConfig, EpsilonGreedyPolicy
 from polopt.policies.fragment_policy import FragmentConfig, FragmentPolicy
-from polopt.policies.learning.schedules import LearningRate, ScheduleValue
+from polopt.policies.learning.schedules import LearningRate, ProbabilitySchedule
 from polopt.policies.networks.network import Network
 from polopt.policies.networks.q_network import QModelConfig
 
@@ -38,7 +38,7 @@ class PQNConfig(EpsilonGreedyConfig, FragmentConfig):
     grad_clip: float | None = pydantic.Field(default=10.0, gt=0.0)
     num_sgd_iter: int = pydantic.Field(default=4, ge=1, le=10**6)
     sgd_minibatch_size: Automatic = pydantic.Field(default=128, ge=0)
-    epsilon: ScheduleValue = pydantic.Field(default=[(0, 1.0), (100_000, 0.05)])
+    epsilon: ProbabilitySchedule = pydantic.Field(default=[(0, 1.0), (100_000, 0.05)])
     model: PQNModelConfig = PQNModelConfig()
 
 

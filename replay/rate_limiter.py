@@ -89,8 +89,7 @@ class RateLimiter:
             exact = Fraction(0)
         if exact <= 0:
             raise ConfigError(
-                f"key 'training_intensity': got {shown(intensity)}; allowed: a number above 0, "
-                "or None for no limit"
+                f"key 'training_intensity': got {shown(intensity)}; allowed: 0.000001 or more"
             )
         self._intensity = exact
 

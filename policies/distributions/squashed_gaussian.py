@@ -22,7 +22,8 @@ class SquashedGaussian(DiagGaussian):
     of the Gaussian. `kl` is exact, because squashing does not change a KL divergence.
 
     Attributes:
-        log_half_width: sum of the logarithms of half the widths of the box.
+        log_half_width: sum of the logarithms of half the widths of the box. Leaves out dimensions
+            of width 0, whose actions are constant.
 
     Raises:
         ConfigError: the box is not bounded.
@@ -36,7 +37,7 @@ class SquashedGaussian(DiagGaussian):
             )
         super().__init__(space, normalize=True)
         self.bounds = None  # actions after tanh are always inside of the bounds
-        self.log_half_width = float(np.log(self._half_width).sum())
+        self.log_half_width = float(np.log(self._half_width[self._half_width > 0.0]).sum())
 
     def mean(self, params: np.ndarray) -> np.ndarray:
         """Computes the means of the squashed actions with Gauss-Hermite quadrature. Returns the

@@ -55,6 +55,10 @@ _POINTS = pydantic.BeforeValidator(_check_points)
 ScheduleValue = Annotated[
     float | list[tuple[int, float]], _POINTS, pydantic.AfterValidator(_between_0_and(1e6))
 ]
+#: A `ScheduleValue` for a probability.
+ProbabilitySchedule = Annotated[
+    float | list[tuple[int, float]], _POINTS, pydantic.AfterValidator(_between_0_and(1.0))
+]
 #: A `ScheduleValue` for a learning rate, from 0 to 10. An update of Adam changes a weight by about
 #: the learning rate, so larger learning rates are not useful.
 LearningRate = Annotated[

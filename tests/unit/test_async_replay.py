@@ -181,6 +181,15 @@ def test_fragment_after_a_gap_brings_no_priorities_of_the_steps_before() -> None
     assert sample(worker, None, False).priorities is None
 
 
+@pytest.mark.filterwarnings("error")
+def test_fragment_shorter_than_a_window_has_no_priorities_yet() -> None:
+    rollout = {"rollout_fragment_length": 2, "num_envs_per_worker": 1}
+    worker = RolloutWorker(worker_config(DQNPolicy, rollout=rollout, n_step=3), 1)
+    first, second = (sample(worker, None, True) for _ in range(2))
+    assert np.isnan(first.priorities).all()
+    np.testing.assert_array_equal(np.isnan(second.priorities), [[False], [False], [True], [True]])
+
+
 # ---- one run ----------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,22 @@ def test_multi_discrete_is_sum_of_components(key: str) -> None:
     torch.testing.assert_close(dist.log_prob(new, actions), log_prob, **close)
     torch.testing.assert_close(dist.entropy(new), entropy, **close)
     torch.testing.assert_close(dist.kl(old, new), kl, **close)
+
+
+@pytest.mark.filterwarnings("error")
+def test_fixed_dimension_adds_nothing_to_a_squashed_density() -> None:
+    """The first component of the actions is constant, because its bounds are equal."""
+    free = spaces.Box(-3.0, 2.0, (1,), np.float32)
+    fixed = spaces.Box(np.array([1.0, -3.0], np.float32), np.array([1.0, 2.0], np.float32))
+    alone, both = make_distribution(free, True), make_distribution(fixed, True)
+    params, actions = torch.tensor([[0.3, 0.2]]), torch.tensor([[0.7]])
+    # The density of the first component before squashing.
+    of_normal = td.Normal(0.1, 0.4).log_prob(torch.tensor(0.5))
+    found = both.log_prob(
+        torch.tensor([[0.1, 0.3, math.log(0.4), 0.2]]), torch.tensor([[0.5, 0.7]])
+    )
+    of_tanh = torch.tensor(1.0 - math.tanh(0.5) ** 2).log()
+    torch.testing.assert_close(found - alone.log_prob(params, actions), (of_normal - of_tanh)[None])
 
 
 def test_squashed_density_equals_transformed_density() -> None:

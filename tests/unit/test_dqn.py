@@ -219,6 +219,13 @@ def test_epsilon_follows_environment_steps_and_weights() -> None:
         assert (worker.predict(obs)[0] == best).all()
 
 
+@pytest.mark.parametrize("name", ["dqn", "pqn"])
+@pytest.mark.parametrize("epsilon", [5, [[0, 1.0], [100, 1.5]], -0.1])
+def test_epsilon_is_a_probability(name: str, epsilon: Any) -> None:
+    with pytest.raises(ConfigError, match=r"'epsilon'.*from 0 to 1"):
+        Experiment.parse({"env": "CartPole-v1", "policy": name, "epsilon": epsilon}, {})
+
+
 def test_environments_of_all_workers_have_epsilons_of_apex() -> None:
     policies = [replay_policy("dqn", per_worker_epsilon=True, epsilon=0.05) for _ in range(3)]
     for index, policy in enumerate(policies, start=1):

@@ -128,7 +128,7 @@ def test_error_buffer_that_would_block_both_is_refused() -> None:
 
 @pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), "fast"])
 def test_wrong_intensity_is_refused(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match=r"'training_intensity': got .*allowed: a number above 0"):
+    with pytest.raises(ConfigError, match=r"'training_intensity': got .*allowed: 0.000001 or more"):
         RateLimiter(wrong, 0)
 
 
