@@ -26,12 +26,13 @@ class WeightSnapshot(NamedTuple):
             restore, or after a user has set older weights, other weights can have the same version.
         weights: the copy.
         argument: the argument of calls that carry these weights: `weights` itself, or a reference
-            to `weights`.
+            to `weights`. None until the first such call, because without remote workers, there may
+            be no store for large weights.
     """
 
     number: int
     weights: Weights
-    argument: Any
+    argument: Any = None
 
 
 class WeightSnapshots:
@@ -69,9 +70,7 @@ class WeightSnapshots:
         """
         if force or self.last is None or self.last.weights.version != self.version:
             weights = self._policy().get_weights()
-            large = weights.flat.nbytes > INLINE_BYTES
-            argument = self._put(weights) if large else weights
-            self.last = WeightSnapshot(next(_NUMBERS), weights, argument)
+            self.last = WeightSnapshot(next(_NUMBERS), weights)
         return self.last
 
     def for_call(self, worker: WorkerHandle) -> Any:
@@ -90,4 +89,9 @@ class WeightSnapshots:
             return None
         worker.sent_snapshot = snapshot.number
         self.num_bytes_sent += snapshot.weights.flat.nbytes
+        if snapshot.argument is None:
+            weights = snapshot.weights
+            large = weights.flat.nbytes > INLINE_BYTES
+            snapshot = snapshot._replace(argument=self._put(weights) if large else weights)
+            self.last = snapshot
         return snapshot.argument

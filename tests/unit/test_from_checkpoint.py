@@ -11,10 +11,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import ray
 
 import polopt
 from polopt.common.config import ConfigError
 from polopt.policies.ppo import PPOPolicy
+from polopt.rollouts.workers.snapshots import INLINE_BYTES
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.command_line.plan import plan
 from polopt.trainers.experiment import Experiment
@@ -330,3 +332,16 @@ def test_trainer_evaluates_with_the_statistics_of_training() -> None:
     trainer.stop()
     # With statistics of its own, the environment would return a first observation close to 0.
     assert np.abs(np.asarray(seen[0], float)).max() > 0.1
+
+
+def test_large_weights_are_restored_without_ray(tmp_path: Path) -> None:
+    """Without workers, no call carries the weights, so they need no store."""
+    large = {**SMALL, "model": {"fcnet_hiddens": [256, 256]}}
+    first = polopt.SyncPPO(large)
+    saved = first.save(str(tmp_path / "saved"))
+    assert flat(first).nbytes > INLINE_BYTES
+    again = polopt.SyncPPO.from_checkpoint(saved)
+    np.testing.assert_array_equal(flat(again), flat(first))
+    assert not ray.is_initialized()
+    for trainer in (first, again):
+        trainer.stop()
