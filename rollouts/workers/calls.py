@@ -262,6 +262,7 @@ class Calls:
         except TransportError:
             raise
         except Exception as error:  # pickling can raise anything
+            worker.sent_snapshot = None  # the worker did not get the weights of this call
             why = f"the call cannot be pickled: {type(error).__name__}: {error}"
             raise FunctionError(self._supervisor.message(work, worker, why)) from error
         call = Pending(work, worker, number, ticket, version, self._workers.clock())

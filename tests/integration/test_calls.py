@@ -672,6 +672,16 @@ def test_call_that_cannot_be_pickled_names_function(make: Any) -> None:
     assert "the call cannot be pickled: TypeError: cannot pickle '_thread.lock'" in message
     assert workers.faults.num_restarts == 0
 
+    def has_weights(worker: RolloutWorker, weights: Any) -> bool:
+        return weights is not None and holds is None
+
+    holds: Any = lock
+    with pytest.raises(FunctionError):
+        calls.send(worker, has_weights, WEIGHTS)
+    holds = None  # as a user who runs the cell of a notebook again
+    calls.send(worker, has_weights, WEIGHTS)
+    assert calls.first().value
+
 
 def test_partial_and_callable_object_are_functions(make: Any) -> None:
     class Adder:
