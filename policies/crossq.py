@@ -21,8 +21,8 @@ from polopt.policies.sac import SACConfig, SACPolicy, Temperature
 class CrossQConfig(SACConfig):
     """Options of `CrossQPolicy`, in addition to the options of `SACConfig`.
 
-    `tau` and `target_network_update_freq` have no effect, because CrossQ does not have
-    target networks.
+    `tau` and `target_network_update_freq` have no effect, because CrossQ does not have target
+    networks.
 
     Attributes:
         lr: the learning rate of the actor, the critics and the temperature.

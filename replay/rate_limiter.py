@@ -47,7 +47,8 @@ class RateLimiter:
     Attributes:
         num_learned: number of rows learned since the start.
         num_counted: number of rows sampled since the start, without the rows that only filled the
-            buffer to `min_size`.
+            buffer to `min_size`. Of the fragment that completes `min_size` again after a loss, it
+            also leaves out rows whose credit would exceed `error_buffer`.
 
     Raises:
         ConfigError: see `set_intensity`.

@@ -335,8 +335,8 @@ def check_directory(checkpoint: Any) -> None:
         checkpoint: a path, a Tune checkpoint, or the return value of `Trainable.save`.
 
     Raises:
-        CheckpointError: there is no checkpoint, a path does not exist, or the directory contains a
-            file that Tune would unpickle.
+        CheckpointError: the argument is None, a result without a checkpoint, or a path that does
+            not exist. Also raised if the directory contains a file that Tune would unpickle.
     """
     checkpoint = _checkpoint_in(checkpoint)
     if isinstance(checkpoint, str | Path):
