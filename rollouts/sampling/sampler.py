@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from polopt.common.episodes import Episode
@@ -306,9 +307,10 @@ class VectorSampler:
         Raises:
             EnvironmentAPIError: the infos do not contain such observations.
         """
-        encode_one = self.policy.encoder.encode_one
+        encoder = self.policy.encoder
         try:
-            return [encode_one(_item(infos["final_obs"], n)).copy() for n in ended]
+            last = [_item(encoder.space, infos["final_obs"], n) for n in ended]
+            return [encoder.encode_one(one).copy() for one in last]
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise EnvironmentAPIError(
                 f"{self.faults.place} has the autoreset mode same_step. If episodes end in a step, "
@@ -454,11 +456,11 @@ def _copy_into(row: np.ndarray, values: Any) -> None:
     row[:] = values
 
 
-def _item(batch: Any, index: int) -> Any:
+def _item(space: spaces.Space[Any], batch: Any, index: int) -> Any:
     """Returns one observation of a batch. A batch of Dict or Tuple observations is an array of
     observations, or a dict or tuple of batches."""
-    if isinstance(batch, Mapping):
-        return {key: _item(part, index) for key, part in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple([_item(part, index) for part in batch])
+    if isinstance(space, spaces.Dict) and isinstance(batch, Mapping):
+        return {key: _item(part, batch[key], index) for key, part in space.items()}
+    if isinstance(space, spaces.Tuple) and isinstance(batch, tuple):
+        return tuple([_item(*both, index) for both in zip(space, batch, strict=True)])
     return batch[index]
