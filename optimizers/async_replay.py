@@ -141,6 +141,11 @@ class Task(NamedTuple):
     rows: int = 0
 
 
+def _num_drawing(tasks: list[Task]) -> int:
+    """Returns the number of batches that were requested and not fetched yet."""
+    return sum(task.kind == "batch" for task in tasks)
+
+
 def sample(worker: RolloutWorker, weights: Any, with_priorities: bool) -> Fragment:
     """Runs in a sampler: samples a fragment. If `with_priorities` is True, also computes the
     priorities of its rows with the same weights.
@@ -252,10 +257,12 @@ class AsyncReplay(ReplayOptimizer):
     def step(self) -> StepResult:
         before = self.metrics.counts()
         with self.timers["request"]:
-            self._request_fragments()
-            self._request_batches()
+            self._start_shards()
+            tasks = self._tasks()
+            self._request_fragments(tasks)
+            drawing = self._request_batches(tasks)
         with self.timers["wait"]:
-            kind, reply = self._first()  # from any sampler or shard
+            kind, reply = self._first(drawing)  # from any sampler or shard
         if kind == "fragment":
             with self.timers["request"]:
                 self._store(reply)
@@ -277,15 +284,18 @@ class AsyncReplay(ReplayOptimizer):
 
     # ---- requests -------------------------------------------------------------------------------
 
-    def _request_fragments(self) -> None:
+    def _start_shards(self) -> None:
+        """Waits for all shards at the first call. At later calls, lowers the size of the rate
+        limiter by the rows of shards that have died."""
+        if not self.shards.started:
+            self.shards.up()
+        if self.shards.drop_lost():
+            self.limiter.set_size(self.shards.num_rows)
+
+    def _request_fragments(self, tasks: list[Task]) -> None:
         """Requests as many fragments as the rate limiter, `max_requests_in_flight_per_worker` and
         `most_fragments` allow. Samplers with the fewest fragments under way come first. If a shard
         stores fragments too slowly, its samplers wait."""
-        if not self.shards.started:
-            self.shards.up()  # the first call waits for all shards
-        if self.shards.drop_lost():
-            self.limiter.set_size(self.shards.num_rows)
-        tasks = self._tasks()
         samplers = self.workers.up()
         rows = self.config.rows_of_fragment(self.workers.config.rollout)
         requested = Counter(task.sampler for task in tasks if task.kind == "fragment")
@@ -312,10 +322,11 @@ class AsyncReplay(ReplayOptimizer):
         idle = sum(requested[sampler.index] == 0 for sampler in samplers)
         self._note_idle(idle / len(samplers))
 
-    def _request_batches(self) -> None:
-        """Requests as many batches in advance as `prefetch_batches` and the rate limiter allow."""
+    def _request_batches(self, tasks: list[Task]) -> int:
+        """Requests as many batches in advance as `prefetch_batches` and the rate limiter allow.
+        Returns the number of batches that were requested and not fetched yet."""
         size = self.config.train_batch_size
-        drawing = self._num_drawing
+        drawing = _num_drawing(tasks)
         while drawing < self.config.prefetch_batches:
             if not self.limiter.can_learn((drawing + 1) * size):
                 break
@@ -327,11 +338,7 @@ class AsyncReplay(ReplayOptimizer):
             self.calls.send(shard, draw, size, self.beta, tag=task, by_reference=large)
             self._num_draws += 1
             drawing += 1
-
-    @property
-    def _num_drawing(self) -> int:
-        """Number of batches that were requested and not fetched yet."""
-        return sum(task.kind == "batch" for task in self._tasks())
+        return drawing
 
     @property
     def beta(self) -> float:
@@ -350,13 +357,14 @@ class AsyncReplay(ReplayOptimizer):
 
     # ---- replies --------------------------------------------------------------------------------
 
-    def _first(self) -> tuple[str, Reply]:
-        """Waits for the first reply. Returns the kind of its task, or `failure`, and the reply.
+    def _first(self, drawing: int) -> tuple[str, Reply]:
+        """Waits for the first reply, while `drawing` batches were requested and not fetched yet.
+        Returns the kind of the reply's task, or `failure`, and the reply.
 
         After a failure, the next step requests other work in place of the lost work. See
         `Reply.worker` for the state of the process after a failure.
         """
-        drawing, began_s = self._num_drawing, self.workers.clock()
+        began_s = self.workers.clock()
         reply = self.calls.first() if self.calls.kept else self.calls.next()
         by = "learner_by_shards" if drawing else "learner"
         self._blocked_s[by] += self.workers.clock() - began_s
@@ -418,7 +426,7 @@ class AsyncReplay(ReplayOptimizer):
     # ---- results and state ----------------------------------------------------------------------
 
     def extra_stats(self) -> dict[str, Any]:
-        waiting, reports = self._num_drawing, self.shards.reports.values()
+        waiting, reports = _num_drawing(self._tasks()), self.shards.reports.values()
         priorities = np.array(self._priorities or [(0.0, 0.0)])
         self._priorities.clear()
         return {

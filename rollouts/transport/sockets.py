@@ -27,6 +27,10 @@ HANDSHAKE_TIMEOUT_S = 4.0
 MAX_HANDSHAKES = 256
 #: The largest size of the first message that a peer sends after it has authenticated.
 MAX_HELLO_BYTES = 64
+#: The size that is asked for the send buffer of each connection. With the usual size of about 200
+#: KB, ten messages of 10 KB to a busy process fill the buffer, and the next calls must go through
+#: Ray, which takes longer. The system can have a lower limit.
+SEND_BUFFER_BYTES = 1 << 20
 #: The pause of a listener after an error, for example if no file descriptor is free.
 RETRY_S = 0.1
 #: The age in seconds at which a process removes an unused file of another process of this user: a
@@ -229,6 +233,8 @@ def _as_socket(connection: Connection) -> Iterator[socket.socket]:
 
 
 def _register(connected: socket.socket) -> Connection:
+    with contextlib.suppress(OSError):  # some systems raise instead of using their limit
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     connection = Connection(connected.detach())
     _OPEN.add(connection)
     return connection

@@ -342,7 +342,7 @@ def test_samplers_have_a_call_while_the_learner_learns() -> None:
     optimizer = make(shuffled_by(2))
     for _ in range(200):
         optimizer.step()
-        optimizer._request_fragments()
+        optimizer._request_fragments(optimizer._tasks())
         kinds = Counter(task.sampler for task in optimizer._tasks() if task.kind == "fragment")
         assert set(kinds.values()) <= {1, 2}
         stored = Counter(task.sampler for task in optimizer._tasks() if task.sampler)

@@ -363,6 +363,15 @@ def test_write_without_a_limit_ends_with_the_other_side(listener: Listener) -> N
     hang_up(dialed)
 
 
+def test_both_sides_have_a_larger_buffer_than_usual(listener: Listener) -> None:
+    usual = socket.socket(socket.AF_UNIX)
+    size = usual.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    usual.close()
+    for connection in listener.greet():
+        assert sockets.buffer_bytes(connection) >= size
+        hang_up(connection)
+
+
 def test_message_that_fits_into_the_buffer_never_waits(listener: Listener) -> None:
     """This is true for many small messages, and for one message of the same total size."""
     for size in (1, 1000, sockets.buffer_bytes(listener.greet()[0]) - 2048):
