@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from polopt.common.config import ConfigError
 from polopt.replay.rate_limiter import RateLimiter
 from polopt.replay.replay_buffer import ReplayBuffer
+
+logger = logging.getLogger("polopt")
 
 
 class BufferFiles:
@@ -17,8 +21,8 @@ class BufferFiles:
     Args:
         buffer: the replay buffer.
         limiter: the rate limiter. Its counts are saved together with the rows.
-        saves: whether `write` saves the rows. `read` always reads the rows if the checkpoint has
-            them.
+        saves: whether `write` saves the rows. `read` also reads saved rows if `saves` is False,
+            unless the options of the buffer have changed.
     """
 
     def __init__(self, buffer: ReplayBuffer, limiter: RateLimiter, saves: bool) -> None:
@@ -51,15 +55,27 @@ class BufferFiles:
         """Restores the rows. Call `set_state` of the replay optimizer first, because `set_state`
         empties the buffer.
 
+        If the saved buffer and this buffer have different options and `saves` is False, the buffer
+        stays empty, and a warning says why.
+
         Args:
             directory: directory of the files. It need not exist if `state` is empty.
             state: the state that `write` returned. If it is empty, this method does nothing.
 
         Raises:
             RowFilesError: a file is missing or damaged, or does not fit the state.
-            ConfigError: the saved buffer and this buffer have different options, or the full buffer
-                does not fit into the free memory or onto the disk.
+            ConfigError: the saved buffer and this buffer have different options and `saves` is
+                True, or the full buffer does not fit into the free memory or onto the disk.
         """
-        if state:
-            self._buffer.load(directory, state["rows"])
-            self._limiter.set_state(state["limiter"])
+        if not state:
+            return
+        if problem := self._buffer.misfit(state["rows"]):
+            if self._saves:
+                raise ConfigError(
+                    f"{problem}. With save_replay_buffer=False, the run continues with an empty "
+                    "buffer"
+                )
+            logger.warning("the saved rows are dropped: %s", problem)
+            return
+        self._buffer.load(directory, state["rows"])
+        self._limiter.set_state(state["limiter"])

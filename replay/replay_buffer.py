@@ -815,6 +815,18 @@ class ReplayBuffer:
             sums["priorities.bin"] = state["priorities_sha256"]
         return sums
 
+    def misfit(self, state: Mapping[str, Any]) -> str:
+        """Returns the first difference between the options of this buffer and the options of the
+        buffer whose `save` returned `state`. Returns an empty string if `load` can restore it."""
+        for key, value in self._kind().items():
+            if (saved := state["kind"].get(key)) != value:
+                name = {"prioritized": "prioritized_replay"}.get(key, key)
+                return (
+                    f"key {name!r}: got {shown(value)}; allowed: {shown(saved)}, the value of the "
+                    "saved replay buffer"
+                )
+        return ""
+
     def load(self, directory: str | Path, state: Mapping[str, Any]) -> None:
         """Restores a saved buffer. This buffer then draws the rows that the saved buffer would have
         drawn next.
@@ -830,13 +842,8 @@ class ReplayBuffer:
                 the full buffer does not fit into the free memory or onto the disk.
             OSError: see `allocate`.
         """
-        kind = {key: state["kind"].get(key) for key in self._kind()}
-        for key, value in self._kind().items():
-            if kind[key] != value:
-                raise ConfigError(
-                    f"key {key!r}: got {shown(value)}; allowed: {shown(kind[key])}, the value of "
-                    "the saved replay buffer"
-                )
+        if problem := self.misfit(state):
+            raise ConfigError(problem)
         self.set_state(state)
         if state["rows"] is None:
             return

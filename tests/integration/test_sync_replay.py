@@ -158,6 +158,25 @@ def test_intensity_is_exact_across_a_restore(num_workers: int, saves: bool, tmp_
     assert (updates[0] > 0) == (saves or rows > STARTS)
 
 
+def test_rows_of_another_buffer_size_are_refused_or_dropped(tmp_path: Path) -> None:
+    rollout = {"num_workers": 0, "num_envs_per_worker": 3}
+    optimizer = make(rollout, save_replay_buffer=True)
+    for _ in range(9):
+        optimizer.step()
+    state = optimizer.get_state()
+    files, _ = optimizer.buffer_files.write(tmp_path / "replay")
+    restored = [make(rollout, save_replay_buffer=saves, buffer_size=500) for saves in (True, False)]
+    for either in restored:
+        either.set_state(state)
+    with pytest.raises(ConfigError, match=r"buffer_size.*With save_replay_buffer=False"):
+        restored[0].buffer_files.read(tmp_path / "replay", files)
+    restored[1].buffer_files.read(tmp_path / "replay", files)
+    assert restored[1].step().updates == 0
+    assert restored[1].buffer.num_rows == 15
+    while restored[1].step().updates == 0:
+        assert restored[1].buffer.num_rows <= STARTS + 15
+
+
 # ---- results do not depend on timing ----------------------------------------------------------
 
 

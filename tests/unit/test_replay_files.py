@@ -226,7 +226,7 @@ def test_state_that_does_not_fit_is_refused(
     [
         ({"capacity": 100}, "'replay_capacity': got 100; allowed: 200, the value of the saved"),
         ({"n_step": 2}, "'n_step': got 2; allowed: 1"),
-        ({"alpha": 0.6}, "'prioritized': got True; allowed: False"),
+        ({"alpha": 0.6}, "'prioritized_replay': got True; allowed: False"),
         ({"unit": "sequence", "sequence_length": 40}, "'replay_unit': got 'sequence'"),
     ],
 )
