@@ -43,7 +43,7 @@ class ReplayOptions(OptimizerConfig):
             row can be drawn.
     """
 
-    buffer_size: int = pydantic.Field(default=50_000, ge=1, lt=2**31)
+    buffer_size: int = pydantic.Field(default=50_000, ge=1, le=2**31 - 1)
     learning_starts: int = pydantic.Field(default=1000, ge=0, le=10**10)
     train_batch_size: int = pydantic.Field(default=32, ge=1, le=10**8)
     training_intensity: float = pydantic.Field(default=8.0, gt=0.0, le=1e6)
