@@ -500,11 +500,12 @@ def figure_of(name: str, task: Task, runs: dict[str, list[dict[str, Any]]]) -> A
         template="plotly_white",
         width=900,
         height=420,
-        margin={"t": 70, "b": 60, "l": 70, "r": 20},
+        # The legend has three entries per line.
+        margin={"t": 50 + 20 * -(-len(task.cells) // 3), "b": 60, "l": 70, "r": 20},
         xaxis_title="environment steps",
         yaxis_title="mean return of the last 100 episodes",  # training episodes
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
-        title={"text": name, "y": 0.96},
+        title={"text": name, "y": 0.97},
     )
     return figure
 
