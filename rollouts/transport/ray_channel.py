@@ -45,8 +45,8 @@ from polopt.rollouts.transport.local_channel import run_here
 from polopt.rollouts.transport.process_actor import ProcessActor
 from polopt.rollouts.transport.ray_resources import (
     Request,
+    UnmetRequests,
     cluster_request,
-    unmet_requests,
 )
 
 logger = logging.getLogger("polopt")
@@ -190,6 +190,7 @@ class RayTransport(Transport):
         self._agents: dict[str, Any] = {}  # the `ControlAgent` actors, by node
         # The digest of the last large argument, and the reference to this argument.
         self._stored: tuple[bytes, Any] = (b"", None)
+        self._unmet = UnmetRequests()
 
     def start(
         self, make: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], name: str
@@ -216,10 +217,10 @@ class RayTransport(Transport):
         """See `Transport.waiting`. Ray reports the resources of each request that it cannot meet,
         but not the actor that made the request. So this method returns all actors that request the
         same resources as an unmet request, and whose process has not started. Some of these actors
-        may already have their resources, and only start slowly. Raises the errors of
-        `unmet_requests`."""
+        may already have their resources, and only start slowly. Returns no actors while Ray's
+        control service does not answer."""
         requesting = [c for c in channels if isinstance(c, RayChannel) and c.request is not None]
-        unmet = unmet_requests() if requesting else Counter()
+        unmet = self._unmet.count() if requesting else Counter()
         waiting: list[Channel] = []
         requests: Counter[Request] = Counter()
         for channel in requesting:

@@ -221,7 +221,11 @@ import contextlib, os, signal, threading, time
 from pathlib import Path
 import ray
 import polopt
+from polopt.rollouts.transport import ray_resources
+from polopt.rollouts.workers import start_up
 from polopt.rollouts.workers.call_workers import foreach_worker
+
+ray_resources.ANSWER_TIMEOUT_S = start_up.CHECK_INTERVAL_S = 0.5
 
 if __name__ == "__main__":
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
@@ -241,6 +245,10 @@ if __name__ == "__main__":
         adding.start()
         adding.join(20.0)
         print("blocked" if adding.is_alive() else "not blocked", flush=True)
+        until_s = time.monotonic() + 3.0
+        while time.monotonic() < until_s:
+            assert foreach_worker(workers, lambda worker: worker.index) == {1: 1}
+            time.sleep(0.05)
     finally:
         os.kill(gcs, signal.SIGCONT)
     adding.join(60.0)
@@ -252,7 +260,8 @@ if __name__ == "__main__":
 """
 
 
-def test_later_workers_do_not_wait_for_the_control_service(tmp_path: Path) -> None:
+def test_run_does_not_wait_for_the_control_service(tmp_path: Path) -> None:
+    """The control service is silent when a worker is added. The other worker answers calls."""
     # Ray exports an actor class to its control service, and waits for the export without a time
     # limit.
     program = tmp_path / "program.py"
@@ -262,6 +271,7 @@ def test_later_workers_do_not_wait_for_the_control_service(tmp_path: Path) -> No
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "not blocked"
+    assert "Ray's control service does not answer (no answer within 0.5 s)" in done.stderr
 
 
 def test_changed_option_is_used_by_updates_in_workers(fake: FakeTransport) -> None:
