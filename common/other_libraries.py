@@ -222,8 +222,8 @@ RLLIB_REPLAY = (
     Option(
         "`epsilon`, or in the old API stack `exploration_config` with `initial_epsilon`, "
         "`final_epsilon` and `epsilon_timesteps`",
-        "`epsilon`, a number or a schedule `[[steps, value], ...]` over the environment steps of "
-        "all workers",
+        "`epsilon` of the policies `dqn` and `pqn`, a number or a schedule `[[steps, value], ...]` "
+        "over the environment steps of all workers",
         "[[0, 1.0], [10000, 0.05]] | the same",
     ),
     Option(
@@ -283,8 +283,7 @@ RLLIB_FIXED = (
     ),
     Fixed(
         {"explore": True, "exploration_config": ({}, {"type": "StochasticSampling"})},
-        "training always samples actions, and so explores. For evaluation, use "
-        '`evaluation_config={"explore": ...}`',
+        'training always explores. For evaluation, use `evaluation_config={"explore": ...}`',
     ),
     Fixed(
         {"use_gae": True, "use_critic": True},

@@ -792,6 +792,6 @@ REFUSED = {
     "PPOConfig().training(replay_buffer_config={'capacity': 8})": "For 'replay_buffer_config' of",
     "A2CConfig().training(use_kl_loss=True).to_dict()": "has no KL loss",
     "PPOConfig().training(optimizer={'eps': 1}).to_dict()": "torch_optimizer, adam_epsilon",
-    "PPOConfig().exploration(explore=False)": "training always samples actions",
+    "PPOConfig().exploration(explore=False)": "training always explores",
     "PPOConfig().env_runners(observation_filter='Own').to_dict()": "normalize_observations=True",
 }
