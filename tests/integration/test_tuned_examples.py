@@ -46,6 +46,7 @@ def test_examples_for_presets_and_environments():
         "pendulum_ddppo",
         "acrobot_dqn",
         "pendulum_sac",
+        "halfcheetah_sac",
         "pendulum_td3",
         "cartpole_pqn",
         "acrobot_apex_dqn",
