@@ -35,7 +35,7 @@ def measure(checkout: Path, example: str) -> tuple[float, float, float]:
         RuntimeError: the command failed or did not write a result.
     """
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as log:
-        code = "import sys; from polopt.trainers.command_line.cli import main; sys.exit(main())"
+        code = "import sys; from polopt.command_line.cli import main; sys.exit(main())"
         command = [sys.executable, "-c", code, "train", example, "stop.training_iteration=1"]
         environ = {**os.environ, "PYTHONPATH": str(checkout.resolve() / "src")}
         before, started_s = os.times(), time.perf_counter()

@@ -236,7 +236,7 @@ class SampleBatch:
         Raises:
             ImportError: if `tensordict` is not installed.
         """
-        from polopt.common.tensordict import to_tensordict
+        from polopt.collectors.tensordict import to_tensordict
 
         next_obs = self.all_obs[1:].copy()
         if len(self.successor_index):

@@ -13,9 +13,9 @@ import pydantic
 
 from polopt.common.compression import GradientPacker, PackedGradients
 from polopt.common.weights import Gradients, Weights
-from polopt.metrics import plots
+from polopt.dashboards import plots
+from polopt.dashboards.tab import Tab
 from polopt.metrics.optimizer_stats import StepResult
-from polopt.metrics.tab import Tab
 from polopt.optimizers.checks import check_collection
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.policy_optimizer import PolicyOptimizer

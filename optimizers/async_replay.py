@@ -18,10 +18,10 @@ import numpy as np
 import pydantic
 
 from polopt.common.config import Automatic, ConfigError
-from polopt.metrics import plots
+from polopt.dashboards import plots
+from polopt.dashboards.tab import Tab
 from polopt.metrics.lag import AgeHistogram, DoublingHistogram
 from polopt.metrics.optimizer_stats import StepResult
-from polopt.metrics.tab import Tab
 from polopt.optimizers.checks import check_central_gradients
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.replay_optimizer import ReplayOptimizer, ReplayOptions

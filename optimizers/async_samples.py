@@ -16,9 +16,9 @@ import pydantic
 
 from polopt.common.config import Automatic, ConfigError
 from polopt.common.sample_batch import SampleBatch
-from polopt.metrics import plots
+from polopt.dashboards import plots
+from polopt.dashboards.tab import Tab
 from polopt.metrics.optimizer_stats import StepResult
-from polopt.metrics.tab import Tab
 from polopt.optimizers.checks import check_central_gradients
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.policy_optimizer import PolicyOptimizer

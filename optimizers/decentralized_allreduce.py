@@ -17,9 +17,9 @@ import torch
 
 from polopt.common.config import ConfigError
 from polopt.common.weights import Weights
-from polopt.metrics import plots
+from polopt.dashboards import plots
+from polopt.dashboards.tab import Tab
 from polopt.metrics.optimizer_stats import StepResult
-from polopt.metrics.tab import Tab
 from polopt.optimizers.checks import check_collection, check_unused
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.policy_optimizer import PolicyOptimizer

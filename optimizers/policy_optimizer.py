@@ -14,9 +14,9 @@ from polopt.common.compression import PackedGradients, unpack_gradients
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients, Weights
+from polopt.dashboards.tab import Tab
 from polopt.metrics.machine import GpuReader
 from polopt.metrics.optimizer_stats import OptimizerStats, StepResult
-from polopt.metrics.tab import Tab
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.policies.policy import Policy
 from polopt.replay.buffer_files import BufferFiles

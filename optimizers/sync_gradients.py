@@ -12,10 +12,10 @@ import numpy as np
 
 from polopt.common.compression import unpack_gradients
 from polopt.common.weights import Gradients
-from polopt.metrics import plots
+from polopt.dashboards import plots
+from polopt.dashboards.tab import Tab
 from polopt.metrics.learner import mean_stats
 from polopt.metrics.optimizer_stats import StepResult
-from polopt.metrics.tab import Tab
 from polopt.optimizers.async_gradients import GradientsConfig, compute_gradient
 from polopt.optimizers.checks import check_collection
 from polopt.optimizers.optimizer_config import OptimizerConfig

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from polopt.collectors.non_learning import NonLearningConfig, adapter_for
 from polopt.common.config import Config, ConfigError, shown
-from polopt.policies.non_learning import NonLearningConfig, adapter_for
 from polopt.policies.policy import Policy
 from polopt.policies.policy_registry import POLICIES
 

@@ -27,11 +27,11 @@ import ray
 from ray import tune
 
 import polopt
+from polopt.command_line.examples import example_names, load_example
 from polopt.common.weights import Gradients
-from polopt.metrics.diagnosis import diagnose
-from polopt.metrics.run_results import read_results
+from polopt.dashboards.diagnosis import diagnose
+from polopt.dashboards.run_results import read_results
 from polopt.policies.a2c import A2CPolicy
-from polopt.trainers.command_line.examples import example_names, load_example
 from polopt.trainers.presets import PRESETS
 
 CORES = len(os.sched_getaffinity(0))

@@ -14,9 +14,9 @@ from gymnasium import spaces
 from torch import nn
 from toy_envs import Drift
 
-from polopt.rollouts.collectors.collector import Collector
+from polopt.collectors.collector import Collector
 from polopt.rollouts.transport.control_page import ControlPage
-from polopt.rollouts.transport.simulated_channel import Script, oldest_first
+from polopt.simulation.simulated_channel import Script, oldest_first
 
 
 class TimestampEnv(gymnasium.Env[np.ndarray, int]):

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from polopt.metrics.tab import TAB_FILE
+from polopt.dashboards.tab import TAB_FILE
 from polopt.metrics.worker_times import SPREAD_KEYS
 
 #: The phases of the driver that each optimizer reports.
@@ -332,8 +332,8 @@ def write_trial(
 @cache
 def _tab(optimizer: str) -> str:
     """Returns the text of the file in which the trainer declares the tab of the optimizer."""
+    from polopt.dashboards.tab_file import tab_of
     from polopt.optimizers.optimizer_registry import OPTIMIZERS
-    from polopt.trainers.tab_file import tab_of
 
     numbers = _strategy_numbers(optimizer, 1, 1, random.Random(0))
     numbers = {key: 0 for key in numbers if not key.endswith("_time_ms")}

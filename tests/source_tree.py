@@ -18,8 +18,12 @@ PACKAGE_FOLDERS = (
     "rollouts",
     "optimizers",
     "trainers",
+    "collectors",
+    "recording",
+    "simulation",
     "rllib",
     "dashboards",
+    "command_line",
     "tuned_examples",
 )
 

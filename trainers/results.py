@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from polopt.collectors.scheme import scheme_of
 from polopt.common.config import ConfigError, nearest_of
 from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episode_window import EpisodeWindow
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
-from polopt.optimizers.scheme import scheme_of
 
 _TUNE_KEYS = ("training_iteration", "time_total_s", "time_this_iter_s", "timesteps_total")
 _COUNTS = (

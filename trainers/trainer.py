@@ -16,13 +16,17 @@ import ray
 from ray import tune
 from ray.train.constants import DEFAULT_STORAGE_PATH
 
+from polopt.collectors.gradient_worker import GradientWorkerSet
 from polopt.common.config import ConfigError, shown
 from polopt.common.tested_versions import warn_of_untested_versions
 from polopt.common.threads import limit_threads
+from polopt.dashboards.prometheus_exporter import PrometheusExporter
+from polopt.dashboards.tab_file import write_tab
+from polopt.dashboards.trace_file import StepTrace
 from polopt.metrics.timers import EVALUATION
 from polopt.policies.policy import Policy
+from polopt.recording.run_record import RunRecord
 from polopt.replay.buffer_files import BufferFiles
-from polopt.rollouts.collectors.gradient_worker import GradientWorkerSet
 from polopt.rollouts.envs.env_sources import env_name, refuse_made_env
 from polopt.rollouts.envs.own_copy import OwnCopies
 from polopt.rollouts.envs.random_state import kept_global_generators
@@ -37,7 +41,6 @@ from polopt.trainers.experiment import Experiment, with_keywords
 from polopt.trainers.notebooks import ProgressMetrics
 from polopt.trainers.play_episodes import EvaluationResult, evaluate_now
 from polopt.trainers.preset_help import PresetDoc, PresetSignature
-from polopt.trainers.prometheus_exporter import PrometheusExporter
 from polopt.trainers.result_files import ResultFiles
 from polopt.trainers.results import make_result
 from polopt.trainers.run_context import (
@@ -47,7 +50,6 @@ from polopt.trainers.run_context import (
     finish_despite_sigterm,
     in_directory,
 )
-from polopt.trainers.run_record import RunRecord
 from polopt.trainers.saved_config import described, encode_config
 from polopt.trainers.saved_experiment import config_of
 from polopt.trainers.saved_spaces import describe_space
@@ -61,8 +63,6 @@ from polopt.trainers.saved_trainer import (
     restore_state,
 )
 from polopt.trainers.stop_when import StopWhen
-from polopt.trainers.tab_file import write_tab
-from polopt.trainers.trace_file import StepTrace
 from polopt.trainers.trial_resources import bundles
 from polopt.trainers.tune_storage import following, next_checkpoint, results_folder
 

@@ -12,7 +12,7 @@ from typing_extensions import Self, Unpack
 
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.policies.policy import Policy
-from polopt.trainers.command_line.train_function import TrainingResult
+from polopt.command_line.train_function import TrainingResult
 from polopt.trainers.trainer import PolicyOptimizerTrainer as _Trainer
 
 _Path = str | os.PathLike[str]

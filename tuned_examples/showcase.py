@@ -215,7 +215,7 @@ def _experiments(examples: dict[str, Any], goal: float | None) -> list[tune.Expe
 def _report(results: Path) -> str:
     """Writes the HTML report of all trials. Returns its path, or why it could not be written."""
     path = results / "report.html"
-    polopt_command = [sys.executable, "-m", "polopt.trainers.command_line.cli"]
+    polopt_command = [sys.executable, "-m", "polopt.command_line.cli"]
     command = [*polopt_command, "report", str(results), "--output", str(path)]
     done = subprocess.run(command, capture_output=True, text=True)
     return str(path) if done.returncode == 0 else done.stderr.strip()

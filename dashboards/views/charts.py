@@ -9,6 +9,7 @@ from polopt.dashboards.data.colors import phase_color
 from polopt.dashboards.data.downsample import Array
 from polopt.dashboards.data.scales import Scale, scale_of
 from polopt.dashboards.data.selection import Run, Selection
+from polopt.dashboards.tab import Plot
 from polopt.dashboards.views.drawing import (
     MOST_BANDS,
     Panel,
@@ -19,7 +20,6 @@ from polopt.dashboards.views.drawing import (
     set_scale,
 )
 from polopt.dashboards.views.fault_marks import add_fault_marks
-from polopt.metrics.tab import Plot
 
 
 def scale_of_runs(selection: Selection, curves: Iterable[tuple[Run, Array]]) -> Scale:

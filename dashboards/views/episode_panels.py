@@ -9,6 +9,7 @@ import numpy as np
 from polopt.dashboards.data.colors import PALETTE
 from polopt.dashboards.data.downsample import Curve, downsample_rows
 from polopt.dashboards.data.selection import Run, Selection
+from polopt.dashboards.tab import Plot
 from polopt.dashboards.views.charts import plot_lines
 from polopt.dashboards.views.drawing import (
     Panel,
@@ -23,7 +24,6 @@ from polopt.dashboards.views.drawing import (
 from polopt.dashboards.views.fault_marks import add_fault_marks
 from polopt.metrics.actions import MOST_CATEGORIES
 from polopt.metrics.episode_window import HISTOGRAM_BINS, PERCENTILES
-from polopt.metrics.tab import Plot
 
 _BLOCK = "env_runners/"
 _ACTIONS = "optimizer/actions/"

@@ -7,6 +7,7 @@ import numpy as np
 from polopt.dashboards.data.downsample import downsample_rows
 from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.data.trials import TRAINING_S
+from polopt.dashboards.tab import OptimizerTab, Plot
 from polopt.dashboards.views.charts import plot_lines, run_lines
 from polopt.dashboards.views.drawing import (
     Panel,
@@ -27,7 +28,6 @@ from polopt.dashboards.views.time_shares import (
     worker_shares,
 )
 from polopt.dashboards.views.worker_panels import worker_panels
-from polopt.metrics.tab import OptimizerTab, Plot
 
 _MOST_EXTRA = 20
 

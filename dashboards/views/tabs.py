@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from polopt.dashboards.data.selection import Run, Selection
+from polopt.dashboards.diagnosis import RULES, Finding
 from polopt.dashboards.views import (
     compare_tab,
     experiments_tab,
@@ -15,7 +16,6 @@ from polopt.dashboards.views import (
     optimizer_tab,
 )
 from polopt.dashboards.views.drawing import Panel
-from polopt.metrics.diagnosis import RULES, Finding
 
 _MOST_FINDINGS, _MOST_NAMES = 12, 3
 

@@ -7,12 +7,12 @@ import numpy as np
 from polopt.dashboards.data.downsample import Array, downsample_rows
 from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.data.trials import TRAINING_S
+from polopt.dashboards.run_results import PER_WORKER
+from polopt.dashboards.tab import Plot
 from polopt.dashboards.views.charts import plot_lines, run_lines
 from polopt.dashboards.views.drawing import Panel, add_heat_map, new_figure, not_in_results
 from polopt.dashboards.views.fault_marks import add_fault_marks
 from polopt.dashboards.views.time_shares import INTERVAL_S, rise_per
-from polopt.metrics.run_results import PER_WORKER
-from polopt.metrics.tab import Plot
 
 
 def worker_panels(selection: Selection, run: Run) -> list[Panel]:

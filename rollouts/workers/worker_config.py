@@ -28,7 +28,7 @@ class WorkerConfig:
     Attributes:
         rollout: options of sampling.
         env: result of `polopt.rollouts.envs.env_sources.resolve_env`.
-        policy_class: class of the policy, or an adapter from `polopt.policies.non_learning` for a
+        policy_class: class of the policy, or an adapter from `polopt.collectors.non_learning` for a
             policy that does not learn.
         policy: the options of the policy.
         observation_space: observation space of one environment.

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from polopt.metrics.record import Record
+from polopt.recording.recorded_transport import RecordedTransport
 from polopt.rollouts.envs.env_sources import env_name
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import Transport
@@ -15,7 +16,6 @@ from polopt.rollouts.transport.socket_channel import open_transport
 from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.placement import actor_options
 from polopt.rollouts.workers.process_group import ProcessGroup
-from polopt.rollouts.workers.recorded_transport import RecordedTransport
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.snapshots import WeightSnapshots
 from polopt.rollouts.workers.worker_config import WorkerConfig

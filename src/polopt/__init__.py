@@ -10,6 +10,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from polopt.collectors.collector import Collector as Collector
+    from polopt.collectors.collector_thread import CollectorEnded as CollectorEnded
+    from polopt.collectors.collector_thread import CollectorThread as CollectorThread
+    from polopt.collectors.gradient_worker import GradientWorker as GradientWorker
+    from polopt.collectors.gradient_worker import GradientWorkerSet as GradientWorkerSet
+    from polopt.collectors.scheme import scheme_config as scheme_config
+    from polopt.command_line.evaluate_function import evaluate as evaluate
+    from polopt.command_line.train_function import TrainingResult as TrainingResult
     from polopt.common.compression import GradientPacker as GradientPacker
     from polopt.common.compression import PackedGradients as PackedGradients
     from polopt.common.compression import pack as pack
@@ -23,28 +31,23 @@ if TYPE_CHECKING:
     from polopt.common.transitions import Transitions as Transitions
     from polopt.common.weights import Gradients as Gradients
     from polopt.common.weights import Weights as Weights
+    from polopt.dashboards.prometheus import Metric as Metric
+    from polopt.dashboards.tab import Plot as Plot
+    from polopt.dashboards.tab import Tab as Tab
     from polopt.dashboards.tensorboard import TensorBoardLayout as TensorBoardLayout
     from polopt.metrics.optimizer_stats import StepResult as StepResult
-    from polopt.metrics.prometheus import Metric as Metric
-    from polopt.metrics.tab import Plot as Plot
-    from polopt.metrics.tab import Tab as Tab
     from polopt.optimizers.optimizer_config import OptimizerConfig as OptimizerConfig
     from polopt.optimizers.optimizer_registry import register_optimizer as register_optimizer
     from polopt.optimizers.policy_optimizer import PolicyOptimizer as PolicyOptimizer
-    from polopt.optimizers.scheme import scheme_config as scheme_config
     from polopt.policies.actor_critic import ActorCriticConfig as ActorCriticConfig
     from polopt.policies.actor_critic import ActorCriticPolicy as ActorCriticPolicy
     from polopt.policies.learning.policy_config import PolicyConfig as PolicyConfig
     from polopt.policies.networks.network_registry import register_network as register_network
     from polopt.policies.policy import Policy as Policy
     from polopt.policies.policy_registry import register_policy as register_policy
+    from polopt.recording.rerun import rerun as rerun
     from polopt.replay.rate_limiter import RateLimiter as RateLimiter
     from polopt.replay.replay_buffer import ReplayBuffer as ReplayBuffer
-    from polopt.rollouts.collectors.collector import Collector as Collector
-    from polopt.rollouts.collectors.collector_thread import CollectorEnded as CollectorEnded
-    from polopt.rollouts.collectors.collector_thread import CollectorThread as CollectorThread
-    from polopt.rollouts.collectors.gradient_worker import GradientWorker as GradientWorker
-    from polopt.rollouts.collectors.gradient_worker import GradientWorkerSet as GradientWorkerSet
     from polopt.rollouts.rollout_config import RolloutConfig as RolloutConfig
     from polopt.rollouts.workers.call_workers import call_each as call_each
     from polopt.rollouts.workers.call_workers import foreach_worker as foreach_worker
@@ -63,11 +66,8 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.rollout_worker import RolloutWorker as RolloutWorker
     from polopt.rollouts.workers.worker_handle import WorkerHandle as WorkerHandle
     from polopt.rollouts.workers.worker_set import WorkerSet as WorkerSet
-    from polopt.trainers.command_line.evaluate_function import evaluate as evaluate
-    from polopt.trainers.command_line.train_function import TrainingResult as TrainingResult
     from polopt.trainers.play_episodes import EvaluationResult as EvaluationResult
     from polopt.trainers.presets import register as register
-    from polopt.trainers.rerun import rerun as rerun
     from polopt.trainers.saved_policy import load as load
     from polopt.trainers.typed_presets import A2C as A2C
     from polopt.trainers.typed_presets import A3C as A3C
@@ -96,9 +96,9 @@ _MODULE_OF = {
     "Callbacks": "polopt.rollouts.workers.callbacks",
     "Calls": "polopt.rollouts.workers.calls",
     "CallsLostError": "polopt.rollouts.workers.calls",
-    "Collector": "polopt.rollouts.collectors.collector",
-    "CollectorEnded": "polopt.rollouts.collectors.collector_thread",
-    "CollectorThread": "polopt.rollouts.collectors.collector_thread",
+    "Collector": "polopt.collectors.collector",
+    "CollectorEnded": "polopt.collectors.collector_thread",
+    "CollectorThread": "polopt.collectors.collector_thread",
     "Config": "polopt.common.config",
     "ConfigError": "polopt.common.config",
     "DDPPO": "polopt.trainers.presets",
@@ -107,16 +107,16 @@ _MODULE_OF = {
     "EvaluationResult": "polopt.trainers.play_episodes",
     "FunctionError": "polopt.rollouts.workers.errors",
     "GradientPacker": "polopt.common.compression",
-    "GradientWorker": "polopt.rollouts.collectors.gradient_worker",
-    "GradientWorkerSet": "polopt.rollouts.collectors.gradient_worker",
+    "GradientWorker": "polopt.collectors.gradient_worker",
+    "GradientWorkerSet": "polopt.collectors.gradient_worker",
     "Gradients": "polopt.common.weights",
     "IMPALA": "polopt.trainers.presets",
-    "Metric": "polopt.metrics.prometheus",
+    "Metric": "polopt.dashboards.prometheus",
     "NonFiniteError": "polopt.rollouts.workers.errors",
     "OptimizerConfig": "polopt.optimizers.optimizer_config",
     "PQN": "polopt.trainers.presets",
     "PackedGradients": "polopt.common.compression",
-    "Plot": "polopt.metrics.tab",
+    "Plot": "polopt.dashboards.tab",
     "Policy": "polopt.policies.policy",
     "PolicyConfig": "polopt.policies.learning.policy_config",
     "PolicyOptimizer": "polopt.optimizers.policy_optimizer",
@@ -134,9 +134,9 @@ _MODULE_OF = {
     "Stragglers": "polopt.rollouts.workers.early_stop",
     "SyncPPO": "polopt.trainers.presets",
     "TD3": "polopt.trainers.presets",
-    "Tab": "polopt.metrics.tab",
+    "Tab": "polopt.dashboards.tab",
     "TensorBoardLayout": "polopt.dashboards.tensorboard",
-    "TrainingResult": "polopt.trainers.command_line.train_function",
+    "TrainingResult": "polopt.command_line.train_function",
     "Transitions": "polopt.common.transitions",
     "WEIGHTS": "polopt.rollouts.workers.calls",
     "Weights": "polopt.common.weights",
@@ -144,7 +144,7 @@ _MODULE_OF = {
     "WorkerSet": "polopt.rollouts.workers.worker_set",
     "WorkersFailedError": "polopt.rollouts.workers.errors",
     "call_each": "polopt.rollouts.workers.call_workers",
-    "evaluate": "polopt.trainers.command_line.evaluate_function",
+    "evaluate": "polopt.command_line.evaluate_function",
     "foreach_worker": "polopt.rollouts.workers.call_workers",
     "load": "polopt.trainers.saved_policy",
     "pack": "polopt.common.compression",
@@ -152,10 +152,10 @@ _MODULE_OF = {
     "register_network": "polopt.policies.networks.network_registry",
     "register_optimizer": "polopt.optimizers.optimizer_registry",
     "register_policy": "polopt.policies.policy_registry",
-    "rerun": "polopt.trainers.rerun",
-    "scheme_config": "polopt.optimizers.scheme",
+    "rerun": "polopt.recording.rerun",
+    "scheme_config": "polopt.collectors.scheme",
     "set_up_each": "polopt.rollouts.workers.call_workers",
-    "train": "polopt.trainers.command_line.train_function",
+    "train": "polopt.command_line.train_function",
     "unpack": "polopt.common.compression",
     "unpack_gradients": "polopt.common.compression",
 }

@@ -1,6 +1,6 @@
 """`python -m polopt`: the command `polopt`."""
 
-from polopt.trainers.command_line.cli import main
+from polopt.command_line.cli import main
 
 if __name__ == "__main__":
     main()

@@ -26,7 +26,7 @@ from waiting import wait_until
 from polopt.trainers.presets import A2C
 from polopt.trainers.saved_trainer import read_or_fall_back, read_trainer_state
 
-MODULE = "polopt.trainers.command_line.cli"
+MODULE = "polopt.command_line.cli"
 POLOPT = [sys.executable, "-m", MODULE]
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1",
@@ -485,7 +485,7 @@ def test_sigterm_at_any_moment_of_the_start(
 
 COMPILED = """
 import hashlib
-from polopt.trainers.command_line import signals
+from polopt.command_line import signals
 signals.GRACE_S, signals.EXIT_S = 0.1, 0.2
 handling = signals.StopSignals()
 handling.install()
@@ -495,7 +495,7 @@ hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # half an hour, in which no 
 """
 BLOCKED = """
 import time
-from polopt.trainers.command_line import signals
+from polopt.command_line import signals
 signals.GRACE_S, signals.EXIT_S = 0.1, 0.2
 handling = signals.StopSignals()
 handling.install()
@@ -546,7 +546,7 @@ run = "A2C"
 config = {**CONFIG, "env": make}
 """
 PATIENT = f"""
-from polopt.trainers.command_line import signals
+from polopt.command_line import signals
 signals.GRACE_S = signals.EXIT_S = 600.0
 from {MODULE} import main
 main()

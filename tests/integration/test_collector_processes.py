@@ -21,10 +21,10 @@ from collector_toys import FailsAfterSteps, Reach, TimestampEnv, update
 from fakes import inside, pid_of, worker_config
 from toy_envs import Clock, Drift
 
+from polopt.collectors.collector import Collector, next_seed
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.rollouts import ray_session as sessions
-from polopt.rollouts.collectors.collector import Collector, next_seed
 from polopt.rollouts.workers.errors import WorkersFailedError
 
 CHEAP = {"num_cpus": 0.25}
@@ -233,7 +233,7 @@ def test_seeds_and_state_with_processes(over: Any) -> None:
 
 ALONE = """
 import ray
-from polopt.rollouts.collectors.collector import Collector, next_seed
+from polopt.collectors.collector import Collector, next_seed
 
 def collect(seats):
     with Collector("CartPole-v1", num_collectors=1, frames_per_batch=8) as collector:

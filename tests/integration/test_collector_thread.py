@@ -21,8 +21,8 @@ from gymnasium.vector import SyncVectorEnv
 from toy_envs import Clock
 from waiting import wait_until
 
-from polopt.rollouts.collectors.collector import Collector
-from polopt.rollouts.collectors.collector_thread import CollectorEnded, CollectorThread
+from polopt.collectors.collector import Collector
+from polopt.collectors.collector_thread import CollectorEnded, CollectorThread
 from polopt.rollouts.envs.env_errors import EnvironmentFailedError
 from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.worker_set import WorkerSet
@@ -201,8 +201,8 @@ def test_weights_are_sent_by_the_thread_that_gets_batches() -> None:
 
 def test_program_ends_while_its_thread_runs() -> None:
     program = (
-        "from polopt.rollouts.collectors.collector import Collector\n"
-        "from polopt.rollouts.collectors.collector_thread import CollectorThread\n"
+        "from polopt.collectors.collector import Collector\n"
+        "from polopt.collectors.collector_thread import CollectorThread\n"
         "thread = CollectorThread(Collector('CartPole-v1', num_collectors=0, frames_per_batch=9))\n"
         "print(thread.get().env_steps)\n"
     )

@@ -9,8 +9,8 @@ import pytest
 from collector_toys import TimestampEnv
 from fakes import CheckedWorker, make_optimizer, worker_config
 
+from polopt.collectors.collector import Collector
 from polopt.optimizers.sync_samples import SyncSamples
-from polopt.rollouts.collectors.collector import Collector
 from polopt.rollouts.transport.control_page import EarlyStopRequest
 from polopt.rollouts.workers.call_runner import CallRunner
 from polopt.rollouts.workers.early_stop import Stragglers

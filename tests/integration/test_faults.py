@@ -12,6 +12,7 @@ from fakes import make_optimizer, worker_config
 from faulty_envs import BadReset, NeverMade, NeverSteps, NotInWorkers, WrongShape
 from toy_envs import Drift
 
+from polopt.collectors.collector import Collector
 from polopt.common.config import ConfigError
 from polopt.common.data_faults import DataFaults
 from polopt.metrics.record import Record
@@ -19,7 +20,6 @@ from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.policies.resolve_policy import resolve_policy
-from polopt.rollouts.collectors.collector import Collector
 from polopt.rollouts.envs.env_errors import EnvironmentAPIError, EnvironmentFailedError
 from polopt.rollouts.workers.answer import CallError
 from polopt.rollouts.workers.errors import FunctionError, NonFiniteError, WorkersFailedError

@@ -50,7 +50,7 @@ export RAY_TMPDIR="$1/ray" TMPDIR="$1/tmp"
 #: The example stops at a return of 450, which a fast machine reaches before its disk is full.
 #: The return of CartPole-v1 is 500 at most.
 _TRAIN = """
-exec "$2" -m polopt.trainers.command_line.cli train cartpole_a3c --results-dir results \\
+exec "$2" -m polopt.command_line.cli train cartpole_a3c --results-dir results \\
   --checkpoint-every 1 num_workers=1 model.fcnet_hiddens=[64,64] min_time_s_per_iteration=0.3 \\
   min_sample_timesteps_per_iteration=1 stop.training_iteration=1000 \\
   stop.env_runners/episode_return_mean=1000

@@ -25,6 +25,7 @@ from fakes import (
 )
 from toy_envs import Drift
 
+from polopt.collectors.gradient_worker import GradientWorker, GradientWorkerSet
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
@@ -34,7 +35,6 @@ from polopt.optimizers.sync_gradients import SyncGradients
 from polopt.policies.learning.reducer import LocalReducer
 from polopt.policies.minibatch_gradients import MinibatchGradients
 from polopt.policies.ppo import PPOPolicy
-from polopt.rollouts.collectors.gradient_worker import GradientWorker, GradientWorkerSet
 from polopt.rollouts.transport.channel import Message
 from polopt.rollouts.transport.control_page import EarlyStopRequest
 from polopt.rollouts.workers.rollout_worker import RolloutWorker

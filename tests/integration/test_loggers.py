@@ -18,7 +18,7 @@ from ray import tune
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
 import polopt
-from polopt.metrics.prometheus import METRICS
+from polopt.dashboards.prometheus import METRICS
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 
 #: Each optimizer with the policy of one preset. A2C and SyncPPO report the same block.

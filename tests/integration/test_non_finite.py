@@ -21,6 +21,7 @@ from faulty_envs import Spoiled
 from rank_helpers import Pool, on_ranks
 from toy_envs import Drift, make_policy, random_batch
 
+from polopt.collectors.collector import Collector
 from polopt.common.weights import Gradients
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.async_samples import AsyncSamples
@@ -29,7 +30,6 @@ from polopt.optimizers.rank_group import checksum
 from polopt.optimizers.sync_gradients import SyncGradients
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.policies.ppo import PPOPolicy
-from polopt.rollouts.collectors.collector import Collector
 from polopt.rollouts.sampling.non_finite import all_finite, find_non_finite, non_finite_gradient
 from polopt.rollouts.workers.errors import NonFiniteError
 from polopt.rollouts.workers.rollout_worker import RolloutWorker

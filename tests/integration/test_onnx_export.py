@@ -15,11 +15,11 @@ from test_loading import ACTIONS, OBSERVATIONS, OPTIONS, trained
 from typer.testing import CliRunner
 
 import polopt
+from polopt.command_line.cli import app
 from polopt.common.config import ConfigError
 from polopt.common.moments import Moments
 from polopt.policies.policy import Policy
 from polopt.policies.policy_registry import POLICIES
-from polopt.trainers.command_line.cli import app
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 needs_onnx = pytest.mark.skipif(

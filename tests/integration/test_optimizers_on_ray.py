@@ -79,7 +79,7 @@ def test_collector_collects_on_ray(ray_session: None, sync: bool) -> None:
 
 
 def test_command_line_trains(tmp_path: Path) -> None:
-    code = "from polopt.trainers.command_line.cli import main; main()"
+    code = "from polopt.command_line.cli import main; main()"
     command = [sys.executable, "-c", code, "train", "cartpole_ppo", "stop.training_iteration=1"]
     done = subprocess.run(
         [*command, "--results-dir", str(tmp_path)], capture_output=True, text=True, timeout=300

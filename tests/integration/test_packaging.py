@@ -133,7 +133,7 @@ def test_wheel_holds_every_module(tmp_path: Path, with_links: bool) -> None:
 
 
 #: Extras, each with the only folder or file that may import packages of this extra.
-OPTIONAL = {"dashboard": "dashboards", "torchrl": "common/tensordict.py"}
+OPTIONAL = {"dashboard": "dashboards", "torchrl": "collectors/tensordict.py"}
 
 
 def undeclared_imports(found: Sequence[Module], setup_cfg: Path = ROOT / "setup.cfg") -> list[str]:

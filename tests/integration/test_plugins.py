@@ -13,13 +13,13 @@ import pytest
 
 from polopt import A3C, PolicyOptimizerTrainer, register_optimizer, register_policy
 from polopt.common.config import ConfigError
-from polopt.metrics.tab import OptimizerTab
+from polopt.dashboards.tab import OptimizerTab
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.policies.a2c import A2CPolicy
 from polopt.policies.policy_registry import POLICIES
 
-CLI = "polopt.trainers.command_line.cli"
+CLI = "polopt.command_line.cli"
 PYPROJECT = """
 [build-system]
 requires = ["setuptools"]

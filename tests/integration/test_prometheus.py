@@ -24,8 +24,8 @@ import pytest
 from waiting import wait_until
 
 from polopt.dashboards.grafana import ALERTS, dashboards
+from polopt.dashboards.tab_file import tab_of
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
-from polopt.trainers.tab_file import tab_of
 
 NAMES = OPTIMIZERS.names()
 pytestmark = [

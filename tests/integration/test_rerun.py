@@ -16,7 +16,7 @@ from toy_envs import Drift
 
 import polopt
 from polopt.common.config import ConfigError
-from polopt.trainers.run_record import digest_of
+from polopt.recording.run_record import digest_of
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 _REPLAY: dict[str, Any] = {"learning_starts": 100, "train_batch_size": 16}

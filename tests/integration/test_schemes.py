@@ -10,10 +10,8 @@ import pytest
 from fakes import FakeWorkerSet, make_optimizer, worker_config
 from learning import train_cartpole
 
-from polopt.common.config import ConfigError
-from polopt.optimizers.optimizer_registry import OPTIMIZERS
-from polopt.optimizers.rank_group import checksum
-from polopt.optimizers.scheme import (
+from polopt.collectors.gradient_worker import GradientWorker
+from polopt.collectors.scheme import (
     COLLECTIONS,
     GRADIENTS,
     UPDATES,
@@ -21,7 +19,9 @@ from polopt.optimizers.scheme import (
     scheme_config,
     scheme_of,
 )
-from polopt.rollouts.collectors.gradient_worker import GradientWorker
+from polopt.common.config import ConfigError
+from polopt.optimizers.optimizer_registry import OPTIMIZERS
+from polopt.optimizers.rank_group import checksum
 from polopt.rollouts.workers.call_workers import foreach_worker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet

@@ -15,9 +15,9 @@ import pytest
 from fakes import connect_workers, make_optimizer, worker_config
 from gymnasium import spaces
 
+from polopt.collectors.gradient_worker import GradientWorkerSet
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.sync_samples import SyncSamples
-from polopt.rollouts.collectors.gradient_worker import GradientWorkerSet
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 pytestmark = pytest.mark.usefixtures("ray_session")

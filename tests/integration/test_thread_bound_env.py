@@ -17,9 +17,9 @@ from fakes import make_optimizer, worker_config
 from gymnasium import spaces
 
 import polopt
+from polopt.collectors.gradient_worker import GradientWorkerSet
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.sync_samples import SyncSamples
-from polopt.rollouts.collectors.gradient_worker import GradientWorkerSet
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 

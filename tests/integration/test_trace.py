@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from polopt.metrics.chrome_trace import self_times_s
+from polopt.dashboards.chrome_trace import self_times_s
 from polopt.rollouts.workers.call_workers import foreach_worker
 from polopt.trainers.presets import A2C, A3C, DDPPO
 
@@ -127,7 +127,7 @@ def test_shares_of_a_worker_sum_to_one(run: Run) -> None:
 
 def test_command_shows_shares_of_each_process(run: Run) -> None:
     _, names, folder = run
-    command = [sys.executable, "-m", "polopt.trainers.command_line.cli", "trace", str(folder)]
+    command = [sys.executable, "-m", "polopt.command_line.cli", "trace", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     lines = {line.split("  ")[0]: line for line in done.stdout.splitlines()}
@@ -139,7 +139,7 @@ def test_command_shows_shares_of_each_process(run: Run) -> None:
 def test_polopt_train_keeps_the_trace_with_the_results(tmp_path: Path) -> None:
     keys = {**CONFIG, "num_workers": 0}
     changes = [f"{key}={json.dumps(value)}" for key, value in keys.items()]
-    command = [sys.executable, "-m", "polopt.trainers.command_line.cli", "train", "A2C", *changes]
+    command = [sys.executable, "-m", "polopt.command_line.cli", "train", "A2C", *changes]
     command += ["stop.training_iteration=6", "--results-dir", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
@@ -165,7 +165,7 @@ def test_unwritable_trace_warns(
 
 
 def test_command_without_a_trace_says_how_to_make_one(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "polopt.trainers.command_line.cli", "trace", str(tmp_path)]
+    command = [sys.executable, "-m", "polopt.command_line.cli", "trace", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150)
     assert done.returncode == 2
     assert "trace=true" in done.stderr

@@ -26,23 +26,15 @@ from toy_envs import Drift
 from typer.testing import CliRunner
 
 import polopt
+from polopt.command_line.cli import app
 from polopt.common.config import ConfigError
 from polopt.common.sums import SUMS
 from polopt.common.tracer import TRACER
-from polopt.metrics.chrome_trace import chrome_trace
+from polopt.dashboards.chrome_trace import chrome_trace
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.ppo import PPOPolicy
-from polopt.rollouts.transport.channel import Channel, ChannelError, Message
-from polopt.rollouts.transport.collective import AllReducer, GroupBroken, GroupSpec
-from polopt.rollouts.transport.simulated_channel import (
-    Script,
-    SimulatedTransport,
-    none_ready,
-    oldest_first,
-    shuffled_by,
-)
-from polopt.rollouts.workers import arrival_log
-from polopt.rollouts.workers.arrival_log import (
+from polopt.recording import arrival_log, run_record
+from polopt.recording.arrival_log import (
     ArrivalLog,
     Departure,
     RecordEnded,
@@ -50,19 +42,26 @@ from polopt.rollouts.workers.arrival_log import (
     lines_of,
     read_log,
 )
-from polopt.rollouts.workers.gathering import sample
-from polopt.rollouts.workers.recorded_transport import (
+from polopt.recording.recorded_transport import (
     RecordedTransport,
     fingerprint,
     run_as_recorded,
 )
+from polopt.recording.rerun import find_records
+from polopt.recording.run_record import PATTERN, digest_of
+from polopt.rollouts.transport.channel import Channel, ChannelError, Message
+from polopt.rollouts.transport.collective import AllReducer, GroupBroken, GroupSpec
+from polopt.rollouts.workers.gathering import sample
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_set import WorkerSet
-from polopt.trainers import run_record
-from polopt.trainers.command_line.cli import app
+from polopt.simulation.simulated_channel import (
+    Script,
+    SimulatedTransport,
+    none_ready,
+    oldest_first,
+    shuffled_by,
+)
 from polopt.trainers.experiment import merged_options
-from polopt.trainers.rerun import find_records
-from polopt.trainers.run_record import PATTERN, digest_of
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 STRATEGIES = ("async_gradients", "sync_gradients", "sync_samples", "async_samples", *PLUGINS)
@@ -512,7 +511,7 @@ def test_error_names_an_environment_that_depends_on_the_clock(
     assert "A likely cause: the environment" in said
     assert "is not deterministic: it depends on the clock" in said
     monkeypatch.setattr(
-        "polopt.trainers.rerun.this_machine",
+        "polopt.recording.rerun.this_machine",
         lambda: {**run_record.this_machine(), "numpy": "1.0"},
     )
     with pytest.raises(polopt.RerunDifference, match=r"another version .*: numpy 1.0 \(recorded"):

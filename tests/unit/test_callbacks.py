@@ -20,6 +20,7 @@ from test_evaluation import SMALL, trainer
 from typer.testing import CliRunner
 
 from polopt import CallbackError, Callbacks, Episode
+from polopt.command_line.cli import app
 from polopt.common.config import ConfigError
 from polopt.metrics.custom_metrics import CustomMetrics, values_of
 from polopt.metrics.record import Record
@@ -27,7 +28,6 @@ from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.workers.answer import CallError
 from polopt.rollouts.workers.callbacks import resolve_callbacks
 from polopt.trainers import evaluation
-from polopt.trainers.command_line.cli import app
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.saved_config import encode_config
 from polopt.trainers.trainer import PolicyOptimizerTrainer

@@ -15,9 +15,9 @@ from test_config_properties import check_message, junk, names, numbers, plausibl
 from toy_envs import Drift
 
 from polopt import Collector
+from polopt.collectors.collector_arguments import CollectorArguments
+from polopt.collectors.collector_config import CollectorConfig
 from polopt.common.config import ConfigError
-from polopt.rollouts.collectors.collector_arguments import CollectorArguments
-from polopt.rollouts.collectors.collector_config import CollectorConfig
 
 SMALL: dict[str, Any] = {"frames_per_batch": 8, "num_collectors": 0, "num_envs": 2, "seed": 1}
 #: Options with larger values are checked, but the test does not collect with them. Collecting would

@@ -25,16 +25,16 @@ from gymnasium.wrappers import NormalizeObservation
 from typer.testing import CliRunner, Result
 
 import polopt as package
+from polopt.command_line import evaluate_command, tune_run
+from polopt.command_line.cli import app
+from polopt.command_line.examples import example_names
+from polopt.command_line.names import name_on_command_line
 from polopt.common.config import ConfigError
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.trainers import play_episodes
 from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
-from polopt.trainers.command_line import evaluate_command, tune_run
-from polopt.trainers.command_line.cli import app
-from polopt.trainers.command_line.examples import example_names
-from polopt.trainers.command_line.names import name_on_command_line
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.results import look_up
 from polopt.trainers.saved_policy import policy_of

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from toy_envs import Drift
 
+from polopt.command_line.plan import plan
 from polopt.common.config import ConfigError
-from polopt.trainers.command_line.plan import plan
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.trainer import PolicyOptimizerTrainer

@@ -18,6 +18,7 @@ from toy_envs import make_policy, random_batch
 from typer.testing import CliRunner
 
 import polopt
+from polopt.command_line.cli import app
 from polopt.common.config import ConfigError
 from polopt.common.tune_registry import share
 from polopt.policies.a2c import A2CPolicy
@@ -27,7 +28,6 @@ from polopt.policies.networks.observations import split
 from polopt.policies.policy import Policy, reduce_gradient
 from polopt.policies.spaces import ObservationEncoder
 from polopt.trainers.checkpoints import CheckpointError
-from polopt.trainers.command_line.cli import app
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 BOX, THREE = spaces.Box(-9.0, 9.0, (4,)), spaces.Discrete(3)

@@ -13,9 +13,9 @@ import pytest
 from dashboard_results import write_trial
 from typer.testing import CliRunner
 
+from polopt.command_line.cli import app
 from polopt.common.tracer import Event
-from polopt.metrics.chrome_trace import chrome_trace
-from polopt.trainers.command_line.cli import app
+from polopt.dashboards.chrome_trace import chrome_trace
 
 
 @pytest.fixture

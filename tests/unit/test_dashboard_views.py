@@ -21,6 +21,9 @@ from polopt.dashboards import report
 from polopt.dashboards.data.scales import smoothed
 from polopt.dashboards.data.selection import Filters, Selection, differing_keys, make_runs
 from polopt.dashboards.data.trials import RETURN, ResultsDirectory, Trial
+from polopt.dashboards.diagnosis import Finding
+from polopt.dashboards.tab import OptimizerTab, Plot, Tab
+from polopt.dashboards.tab_file import tab_of
 from polopt.dashboards.views import (
     compare_tab,
     experiments_tab,
@@ -30,10 +33,7 @@ from polopt.dashboards.views import (
 )
 from polopt.dashboards.views.drawing import HEIGHT, Panel
 from polopt.dashboards.views.tabs import findings_panel, tabs_of
-from polopt.metrics.diagnosis import Finding
-from polopt.metrics.tab import OptimizerTab, Plot, Tab
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
-from polopt.trainers.tab_file import tab_of
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
 

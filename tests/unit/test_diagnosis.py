@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polopt.metrics import diagnosis, run_results
-from polopt.metrics.diagnosis import RULES, Finding, diagnose
-from polopt.metrics.run_results import COLUMNS, History, read_results
+from polopt.dashboards import diagnosis, run_results
+from polopt.dashboards.diagnosis import RULES, Finding, diagnose
+from polopt.dashboards.run_results import COLUMNS, History, read_results
 
 Rows = list[dict[str, Any]]
 DOCS = Path(__file__).parents[2] / "docs" / "dashboards.md"
@@ -564,5 +564,5 @@ def test_each_column_is_read() -> None:
 
 
 def test_docs_hold_the_table_of_rules() -> None:
-    # `python -m polopt.metrics.diagnosis` prints the table.
+    # `python -m polopt.dashboards.diagnosis` prints the table.
     assert diagnosis.markdown_table() in DOCS.read_text()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from polopt.rollouts.collectors.collector_config import CollectorConfig
+from polopt.collectors.collector_config import CollectorConfig
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])

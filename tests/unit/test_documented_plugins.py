@@ -24,7 +24,7 @@ from polopt import optimizers
 from polopt.metrics.record import Record
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.rollouts.transport.channel import LostProcessError
-from polopt.rollouts.transport.simulated_channel import (
+from polopt.simulation.simulated_channel import (
     SimulatedTicket,
     SimulatedTransport,
     oldest_first,

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from polopt.common.config import ConfigError
-from polopt.trainers.command_line.examples import (
+from polopt.command_line.examples import (
     apply_changes,
     example_names,
     load_example,
     merge,
     read_yaml,
 )
-from polopt.trainers.command_line.plan import plan
+from polopt.command_line.plan import plan
+from polopt.common.config import ConfigError
 
 #: Maps the first part of an example's name to a package that the example needs beyond polopt's
 #: dependencies.

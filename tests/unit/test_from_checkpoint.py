@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import polopt
+from polopt.command_line.plan import plan
 from polopt.common.config import ConfigError
 from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.workers.snapshots import INLINE_BYTES
 from polopt.trainers.checkpoints import CheckpointError
-from polopt.trainers.command_line.plan import plan
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.saved_experiment import config_of
 from polopt.trainers.saved_trainer import read_or_fall_back

@@ -33,7 +33,7 @@ _ROLLOUTS = {
     "rollouts/sampling",
     "rollouts/transport",
     "rollouts/workers",
-    "rollouts/collectors",
+    "collectors",
 }
 # Each folder and the folders that it may import, besides itself.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -50,12 +50,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rollouts/envs": {*_BASE, "rollouts"},
     "rollouts/sampling": {*_BASE, *_POLICIES, "rollouts", "rollouts/envs"},
     "rollouts/transport": {"common"},
-    "rollouts/workers": _BASE | _POLICIES | (_ROLLOUTS - {"rollouts/collectors"}),
-    "rollouts/collectors": _BASE | _POLICIES | _ROLLOUTS,
+    "rollouts/workers": _BASE | _POLICIES | (_ROLLOUTS - {"collectors"}),
+    "collectors": _BASE | _POLICIES | _ROLLOUTS,
     "optimizers": _BASE | _POLICIES | _ROLLOUTS | {"replay"},
     "trainers": _BASE | _POLICIES | _ROLLOUTS | {"replay", "optimizers"},
     "rllib": _BASE | _POLICIES | _ROLLOUTS | {"replay", "optimizers", "trainers"},
-    "trainers/command_line": {
+    "command_line": {
         *_BASE,
         *_POLICIES,
         *_ROLLOUTS,

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import polopt
+from polopt.command_line.cli import app
 from polopt.common.config import ConfigError
 from polopt.policies.a2c import A2CPolicy
 from polopt.policies.policy import Policy
 from polopt.policies.policy_registry import POLICIES
 from polopt.trainers.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
-from polopt.trainers.command_line.cli import app
 from polopt.trainers.saved_spaces import describe_space, space_of
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from toy_envs import AUTORESET, Clock, Drift, make_policy, make_sampler, random_batch, sync_clocks
 
 import polopt
+from polopt.collectors.trajectories import split_trajectories
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
 from polopt.policies.minibatch_gradients import MinibatchGradients
 from polopt.policies.policy import Policy
 from polopt.policies.ppo import PPOConfig
-from polopt.rollouts.collectors.trajectories import split_trajectories
 from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.worker_sampler import join_in_time

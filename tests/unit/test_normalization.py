@@ -18,6 +18,7 @@ from policy_helpers import every_policy, moved, small_policy
 from test_several_learners import on_threads
 from toy_envs import AUTORESET, Drift, make_policy, make_sampler, random_batch
 
+from polopt.collectors.trajectories import split_trajectories
 from polopt.common.config import ConfigError
 from polopt.common.data_faults import NO_FAULTS
 from polopt.common.moments import Moments, merged
@@ -28,7 +29,6 @@ from polopt.policies.normalization import Normalizer, sum_moments
 from polopt.policies.policy import Policy
 from polopt.policies.ppo import PPOConfig
 from polopt.policies.spaces import ObservationEncoder
-from polopt.rollouts.collectors.trajectories import split_trajectories
 from polopt.rollouts.sampling.discounted_returns import DiscountedReturns
 from polopt.rollouts.sampling.sample_request import SampleRequest
 from polopt.rollouts.sampling.worker_sampler import mark_non_finite, sample_frames

@@ -13,11 +13,11 @@ import pytest
 import typer
 
 import polopt
+from polopt.command_line.cli import list_
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.policy_registry import POLICIES
 from polopt.policies.ppo import PPOConfig
 from polopt.rollouts.rollout_config import RolloutConfig
-from polopt.trainers.command_line.cli import list_
 from polopt.trainers.experiment import Experiment, TrainerConfig
 from polopt.trainers.options import nested_options, options_of, own_options
 from polopt.trainers.presets import PRESETS

@@ -18,6 +18,7 @@ from test_several_learners import on_threads
 from torch import nn
 from toy_envs import random_batch
 
+from polopt.collectors.non_learning import NonLearningPolicy
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.transitions import Transitions
@@ -30,7 +31,6 @@ from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.learning.weight_updater import WeightUpdater
 from polopt.policies.minibatch_gradients import MinibatchGradients
 from polopt.policies.network_policy import NetworkPolicy
-from polopt.policies.non_learning import NonLearningPolicy
 from polopt.policies.policy import Policy
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.trainer import PolicyOptimizerTrainer

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from polopt.metrics.diagnosis import diagnose
-from polopt.trainers.command_line import progress_table
-from polopt.trainers.command_line.output import say_findings
-from polopt.trainers.command_line.progress_table import (
+from polopt.command_line import progress_table
+from polopt.command_line.output import say_findings
+from polopt.command_line.progress_table import (
     Progress,
     cells,
     duration,
@@ -24,6 +23,7 @@ from polopt.trainers.command_line.progress_table import (
     share_done,
     time_left_s,
 )
+from polopt.dashboards.diagnosis import diagnose
 
 
 def result(**changes: Any) -> dict[str, Any]:
@@ -150,9 +150,7 @@ def test_end_of_a_run_says_what_is_wrong(
 
 def test_time_is_shown_while_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [100.0]
-    monkeypatch.setattr(
-        "polopt.trainers.command_line.progress_table.time.monotonic", lambda: now_s[0]
-    )
+    monkeypatch.setattr("polopt.command_line.progress_table.time.monotonic", lambda: now_s[0])
     out = io.StringIO()
     with Progress(Console(file=out), "title", {}, tmp_path / "log") as progress:
         progress.say("starting workers")
@@ -177,9 +175,7 @@ def test_terminal_shows_the_time_while_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [100.0]
-    monkeypatch.setattr(
-        "polopt.trainers.command_line.progress_table.time.monotonic", lambda: now_s[0]
-    )
+    monkeypatch.setattr("polopt.command_line.progress_table.time.monotonic", lambda: now_s[0])
     out = io.StringIO()
     console = Console(file=out, width=80, force_terminal=True, color_system=None)
     with Progress(console, "title", {}, tmp_path / "log") as progress:

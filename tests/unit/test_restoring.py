@@ -17,10 +17,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from polopt.command_line.cli import app
 from polopt.rollouts.envs.env_errors import EnvironmentFailedError
 from polopt.rollouts.workers.errors import NonFiniteError, WorkersFailedError
 from polopt.trainers.checkpoints import CheckpointError, DamagedCheckpoint, write_checkpoint
-from polopt.trainers.command_line.cli import app
 from polopt.trainers.saved_trainer import (
     find_checkpoint,
     name_previous,

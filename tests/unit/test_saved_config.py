@@ -23,12 +23,12 @@ from gymnasium import spaces
 from test_checkpoints import resign
 from test_command_line import SMALL, error_of, polopt
 
+from polopt.command_line.tune_run import _next_step
 from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.policy_registry import POLICIES
 from polopt.policies.ppo import PPOConfig, PPOPolicy
 from polopt.trainers import saved_policy
 from polopt.trainers.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
-from polopt.trainers.command_line.tune_run import _next_step
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.saved_config import argument_for, decode_config, encode_config
 from polopt.trainers.saved_trainer import read_trainer_state

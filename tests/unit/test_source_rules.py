@@ -53,7 +53,7 @@ SYS_MODULES = {
     # Checks whether Tune is imported, because importing Tune takes seconds.
     "common/tune_registry.py": "tests/unit/test_env_sources.py::test_name_registered_with_tune",
     # Registers the module of a user's file, as in the documentation of importlib.
-    "trainers/command_line/names.py": (
+    "command_line/names.py": (
         "tests/unit/test_examples.py::test_python_file_with_variables_or_a_function"
     ),
 }

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from polopt.command_line.cli import app
+from polopt.command_line.signals import Stopped, StopSignals
 from polopt.common.config import ConfigError
-from polopt.trainers.command_line.cli import app
-from polopt.trainers.command_line.signals import Stopped, StopSignals
 from polopt.trainers.results import RENAMED_KEYS, check_stop_key, result_keys
 from polopt.trainers.stop_when import StopWhen
 

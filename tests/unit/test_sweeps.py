@@ -16,12 +16,12 @@ from rich.console import Console
 from test_progress import result
 
 import polopt
+from polopt.command_line import tune_run
+from polopt.command_line.examples import load_example
+from polopt.command_line.plan import plan
+from polopt.command_line.progress_table import Progress
+from polopt.command_line.sweep import configs_to_check, with_searches, with_seeds
 from polopt.common.config import ConfigError
-from polopt.trainers.command_line import tune_run
-from polopt.trainers.command_line.examples import load_example
-from polopt.trainers.command_line.plan import plan
-from polopt.trainers.command_line.progress_table import Progress
-from polopt.trainers.command_line.sweep import configs_to_check, with_searches, with_seeds
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.stop_when import StopWhen

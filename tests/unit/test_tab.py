@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from polopt.metrics import plots
-from polopt.metrics.tab import OptimizerTab
+from polopt.dashboards import plots
+from polopt.dashboards.tab import OptimizerTab
+from polopt.dashboards.tab_file import tab_of
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
-from polopt.trainers.tab_file import tab_of
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS.names())

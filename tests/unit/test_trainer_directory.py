@@ -13,8 +13,8 @@ import ray.tune
 from ray.train.constants import DEFAULT_STORAGE_PATH
 
 import polopt
+from polopt.command_line.output import RESULTS_DIR
 from polopt.common.config import ConfigError
-from polopt.trainers.command_line.output import RESULTS_DIR
 from polopt.trainers.run_context import explain_missing_file, in_directory
 
 SMALL: dict[str, Any] = {

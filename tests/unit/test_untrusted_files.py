@@ -20,10 +20,10 @@ from test_checkpoint_fields import PARAMS, rewrite
 from test_checkpoints import SMALL, resign
 from typer.testing import CliRunner
 
+from polopt.command_line.cli import app
 from polopt.common.files import open_regular, printable, read_regular
 from polopt.trainers import checkpoints
 from polopt.trainers.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
-from polopt.trainers.command_line.cli import app
 from polopt.trainers.saved_trainer import read_trainer_state
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 

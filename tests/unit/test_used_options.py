@@ -10,11 +10,11 @@ from typing import get_args
 
 import pytest
 
+from polopt.collectors.collector_config import CollectorConfig
 from polopt.common.config import Config, ConfigError
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduceConfig
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.policy_registry import POLICIES
-from polopt.rollouts.collectors.collector_config import CollectorConfig
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.trainers.experiment import TrainerConfig
 

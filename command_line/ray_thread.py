@@ -1,0 +1,89 @@
+"""`ray_running`: starts Ray for a run in a separate thread, and ends it after the run."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+
+import psutil
+import ray
+
+from polopt.command_line.signals import StopSignals
+
+#: Time limits for starting and ending Ray, in seconds.
+_START_S = 300.0
+_END_S = 60.0
+#: Seconds in which Ray's processes may end by themselves after `ray.shutdown`.
+_LEFT_S = 1.0
+#: Seconds to wait until the kernel has ended the killed processes.
+_KILLED_S = 0.5
+
+
+@contextmanager
+def ray_running(start: Callable[[], None], signals: StopSignals) -> Iterator[None]:
+    """Runs Ray inside the block. At the end of the block, kills all processes that Ray has started.
+
+    A separate thread calls `ray.init` and `ray.shutdown`. In the main thread, `ray.init` would
+    replace the handler of SIGTERM. Also, no signal handler could run while `ray.init` waits in
+    compiled code. Even in a separate thread, this code replaces the handler of SIGTERM at the end
+    of `ray.init`, so the handlers are then installed again.
+
+    The thread lives as long as Ray, because Linux kills Ray's processes when the thread that
+    started them ends. The thread and Ray's processes block SIGHUP. When a terminal is closed, all
+    processes get SIGHUP, but the command needs Ray's processes to save a checkpoint.
+
+    Args:
+        start: a function that connects to Ray.
+        signals: the signal handlers, which are already installed.
+
+    Raises:
+        Stopped: a signal arrived. All processes that Ray started have been killed.
+        TimeoutError: Ray has not started within five minutes, or has not ended within one minute.
+        Exception: `start` raised this exception.
+    """
+    others = _descendants()
+    # Ray's processes at the time of `ray.shutdown`. `_descendants` may miss them afterwards,
+    # because the processes that still run have lost their parent.
+    ended: set[psutil.Process] = set()
+
+    def kill() -> None:
+        """Kills the processes that Ray has started here. First suspends each process, so that no
+        process can start another process in the meantime."""
+        found = set(ended)
+        while new := _descendants() - others - found:
+            for process in new:
+                with suppress(psutil.NoSuchProcess):
+                    process.suspend()
+            found |= new
+        for process in found:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(found, _KILLED_S)
+
+    signals.kill = kill
+    thread = ThreadPoolExecutor(1, "ray", _block_sighup)
+    try:
+        with signals.raising():
+            signals.check()
+            thread.submit(start).result(_START_S)
+            signals.install()
+        try:
+            yield
+        finally:
+            if not signals.raised:
+                ended |= _descendants() - others
+                with signals.raising():
+                    thread.submit(ray.shutdown).result(_END_S)
+                    psutil.wait_procs(ended, _LEFT_S)
+    finally:
+        kill()
+
+
+def _descendants() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+def _block_sighup() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})

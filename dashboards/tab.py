@@ -1,0 +1,184 @@
+"""`Tab`: an optimizer's declaration of its plots and metrics, as plain data.
+
+The trainer writes the declaration to the trial's directory as `TAB_FILE`. The dashboard page and
+the report read this file, and do not import the optimizer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, get_args
+
+from polopt.dashboards.prometheus import Metric
+
+#: Name of the file with the declaration in the trial's directory.
+TAB_FILE = "optimizer.json"
+_FORMAT = 1
+_MOST_TEXT = 1000  # maximum characters of a text
+_MOST_ENTRIES = 100  # maximum entries of a list or mapping
+
+Kind = Literal["lines", "runs", "heatmap"]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One plot of a tab.
+
+    Attributes:
+        key: name of the plot in file names, unique in the tab.
+        title: title in plain text.
+        help: a few sentences that explain how to read the plot.
+        unit: unit of the values, which labels the axis.
+        keys: maps the name of each line to a result key, such as
+            `{"accepted": "optimizer/num_gradients_accepted"}`.
+        kind: `lines` draws all keys of one run. `runs` draws a single key, with a line for each
+            run. `heatmap` draws a single key of one run over time. The values of this key are
+            lists of counts.
+        per: for `runs`, the unit of a rate. `s` means the increase of a counter per second. The
+            result key of another counter means the increase per unit of that counter. If empty,
+            the plot shows the values themselves.
+        steps: whether a value holds until the next result, such as a number of workers.
+        limit: for `heatmap`, an option of the optimizer, or another key at the top level of the
+            config. If the value of the option is a number, this number is drawn as a line. Empty
+            for no line.
+    """
+
+    key: str
+    title: str
+    help: str
+    unit: str
+    keys: Mapping[str, str]
+    kind: Kind = "lines"
+    per: str = ""
+    steps: bool = False
+    limit: str = ""
+
+
+@dataclass(frozen=True)
+class Tab:
+    """The class attribute `tab` of an optimizer: its declaration for the dashboards.
+
+    The tabs of all optimizers show the same plots of time shares, phases, workers, traffic,
+    episodes and actions. Each number that the optimizer's `extra_stats` returns gets a plot
+    automatically if no declared plot shows this number, up to a maximum number of such plots.
+
+    Attributes:
+        driver: help text that explains how to read the shares of the driver's phases.
+        plots: further plots, in the order in which the tab shows them.
+        metrics: further metrics for Prometheus, for result keys of this optimizer.
+    """
+
+    driver: str = "Shares of the driver's wall time since the last result."
+    plots: tuple[Plot, ...] = ()
+    metrics: tuple[Metric, ...] = ()
+
+
+@dataclass(frozen=True)
+class OptimizerTab:
+    """The content of a `TAB_FILE`.
+
+    Attributes:
+        name: name of the optimizer in results.
+        title: title of the tab.
+        phases: the driver's phases of the optimizer's `step()`, in their order.
+        extra_stats: names of the numbers that the optimizer adds to the block `optimizer/`.
+        tab: the optimizer's declaration.
+        limits: the values of the options that the plots name as `limit`, if they are numbers.
+    """
+
+    name: str
+    title: str
+    phases: tuple[str, ...] = ()
+    extra_stats: tuple[str, ...] = ()
+    tab: Tab = field(default_factory=Tab)
+    limits: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Returns the content of the file."""
+        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> OptimizerTab:
+        """Reads the content of a file. The file is not trusted, so the type and the size of every
+        value are checked.
+
+        Raises:
+            ValueError: if the content does not have the form that `to_json` writes.
+        """
+        try:
+            content = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
+        if not isinstance(content, dict) or content.get("format") != _FORMAT:
+            raise ValueError(f"not the declaration of a tab in format {_FORMAT}")
+        declared = _mapping(content.get("tab"))
+        return cls(
+            name=_text(content.get("name")),
+            title=_text(content.get("title")),
+            phases=tuple(map(_text, _list(content.get("phases")))),
+            extra_stats=tuple(map(_text, _list(content.get("extra_stats")))),
+            tab=Tab(
+                driver=_text(declared.get("driver")),
+                plots=tuple(map(_plot, _list(declared.get("plots")))),
+                metrics=tuple(map(_metric, _list(declared.get("metrics")))),
+            ),
+            limits={
+                _text(name): _number(value)
+                for name, value in _mapping(content.get("limits", {})).items()
+            },
+        )
+
+
+def _plot(value: Any) -> Plot:
+    given = _known(value, Plot)
+    keys = {_text(name): _text(key) for name, key in _mapping(given.pop("keys")).items()}
+    steps = given.pop("steps")
+    texts = {name: _text(text) for name, text in given.items()}
+    number = len(keys) if texts["kind"] == "lines" else 1
+    if texts["kind"] not in get_args(Kind) or not isinstance(steps, bool) or not keys:
+        raise ValueError(f"plot {texts['key']!r} has an invalid value of kind, steps or keys")
+    if len(keys) != number:
+        raise ValueError(
+            f"plot {texts['key']!r} of kind {texts['kind']} takes one key; got {len(keys)}"
+        )
+    return Plot(**texts, keys=keys, steps=steps)  # type: ignore[arg-type]
+
+
+def _metric(value: Any) -> Metric:
+    return Metric(**{name: _text(text) for name, text in _known(value, Metric).items()})
+
+
+def _known(value: Any, of: type) -> dict[str, Any]:
+    """Returns `value` if it is a mapping whose keys are exactly the fields of a dataclass."""
+    given = dict(_mapping(value))
+    names = {each.name for each in fields(of)}
+    if given.keys() != names:
+        raise ValueError(f"{of.__name__}: expected {sorted(names)}; got {sorted(given)}")
+    return given
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _MOST_TEXT:
+        raise ValueError(f"expected text of at most {_MOST_TEXT} characters; got {value!r:.80}")
+    return value
+
+
+def _number(value: Any) -> float:
+    # NaN, infinity and integers that do not fit into a float are refused.
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= 1e300:
+        raise ValueError(f"expected a number; got {value!r:.80}")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list) or len(value) > _MOST_ENTRIES:
+        raise ValueError(f"expected a list of at most {_MOST_ENTRIES} entries; got {value!r:.80}")
+    return value
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict) or len(value) > _MOST_ENTRIES:
+        raise ValueError(f"expected a mapping of at most {_MOST_ENTRIES} keys; got {value!r:.80}")
+    return value

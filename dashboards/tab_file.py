@@ -1,0 +1,68 @@
+"""Writes the description of an optimizer's dashboard tab to the trial's directory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from pyarrow import fs
+
+from polopt.dashboards.tab import TAB_FILE, OptimizerTab
+from polopt.optimizers.optimizer_config import OptimizerConfig
+from polopt.optimizers.policy_optimizer import PolicyOptimizer
+
+logger = logging.getLogger("polopt")
+
+
+def tab_of(
+    cls: type[PolicyOptimizer],
+    extra_stats: Mapping[str, Any] | None = None,
+    config: OptimizerConfig | None = None,
+) -> OptimizerTab:
+    """Returns the description of an optimizer's dashboard tab.
+
+    Args:
+        cls: the class of the optimizer.
+        extra_stats: the return value of the optimizer's method `extra_stats`. `None` means that the
+            description does not list the names of the extra statistics.
+        config: the config of the optimizer, with the numbers that plots draw as limits. `None`
+            means that the description has no limits.
+    """
+    limits = {plot.limit: getattr(config, plot.limit, None) for plot in cls.tab.plots if plot.limit}
+    return OptimizerTab(
+        name=cls.name or cls.__name__,
+        title=cls.__name__,
+        phases=tuple(cls.phases),
+        extra_stats=tuple(_numbers(extra_stats or {})),
+        tab=cls.tab,
+        limits=_numbers(limits),
+    )
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def write_tab(optimizer: PolicyOptimizer, filesystem: fs.FileSystem, folder: str) -> None:
+    """Writes the description of the tab. Only warns if the file cannot be written, because training
+    does not need this file.
+
+    Args:
+        optimizer: the optimizer of the trial.
+        filesystem: file system of the trial's results. It may be cloud storage.
+        folder: directory of the trial's results in this file system. Under Tune, this differs from
+            the `logdir` of the trainable, which Tune copies only on request.
+    """
+    tab = tab_of(type(optimizer), optimizer.extra_stats(), optimizer.config)
+    path = f"{folder}/{TAB_FILE}"
+    try:
+        filesystem.create_dir(folder, recursive=True)
+        with filesystem.open_output_stream(path) as file:
+            file.write(tab.to_json().encode())
+    except OSError as error:
+        logger.warning("%s was not written: %s", path, error)

@@ -1,0 +1,270 @@
+"""`polopt.rerun`: repeats a recorded run bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from polopt.common.config import ConfigError
+from polopt.recording.arrival_log import (
+    Departure,
+    RecordEnded,
+    Rerun,
+    described,
+    read_log,
+)
+from polopt.recording.run_record import PATTERN, this_machine
+from polopt.rollouts.envs.env_sources import env_name
+from polopt.rollouts.workers.errors import RerunDifference
+from polopt.trainers.experiment import merged_options
+from polopt.trainers.saved_config import argument_for, decode_config
+from polopt.trainers.saved_config import described as described_values
+from polopt.trainers.saved_experiment import argument_of, is_given, refuse_imports
+from polopt.trainers.saved_trainer import checkpoint_path
+from polopt.trainers.trainer import PolicyOptimizerTrainer
+
+
+def rerun(
+    trial: Any,
+    *,
+    until: int | None = None,
+    start: Any = None,
+    before: Callable[[int], None] | None = None,
+    **changes: Any,
+) -> Iterator[PolicyOptimizerTrainer]:
+    """Repeats a recorded run, and compares it with its record.
+
+        for trainer in polopt.rerun("~/ray_results/my_run/A3C_CartPole-v1_00000"):
+            print(trainer.iteration, trainer.optimizer.metrics.lag.in_updates.report())
+
+    The rerun starts real workers. The driver takes their replies in the recorded order, repeats the
+    deaths of workers, and reads the recorded clock. Weights, returns and counts are therefore the
+    same as in the recorded run, and so are durations of training. The use of CPU and memory, Tune's
+    own fields and the durations of evaluation are measured again. If a program changed the trainer
+    between two results, for example with `trainer.workers.add_workers(1)`, the loop over the rerun
+    has to make the same change.
+
+    Args:
+        trial: directory of a trial that was trained with `record_arrivals: true`. It may also be
+            the directory of an experiment with one such trial, a result of Tune, or a file of the
+            record.
+        until: index of the last iteration of the rerun. `None` means that the rerun ends at the end
+            of the record.
+        start: a checkpoint from which the recorded run was restored. The rerun begins at this
+            checkpoint. `None` means that the rerun begins with the first file of the record.
+        before: a function that is called with the index of each event before the event is repeated.
+            In each file of the record, the first event has the index 0.
+        changes: values of the config that the record lacks, such as a callable `env`. Nested dicts
+            are merged. Also give each option that names a module, because a name in the record
+            alone does not import the module. `policy` and `optimizer` may be classes. `network` is
+            the class of a custom network.
+
+    Yields:
+        the trainer after each result.
+
+    Raises:
+        ConfigError: the record is missing or damaged, `trial` has the records of several trials, or
+            a value of the config is missing. Also raised if the recorded run was never restored
+            from `start`, or if the record names a module that `changes` do not name.
+        CheckpointError: a checkpoint in the record cannot be restored.
+        RerunDifference: the rerun differs from the record. Raised at the first difference.
+    """
+    paths = find_records(trial)
+    if start is not None:
+        paths = _from_checkpoint(paths, checkpoint_path(start))
+    for path in paths:
+        header, recorded = read_log(path)
+        config = _config_of(header, path, changes)
+        for trainer in _rerun_one(header, recorded, config, path, until, before):
+            yield trainer
+            if until is not None and trainer.iteration >= until:
+                return
+
+
+def find_records(trial: Any) -> list[Path]:
+    """Returns the files of a trial's record in chronological order.
+
+    Raises:
+        ConfigError: the directory contains no record, or the records of several trials.
+    """
+    path = Path(getattr(trial, "path", trial)).expanduser()
+    if path.is_file():
+        return [path]
+    found = sorted(path.glob(PATTERN))
+    if not found:
+        below = sorted(path.rglob(PATTERN))
+        folders = sorted({one.parent for one in below})
+        if len(folders) > 1:
+            names = ", ".join(str(one.relative_to(path)) for one in folders[:6])
+            raise ConfigError(
+                f"{path} contains the records of {len(folders)} trials. Give one trial: {names}"
+            )
+        found = below
+    if not found:
+        raise ConfigError(
+            f"{path} contains no record of a run (arrivals_000000.jsonl.gz). To record a run, set "
+            "record_arrivals: true"
+        )
+    return found
+
+
+def _from_checkpoint(paths: list[Path], checkpoint: Path) -> list[Path]:
+    """Returns the files of the record, beginning with the file whose run was restored from the
+    checkpoint.
+
+    Raises:
+        ConfigError: no file begins with a restore of the checkpoint.
+    """
+    begun = [_restored(path) for path in paths]
+    for number, restored in enumerate(begun):
+        if restored is not None and Path(restored).resolve() == checkpoint.resolve():
+            return paths[number:]
+    known = ", ".join(restored for restored in begun if restored is not None) or "none"
+    raise ConfigError(
+        f"the recorded run was never restored from checkpoint {checkpoint}. A rerun can begin only "
+        f"at a checkpoint from which the recorded run was restored. Allowed: {known}"
+    )
+
+
+def _restored(path: Path) -> str | None:
+    """Returns the checkpoint from which the run of a file was restored before training. Returns
+    None if the run was not restored."""
+    for kind, *values in read_log(path)[1]["events"]:
+        if kind == "restore":
+            return str(values[0])
+        if kind == "train":
+            break
+    return None
+
+
+def _config_of(header: Mapping[str, Any], path: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the config of a recorded run with the user's changes.
+
+    Raises:
+        ConfigError: a value is missing, or the record names a module that `changes` do not name.
+    """
+    config = decode_config(header["config"], f"{path}: field 'config")
+    given = dict(changes)
+    network = given.pop("network", None)
+    for plugin in ("optimizer", "policy"):
+        if isinstance(given.get(plugin), type | str):
+            given[plugin] = {"name": given[plugin]}
+    if network is not None:
+        given = merged_options(given, {"policy": {"model": {"custom": network}}})
+    missing = {
+        place: kind
+        for place, kind in header["unsaved"].items()
+        if not is_given(given, argument_for(place).split("."))
+    }
+    if missing:
+        raise ConfigError(
+            f"{path} does not contain {described_values(missing)}. Give the missing values with "
+            "polopt.rerun(trial, KEY=VALUE), or on the command line with --env, --policy, "
+            "--optimizer, --network or --callbacks"
+        )
+    config = merged_options(config, given)
+    refuse_imports(config, given, str(path), _argument_of)
+    return config
+
+
+def _argument_of(key: str) -> str:
+    option = "network" if key == "model" else key
+    if option in ("network", "callbacks", "env", "optimizer", "policy"):
+        return f"{option}=... to polopt.rerun, or --{option} on the command line"
+    return argument_of(key)
+
+
+def _rerun_one(
+    header: Mapping[str, Any],
+    recorded: dict[str, Any],
+    config: dict[str, Any],
+    path: Path,
+    until: int | None,
+    before: Callable[[int], None] | None,
+) -> Iterator[PolicyOptimizerTrainer]:
+    """Reruns the events in one file of the record."""
+    kind = type(str(header["trainer"]), (PolicyOptimizerTrainer,), {"recorded": recorded})
+    trainer: PolicyOptimizerTrainer | None = None
+    log: Rerun | None = None
+    try:
+        trainer = kind(config)
+        assert trainer is not None
+        log = trainer.workers.transport.log
+        assert isinstance(log, Rerun)
+        log.before = before or log.before
+        with contextlib.suppress(RecordEnded):
+            while (event := log.peek()) is not None:
+                match event:
+                    case ["train"]:
+                        trainer.train()
+                        yield trainer
+                    case ["save"]:
+                        with tempfile.TemporaryDirectory() as folder:
+                            trainer.save_checkpoint(folder)
+                    case ["restore", checkpoint]:
+                        trainer.load_checkpoint(_found(checkpoint, path))
+                    case ["kill", _]:  # recorded when the run was stopped
+                        break
+                    case _:
+                        log.depart(
+                            log.num_events,
+                            f"the record continues with {described(event)}, which a trainer does "
+                            "not do by itself",
+                        )
+    except RecordEnded:  # the record ended while the trainer was made
+        return
+    except Departure as departure:
+        raise RerunDifference(
+            departure.event, _sentence(departure, recorded["events"], header, config)
+        ) from None
+    finally:
+        if log is not None:
+            log.finish()
+        if trainer is not None:
+            trainer.stop()
+
+
+def _found(checkpoint: str, path: Path) -> str:
+    """Returns the path of a checkpoint. If the checkpoint does not exist at its recorded path,
+    returns its path next to the record, because both may have been moved together."""
+    beside = path.parent / Path(checkpoint).name
+    return checkpoint if Path(checkpoint).exists() or not beside.exists() else str(beside)
+
+
+def _sentence(
+    departure: Departure,
+    events: list[Any],
+    header: Mapping[str, Any],
+    config: Mapping[str, Any],
+) -> str:
+    iterations = sum(event[0] == "train" for event in events[: departure.event + 1])
+    return (
+        f"at event {departure.event}, in iteration {max(iterations, 1)} of this record, the rerun "
+        f"differs: {departure}. A likely cause: {_cause(departure, header, config)}"
+    )
+
+
+def _cause(departure: Departure, header: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """Returns the most likely cause of a difference."""
+    recorded, own = header["made_by"], this_machine()
+    changed = [
+        f"{name} {own.get(name, 'none')} (recorded with {recorded.get(name, 'none')})"
+        for name in sorted({*recorded, *own})
+        if recorded.get(name) != own.get(name) and name != "processor"
+    ]
+    if changed:
+        return f"another version of a library computes differently: {', '.join(changed)}"
+    if recorded.get("processor") != own["processor"]:
+        return (
+            f"another processor rounds differently: {own['processor']} (recorded with "
+            f"{recorded.get('processor')})"
+        )
+    if "answered with" in str(departure) or "the weights of" in str(departure):
+        return (
+            f"the environment {env_name(config['env'])!r} is not deterministic: it depends on the "
+            "clock, on other processes, or on random numbers that its seed does not set"
+        )
+    return "the program has changed since the run was recorded"

@@ -1,0 +1,1 @@
+"""A transport on which a script decides which answer arrives next, on a virtual clock."""
