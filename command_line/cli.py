@@ -16,9 +16,8 @@ import typer
 
 from polopt import __version__
 from polopt.command_line.output import FAILED, RESULTS_DIR, bad_input, fail, say
+from polopt.common.add_ons import add_ons
 from polopt.common.config import ConfigError
-from polopt.dashboards.dashboard_commands import dashboard, grafana, report, trace
-from polopt.recording.rerun_command import rerun
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -290,11 +289,9 @@ def list_(
                 say(f"  {name:<{width}}  {description}".rstrip())
 
 
-app.command()(dashboard)
-app.command()(report)
-app.command()(grafana)
-app.command()(trace)
-app.command()(rerun)
+for _add_on in add_ons():
+    for _name, _command in _add_on.commands().items():
+        app.command(_name)(_command)
 
 
 def main() -> None:

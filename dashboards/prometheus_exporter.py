@@ -22,8 +22,8 @@ PERIOD_S = 5.0
 
 
 class PrometheusExporter:
-    """Records the results of one trial as Prometheus metrics. `polopt.dashboards.prometheus.METRICS`
-    and the optimizer declare the metrics.
+    """Records the results of one trial as Prometheus metrics. `METRICS` in
+    `polopt.dashboards.prometheus` and the optimizer declare the metrics.
 
     Ray's agent on the node exports the metrics. Nothing is recorded without Ray. Results that
     arrive within `PERIOD_S` are recorded together. For such results, the last number of each

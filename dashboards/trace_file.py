@@ -13,7 +13,6 @@ from polopt.common.tracer import MAX_EVENTS, TRACER, Event
 from polopt.dashboards.chrome_trace import TRACE_FILE, chrome_trace
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.rollouts.workers.call_workers import foreach_worker
-from polopt.trainers.experiment import TrainerConfig
 
 logger = logging.getLogger("polopt")
 
@@ -24,15 +23,15 @@ class StepTrace:
     of these steps.
 
     Args:
-        config: options of the trainer. The keys `trace`, `trace_first_step` and `trace_num_steps`
-            are used.
+        first_step: index of the first recorded step, counted from 1. 0 means no trace.
+        num_steps: number of recorded steps.
         folder: directory of the trace file.
     """
 
-    def __init__(self, config: TrainerConfig, folder: Path) -> None:
+    def __init__(self, first_step: int, num_steps: int, folder: Path) -> None:
         TRACER.take()  # discards events of an earlier trainer that was stopped while it recorded
-        self._first = config.trace_first_step if config.trace else 0
-        self._last = self._first + config.trace_num_steps - 1 if config.trace else 0
+        self._first = first_step
+        self._last = first_step + num_steps - 1 if first_step else 0
         self._path = folder / TRACE_FILE
         self._steps = 0
         self._begun_s = 0.0

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from polopt.common.add_ons import add_ons
 from polopt.common.config import Config
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.networks.model_config import ModelConfig
@@ -63,7 +64,12 @@ def builtin_configs() -> list[type[Config]]:
             plugin = registry.get(name)
             if plugin.__module__.startswith("polopt."):
                 found[plugin.config_class] = None
-    return [*found, TrainerConfig]
+    return [*found, TrainerConfig, *add_on_configs()]
+
+
+def add_on_configs() -> list[type[Config]]:
+    """Returns the config classes of polopt's own add-ons."""
+    return [add_on.config_class for add_on in add_ons() if add_on.config_class is not None]
 
 
 def stub() -> str:
@@ -292,6 +298,8 @@ def _default(option: Option) -> Any:
 def _sections() -> Iterator[tuple[str, type[Config]]]:
     yield "Sampling", RolloutConfig
     yield "Trainer and evaluation", TrainerConfig
+    for config in add_on_configs():
+        yield config.__name__.removesuffix("Config"), config
     yield "`evaluation_config`", EvaluationConfig
     yield "`model`", ModelConfig
     for kind, registry in (("Optimizer", OPTIMIZERS), ("Policy", POLICIES)):

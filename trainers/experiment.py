@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import gymnasium
 import pydantic
 import torch
 from gymnasium.envs.registration import EnvSpec
 
+from polopt.common.add_ons import add_ons
 from polopt.common.config import (
     Config,
     ConfigError,
@@ -35,6 +36,8 @@ from polopt.rollouts.resources import Amount
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.callbacks import resolve_callbacks
 from polopt.rollouts.workers.worker_config import WorkerConfig, make_worker_config
+
+C = TypeVar("C", bound=Config)
 
 
 class EvaluationConfig(Config):
@@ -120,13 +123,6 @@ class TrainerConfig(Config):
         callbacks: a subclass of `polopt.Callbacks`, or its path as `module:Class`. The workers call
             methods of this class during sampling, and the driver calls a method with each result.
             RLlib: `callbacks`.
-        trace: whether to record some optimizer steps in the driver and in all workers. The driver
-            writes these steps to the file `trace.json` in `Trainable.logdir`. `polopt trace` shows
-            this file. With `SyncConfig(sync_artifacts=True)`, Tune copies the file to the trial's
-            results.
-        trace_first_step: the index of the first optimizer step that `trace` records. The first
-            step of a run has the index 1.
-        trace_num_steps: the number of optimizer steps that `trace` records.
     """
 
     min_sample_timesteps_per_iteration: int = pydantic.Field(default=4000, ge=0, le=2**62)
@@ -139,9 +135,6 @@ class TrainerConfig(Config):
     evaluation_num_workers: int = pydantic.Field(default=0, ge=0, le=10_000)
     evaluation_config: EvaluationConfig = EvaluationConfig()
     callbacks: Any = None
-    trace: bool = False
-    trace_first_step: int = pydantic.Field(default=5, ge=1, le=2**62)
-    trace_num_steps: int = pydantic.Field(default=3, ge=1, le=100_000)
 
     aliases: ClassVar[Mapping[str, str]] = {
         "timesteps_per_iteration": "min_sample_timesteps_per_iteration",
@@ -179,6 +172,7 @@ class Experiment:
     optimizer_name: str
     optimizer_class: type[PolicyOptimizer]
     optimizer: OptimizerConfig
+    add_ons: tuple[Config, ...] = ()
 
     @classmethod
     def parse(cls, options: Mapping[str, Any], preset: Mapping[str, Any]) -> Experiment:
@@ -224,6 +218,7 @@ class Experiment:
             parts[plugin] |= canonical(own, owners[plugin].aliases)
         parsed: dict[str, Any] = {name: owners[name].parse(parts[name]) for name in owners}
         experiment = cls(
+            add_ons=tuple(parsed.pop(name) for name in owners if name not in _CORE_PARTS),
             policy_name=names["policy"],
             policy_class=policy_class,
             optimizer_name=names["optimizer"],
@@ -242,6 +237,7 @@ class Experiment:
             env = env.id
         return {
             **self.trainer.to_dict(),
+            **{key: value for part in self.add_ons for key, value in part.to_dict().items()},
             **self.rollout.to_dict(),
             "env": env,
             "policy": {
@@ -251,6 +247,10 @@ class Experiment:
             },
             "optimizer": {"name": self.optimizer_name, **self.optimizer.to_dict()},
         }
+
+    def add_on(self, cls: type[C]) -> C:
+        """Returns the options of an add-on. `cls` is the config class of the add-on."""
+        return next(part for part in self.add_ons if isinstance(part, cls))
 
     def make_worker_config(self) -> WorkerConfig:
         """Returns the config of the workers. To check the config, this method makes one environment
@@ -495,11 +495,11 @@ def _misfit(optimizer_class: type[PolicyOptimizer], policy_class: type[Policy], 
 def _owners(
     optimizer_class: type[PolicyOptimizer], policy_class: type[Policy]
 ) -> dict[str, type[Config]]:
+    core = (TrainerConfig, RolloutConfig, policy_class.config_class, optimizer_class.config_class)
+    further = (add_on.config_class for add_on in add_ons())
     return {
-        "trainer": TrainerConfig,
-        "rollout": RolloutConfig,
-        "policy": policy_class.config_class,
-        "optimizer": optimizer_class.config_class,
+        **dict(zip(_CORE_PARTS, core, strict=True)),
+        **{cls.__name__: cls for cls in further if cls is not None},
     }
 
 
@@ -558,6 +558,8 @@ def _name(plugin: Any, registry: Registry) -> str:
     return str(plugin)
 
 
+#: The parts of an experiment whose options the core owns. The other parts belong to add-ons.
+_CORE_PARTS = ("trainer", "rollout", "policy", "optimizer")
 #: Where the presets are defined. They are loaded at the first use, because their module imports
 #: this module.
 _PRESETS = "polopt.trainers.presets:PRESETS"

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import annotated_types
 from pydantic.fields import FieldInfo
 
+from polopt.common.add_ons import add_ons
 from polopt.common.config import Config
 from polopt.common.other_libraries import RLLIB
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
@@ -94,6 +95,7 @@ def config_classes(preset: Mapping[str, Any]) -> list[type[Config]]:
         POLICIES.get(policy).config_class,
         OPTIMIZERS.get(optimizer).config_class,
         TrainerConfig,
+        *(add_on.config_class for add_on in add_ons() if add_on.config_class is not None),
     ]
 
 

@@ -8,21 +8,20 @@ import os
 import secrets
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import ray
+from pyarrow import fs
 from ray import tune
 from ray.train.constants import DEFAULT_STORAGE_PATH
 
 from polopt.collectors.gradient_worker import GradientWorkerSet
+from polopt.common.add_ons import RunListener, add_ons
 from polopt.common.config import ConfigError, shown
 from polopt.common.tested_versions import warn_of_untested_versions
 from polopt.common.threads import limit_threads
-from polopt.dashboards.prometheus_exporter import PrometheusExporter
-from polopt.dashboards.tab_file import write_tab
-from polopt.dashboards.trace_file import StepTrace
 from polopt.metrics.timers import EVALUATION
 from polopt.policies.policy import Policy
 from polopt.recording.run_record import RunRecord
@@ -160,7 +159,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
     stop_when: StopWhen | None = None
     _stop_reason = ""
     _log_handler: logging.Handler | None = None
-    _trace: StepTrace
+    _listeners: Sequence[RunListener] = ()
     _record: RunRecord
     #: With `record_restarts`, the trainer restores each checkpoint that it has just written. During
     #: this restore, the attribute is the path to which Tune will move the checkpoint.
@@ -279,7 +278,6 @@ class PolicyOptimizerTrainer(tune.Trainable):
         # the disk. Therefore, the directory is chosen here, before training.
         tempfile.gettempdir()
         warn_of_untested_versions()
-        self._exporter = PrometheusExporter()
         if run is not None:
             self._run = run
             self._log_handler = run.enter()
@@ -287,6 +285,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._runs = [secrets.token_hex(8)]
         if self._files is not None:  # up to Ray 2.54, Tune has set another directory
             self._logdir = str(self._files.folder)  # type: ignore[assignment]
+        followed = [add_on.follow(self) for add_on in add_ons()]
+        self._listeners = [listener for listener in followed if listener is not None]
         with in_directory(self._users_directory):
             self._build()
         if self._files is not None:
@@ -316,8 +316,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         except BaseException:
             self.workers.stop()
             raise
-        self._trace = StepTrace(experiment.trainer, Path(self.logdir))
         self._begin_record()
+        self._tell(RunListener.begin)
 
     def _begin_record(self) -> None:
         config = self.experiment.to_dict() | {"seed": self.workers.config.seed}
@@ -325,12 +325,20 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._record = RunRecord(self.workers, config, name, storage, self.logdir)
 
     def _make_optimizer(self) -> Any:
-        cls = self.experiment.optimizer_class
-        self._exporter.restart(cls.tab.metrics)
-        optimizer = cls(self.workers, self.experiment.optimizer)
-        if self._storage_of_trial is not None or self._files is not None:
-            write_tab(optimizer, *results_folder(self._storage_of_trial, self.logdir))
-        return optimizer
+        return self.experiment.optimizer_class(self.workers, self.experiment.optimizer)
+
+    @property
+    def results_folder(self) -> tuple[fs.FileSystem, str] | None:
+        """The file system and the directory in which this run writes its results. Under Tune, the
+        directory may be in cloud storage. None if the run writes no results."""
+        if self._storage_of_trial is None and self._files is None:
+            return None
+        return results_folder(self._storage_of_trial, self.logdir)
+
+    def _tell(self, event: Callable[..., None], *values: Any) -> None:
+        """Calls the method `event` of each listener."""
+        for listener in self._listeners:
+            getattr(listener, event.__name__)(*values)
 
     def _make_evaluation(self, config: WorkerConfig | None, device: str) -> None:
         self._best = BestCheckpoint(*results_folder(self._storage_of_trial, self.logdir))
@@ -364,9 +372,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
         started_s, sampled_before = clock(), metrics.num_env_steps_sampled
         next_check_s, steps = _STOP_CHECK_S, 0
         while True:
-            self._trace.before_step(self.optimizer)
+            self._tell(RunListener.before_step)
             self.optimizer.step()
-            self._trace.after_step(self.optimizer)
+            self._tell(RunListener.after_step)
             steps += 1
             sampled = metrics.num_env_steps_sampled - sampled_before
             elapsed_s = clock() - started_s
@@ -402,7 +410,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             result |= {"done": True, "stop_reason": self._stop_reason}
             self._stop_reason = ""
         record.result(self.iteration + 1, self.get_policy())
-        self._exporter.add(result, self.trial_id)
+        self._tell(RunListener.result, result)
         return result
 
     def request_stop(self, reason: str) -> None:
@@ -671,7 +679,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         if self.evaluation is not None:
             self.evaluation.set_state(state.get("evaluation", {}))
             self._best.set_state(state.get("best"))
-        self._exporter.restart(restored=True)
+        self._tell(RunListener.restored)
         # Some checkpoints have neither `training_iteration` nor `time_total_s`.
         counted, seconds = super().iteration, self._counted_s()
         self._earlier_iterations = int(state.get("training_iteration", counted)) - counted
@@ -807,8 +815,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
                 self.workers = make_workers(worker_config, device)
             self.optimizer = self._make_optimizer()
             self._make_evaluation(evaluation, device)
-        self._trace = StepTrace(self.experiment.trainer, Path(self.logdir))
         self._begin_record()
+        self._tell(RunListener.begin)
 
     def stop(self) -> None:
         """Stops the workers and closes the environments. The policy can still be used."""
@@ -821,7 +829,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         try:
             if optimizer is not None:
                 optimizer.stop()
-            self._exporter.record()
+            self._tell(RunListener.end)
             self._stop_evaluation()
         finally:
             if self.workers is not None:

@@ -247,6 +247,8 @@ class _TrainerConfig(TypedDict, total=False):
     evaluation_num_env_runners: int
     evaluation_config: EvaluationOptions
     callbacks: Any
+
+class _TraceConfig(TypedDict, total=False):
     trace: bool
     trace_first_step: int
     trace_num_steps: int
@@ -426,6 +428,7 @@ class A3COptions(
     _GradientsConfig,
     _AsyncGradientsConfig,
     _TrainerConfig,
+    _TraceConfig,
     total=False,
 ): ...
 
@@ -451,6 +454,7 @@ class A2COptions(
     _ActorCriticConfig,
     _SyncSamplesConfig,
     _TrainerConfig,
+    _TraceConfig,
     total=False,
 ): ...
 
@@ -477,6 +481,7 @@ class SyncPPOOptions(
     _PPOConfig,
     _SyncSamplesConfig,
     _TrainerConfig,
+    _TraceConfig,
     total=False,
 ): ...
 
@@ -503,6 +508,7 @@ class DDPPOOptions(
     _PPOConfig,
     _DecentralizedAllReduceConfig,
     _TrainerConfig,
+    _TraceConfig,
     total=False,
 ): ...
 
@@ -529,6 +535,7 @@ class IMPALAOptions(
     _VTraceConfig,
     _AsyncSamplesConfig,
     _TrainerConfig,
+    _TraceConfig,
     total=False,
 ): ...
 
@@ -557,6 +564,7 @@ class APPOOptions(
     _AppoConfig,
     _AsyncSamplesConfig,
     _TrainerConfig,
+    _TraceConfig,
     total=False,
 ): ...
 
@@ -584,6 +592,7 @@ class DQNOptions(
     _ReplayOptions,
     _SyncReplayConfig,
     _TrainerConfig,
+    _TraceConfig,
     total=False,
 ): ...
 
@@ -611,6 +620,7 @@ class ApexDQNOptions(
     _ReplayOptions,
     _AsyncReplayConfig,
     _TrainerConfig,
+    _TraceConfig,
     total=False,
 ): ...
 
@@ -637,6 +647,7 @@ class SACOptions(
     _ReplayOptions,
     _SyncReplayConfig,
     _TrainerConfig,
+    _TraceConfig,
     total=False,
 ): ...
 
@@ -663,6 +674,7 @@ class TD3Options(
     _ReplayOptions,
     _SyncReplayConfig,
     _TrainerConfig,
+    _TraceConfig,
     total=False,
 ): ...
 
@@ -688,6 +700,7 @@ class PQNOptions(
     _EpsilonGreedyConfig,
     _SyncSamplesConfig,
     _TrainerConfig,
+    _TraceConfig,
     total=False,
 ): ...
 

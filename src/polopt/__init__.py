@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from polopt.collectors.scheme import scheme_config as scheme_config
     from polopt.command_line.evaluate_function import evaluate as evaluate
     from polopt.command_line.train_function import TrainingResult as TrainingResult
+    from polopt.common.add_ons import AddOn as AddOn
+    from polopt.common.add_ons import RunListener as RunListener
+    from polopt.common.add_ons import register_add_on as register_add_on
     from polopt.common.compression import GradientPacker as GradientPacker
     from polopt.common.compression import PackedGradients as PackedGradients
     from polopt.common.compression import pack as pack
@@ -91,6 +94,7 @@ _MODULE_OF = {
     "APPO": "polopt.trainers.presets",
     "ActorCriticConfig": "polopt.policies.actor_critic",
     "ActorCriticPolicy": "polopt.policies.actor_critic",
+    "AddOn": "polopt.common.add_ons",
     "ApexDQN": "polopt.trainers.presets",
     "CallbackError": "polopt.rollouts.workers.callbacks",
     "Callbacks": "polopt.rollouts.workers.callbacks",
@@ -127,6 +131,7 @@ _MODULE_OF = {
     "RerunDifference": "polopt.rollouts.workers.errors",
     "RolloutConfig": "polopt.rollouts.rollout_config",
     "RolloutWorker": "polopt.rollouts.workers.rollout_worker",
+    "RunListener": "polopt.common.add_ons",
     "SAC": "polopt.trainers.presets",
     "SampleBatch": "polopt.common.sample_batch",
     "Sequences": "polopt.common.transitions",
@@ -149,6 +154,7 @@ _MODULE_OF = {
     "load": "polopt.trainers.saved_policy",
     "pack": "polopt.common.compression",
     "register": "polopt.trainers.presets",
+    "register_add_on": "polopt.common.add_ons",
     "register_network": "polopt.policies.networks.network_registry",
     "register_optimizer": "polopt.optimizers.optimizer_registry",
     "register_policy": "polopt.policies.policy_registry",

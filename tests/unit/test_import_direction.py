@@ -33,9 +33,9 @@ _ROLLOUTS = {
     "rollouts/sampling",
     "rollouts/transport",
     "rollouts/workers",
-    "collectors",
 }
-# Each folder and the folders that it may import, besides itself.
+_CORE = _BASE | _POLICIES | _ROLLOUTS | {"replay", "optimizers", "trainers"}
+# Each folder and the folders that it may import, besides itself. First the core.
 MAY_IMPORT: dict[str, set[str]] = {
     "common": set(),
     "metrics": {"common"},
@@ -50,23 +50,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rollouts/envs": {*_BASE, "rollouts"},
     "rollouts/sampling": {*_BASE, *_POLICIES, "rollouts", "rollouts/envs"},
     "rollouts/transport": {"common"},
-    "rollouts/workers": _BASE | _POLICIES | (_ROLLOUTS - {"collectors"}),
-    "collectors": _BASE | _POLICIES | _ROLLOUTS,
+    "rollouts/workers": _BASE | _POLICIES | _ROLLOUTS,
     "optimizers": _BASE | _POLICIES | _ROLLOUTS | {"replay"},
-    "trainers": _BASE | _POLICIES | _ROLLOUTS | {"replay", "optimizers"},
-    "rllib": _BASE | _POLICIES | _ROLLOUTS | {"replay", "optimizers", "trainers"},
-    "command_line": {
-        *_BASE,
-        *_POLICIES,
-        *_ROLLOUTS,
-        "replay",
-        "optimizers",
-        "trainers",
-        "dashboards",
-    },
-    "dashboards/data": _BASE,
-    "dashboards/views": {*_BASE, "dashboards/data"},
-    "dashboards": {*_BASE, "dashboards/data", "dashboards/views"},
+    "trainers": _CORE,
+    # Add-ons: each may import the core. The core imports none of them.
+    "collectors": _CORE,
+    "recording": _CORE | {"command_line"},
+    "simulation": _CORE,
+    "rllib": _CORE,
+    "command_line": _CORE | {"dashboards"},
+    "dashboards/data": {*_BASE, "dashboards"},
+    "dashboards/views": {*_BASE, "dashboards", "dashboards/data"},
+    "dashboards": {*_CORE, "dashboards/data", "dashboards/views", "command_line"},
 }
 # These folders may import only the public names of polopt, like a user's code.
 PUBLIC_NAMES_ONLY = {"tuned_examples", "benchmarks"}

@@ -30,6 +30,8 @@ def test_options_are_those_that_a_preset_accepts(name: str) -> None:
     parsed = Experiment.parse({"env": "CartPole-v1"}, preset)
     accepted = {**parsed.trainer.to_dict(), **parsed.rollout.to_dict()}
     accepted |= {**parsed.policy.to_dict(), **parsed.optimizer.to_dict()}
+    for part in parsed.add_ons:
+        accepted |= part.to_dict()
     plugins = {"optimizer", "policy"} | ({"preset"} if not preset else set())
     assert {option.key for option in options} == {*accepted, *plugins}
     for option in options:

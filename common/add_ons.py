@@ -1,0 +1,100 @@
+"""`AddOn`: everything that a folder on top of the core can attach to the core.
+
+The core trains without any add-on, and names none. It asks all add-ons at the places that the
+methods of `AddOn` describe. A user's program has the same rights:
+
+    class Printer(polopt.AddOn):
+        def follow(self, trainer):
+            return PrintResults()          # a RunListener
+
+    polopt.register_add_on(Printer())
+
+An add-on of polopt is a folder beside the core with the file `add_on.py`, which defines `ADD_ON`.
+Delete the folder, and everything else still trains.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from polopt.common.config import Config
+
+
+class RunListener:
+    """Follows one run in the driver. `AddOn.follow` returns a listener. The trainer calls the
+    methods in the order in which they stand here, except `restored`, which is called after each
+    restore of a checkpoint.
+
+    An exception of a listener ends the run. A listener whose work is not needed for training
+    catches its own exceptions, and warns.
+    """
+
+    def begin(self) -> None:
+        """The workers and the optimizer were made. Called again if Tune reuses the trainer."""
+
+    def before_step(self) -> None:
+        """The optimizer is about to make a step."""
+
+    def after_step(self) -> None:
+        """The optimizer has made a step."""
+
+    def result(self, result: dict[str, Any]) -> None:
+        """An iteration has ended with this result, which the listener may extend."""
+
+    def restored(self) -> None:
+        """A checkpoint was restored."""
+
+    def end(self) -> None:
+        """The run ends. The workers still run."""
+
+
+class AddOn:
+    """What an add-on attaches to the core. Each method has a default that attaches nothing.
+
+    Attributes:
+        config_class: the options of the add-on. A config holds these options beside all others.
+            The add-on reads them with `experiment.add_on(config_class)`.
+    """
+
+    config_class: ClassVar[type[Config] | None] = None
+
+    def follow(self, trainer: Any) -> RunListener | None:
+        """Returns a listener for the run of this trainer, or None. Called once for each trainer,
+        before the workers start.
+
+        Args:
+            trainer: a `PolicyOptimizerTrainer`.
+        """
+        return None
+
+    def commands(self) -> Mapping[str, Callable[..., None]]:
+        """Returns subcommands of `polopt` by name. Each is a function that Typer can turn into a
+        command."""
+        return {}
+
+
+_registered: list[AddOn] = []
+
+
+def register_add_on(add_on: AddOn) -> None:
+    """Attaches an add-on of the user to the trainers that this process makes from now on."""
+    _registered.append(add_on)
+
+
+def add_ons() -> tuple[AddOn, ...]:
+    """Returns the add-ons of polopt in order of their names, and then the user's."""
+    return (*_found(), *_registered)
+
+
+@functools.cache
+def _found() -> tuple[AddOn, ...]:
+    import polopt
+
+    files = (path for folder in polopt.__path__ for path in Path(folder).glob("*/add_on.py"))
+    names = sorted({path.parent.name for path in files})
+    return tuple(import_module(f"polopt.{name}.add_on").ADD_ON for name in names)

@@ -1,0 +1,81 @@
+"""Attaches dashboards to a run: the description of its tab, Prometheus metrics, and traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from polopt.common.add_ons import AddOn, RunListener
+from polopt.common.config import Config
+
+
+class TraceConfig(Config):
+    """Options of the trace.
+
+    Attributes:
+        trace: whether to record some optimizer steps in the driver and in all workers. The driver
+            writes these steps to the file `trace.json` in `Trainable.logdir`. `polopt trace` shows
+            this file. With `SyncConfig(sync_artifacts=True)`, Tune copies the file to the trial's
+            results.
+        trace_first_step: the index of the first optimizer step that `trace` records. The first
+            step of a run has the index 1.
+        trace_num_steps: the number of optimizer steps that `trace` records.
+    """
+
+    trace: bool = False
+    trace_first_step: int = pydantic.Field(default=5, ge=1, le=2**62)
+    trace_num_steps: int = pydantic.Field(default=3, ge=1, le=100_000)
+
+
+class Dashboards(AddOn):
+    """Writes the files that dashboards read besides the results, and exports metrics."""
+
+    config_class = TraceConfig
+
+    def follow(self, trainer: Any) -> RunListener:
+        return _Run(trainer)
+
+    def commands(self) -> dict[str, Any]:
+        from polopt.dashboards.dashboard_commands import dashboard, grafana, report, trace
+
+        return {"dashboard": dashboard, "report": report, "grafana": grafana, "trace": trace}
+
+
+class _Run(RunListener):
+    def __init__(self, trainer: Any) -> None:
+        from polopt.dashboards.prometheus_exporter import PrometheusExporter
+
+        self._trainer = trainer
+        self._exporter = PrometheusExporter()
+
+    def begin(self) -> None:
+        from polopt.dashboards.tab_file import write_tab
+        from polopt.dashboards.trace_file import StepTrace
+
+        trainer = self._trainer
+        self._exporter.restart(trainer.optimizer.tab.metrics)
+        if trainer.results_folder is not None:
+            write_tab(trainer.optimizer, *trainer.results_folder)
+        options = trainer.experiment.add_on(TraceConfig)
+        first_step = options.trace_first_step if options.trace else 0
+        self._trace = StepTrace(first_step, options.trace_num_steps, Path(trainer.logdir))
+
+    def before_step(self) -> None:
+        self._trace.before_step(self._trainer.optimizer)
+
+    def after_step(self) -> None:
+        self._trace.after_step(self._trainer.optimizer)
+
+    def result(self, result: dict[str, Any]) -> None:
+        self._exporter.add(result, self._trainer.trial_id)
+
+    def restored(self) -> None:
+        self._exporter.restart(restored=True)
+
+    def end(self) -> None:
+        self._exporter.record()
+
+
+ADD_ON = Dashboards()
