@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,9 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.common.tested_versions import warn_of_untested_versions
 from polopt.common.weights import Weights
 from polopt.policies.policy import Policy
-from polopt.recording.arrival_log import ArrivalLog, Departure, RecordEnded, Rerun
-from polopt.recording.recorded_transport import RecordedTransport
 from polopt.rollouts.workers.call_workers import call_each, set_up_each
 from polopt.rollouts.workers.calls import Calls, Reply
 from polopt.rollouts.workers.early_stop import Stragglers
-from polopt.rollouts.workers.errors import RerunDifference
 from polopt.rollouts.workers.gathering import Fragments
 from polopt.rollouts.workers.supervisor import Pending
 from polopt.rollouts.workers.worker_handle import WorkerHandle
@@ -82,7 +80,7 @@ class Collector:
         self._arguments: CollectorArguments | None
         self._arguments = CollectorArguments(create_env_fn, policy, config)
         self._started_ray = self._arguments.connect()
-        with _differences_raised():
+        with self._recorded():
             self._set_up(self._arguments.make_workers(), config)
 
     @classmethod
@@ -128,14 +126,10 @@ class Collector:
         total = f" of {self.config.total_frames:,}" if self.config.total_frames >= 0 else ""
         return f"Collector({self.workers!r}, {self.num_frames:,}{total} frames)"
 
-    @property
-    def _log(self) -> ArrivalLog | Rerun | None:
-        """The record of the order of arrival, or the rerun of a record. None if neither `record_to`
-        nor `rerun_of` is set, or if another object made the workers."""
-        transport = self.workers.transport
-        if self._arguments is None or not isinstance(transport, RecordedTransport):
-            return None
-        return transport.log
+    def _recorded(self) -> AbstractContextManager[None]:
+        """Records or compares what happens inside this context, with `record_to` or `rerun_of`."""
+        record = None if self._arguments is None else self._arguments.record
+        return contextlib.nullcontext() if record is None else record
 
     def _count(self, reply: Reply) -> None:
         # Replies contain moments (mean and variance of observations and returns) only if the policy
@@ -171,14 +165,8 @@ class Collector:
         try:
             if self._budget.spent():
                 raise StopIteration
-            try:
-                with _differences_raised():
-                    batch = self._next()
-            except RecordEnded:
-                raise StopIteration from None
-            if self._log is not None:
-                self._log.flush()
-            return batch
+            with self._recorded():
+                return self._next()
         finally:
             self._turn.release()
 
@@ -432,8 +420,8 @@ class Collector:
         """Stops the workers that this Collector made. If this Collector connected to Ray, also
         disconnects, which stops Ray if this Collector started it. Workers that this Collector did
         not make end their pending fragment after the current step, and keep running."""
-        if isinstance(self._log, Rerun):
-            self._log.finish()
+        if self._arguments is not None and self._arguments.record is not None:
+            self._arguments.record.end()
         self.calls.interrupt()
         self.calls.clear()
         if self._arguments is None:
@@ -448,23 +436,6 @@ class Collector:
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
-
-
-@contextlib.contextmanager
-def _differences_raised() -> Iterator[None]:
-    """A context manager that turns the internal `Departure` into an error that users can handle.
-
-    Raises:
-        RerunDifference: if the rerun differs from the record.
-    """
-    try:
-        yield
-    except Departure as departure:
-        raise RerunDifference(
-            departure.event,
-            f"at event {departure.event}, the rerun differs: {departure}; likely because the "
-            "program, a library, the processor or an environment has changed",
-        ) from None
 
 
 def next_seed(seed: int) -> int:

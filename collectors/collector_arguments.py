@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from gymnasium import Space
 
 from polopt.collectors.collector_config import CollectorConfig
+from polopt.collectors.resolve_policy import resolve_policy
 from polopt.common.config import ConfigError, nearest_of
 from polopt.policies.policy import Policy
-from polopt.policies.resolve_policy import resolve_policy
-from polopt.recording.arrival_log import ArrivalLog, read_log
-from polopt.recording.recorded_transport import RecordedTransport
 from polopt.rollouts.envs.env_sources import EnvSource, resolve_env
 from polopt.rollouts.envs.vector_env import probe_spaces
 from polopt.rollouts.ray_session import attach_or_start
@@ -24,6 +21,9 @@ from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.worker_config import check_picklable, make_worker_config
 from polopt.rollouts.workers.worker_handle import WorkerSpec
 from polopt.rollouts.workers.worker_set import WorkerSet
+
+if TYPE_CHECKING:
+    from polopt.recording.collector_record import CollectorRecord
 
 #: The options of `ActorClass.options` that a user may set.
 REMOTE_OPTIONS = (
@@ -80,13 +80,9 @@ class CollectorArguments:
             device=config.policy_device,
             postproc=config.postproc,
         )
-        if config.record_to is not None and config.record_to.expanduser().exists():
-            raise ConfigError(
-                f"key 'record_to': got {str(config.record_to)!r}, which exists. Allowed: a new file"
-            )
-        if config.rerun_of is not None:
-            recorded = read_log(config.rerun_of.expanduser())[1]
-            self.worker_config = dataclasses.replace(self.worker_config, arrivals=recorded)
+        self.record = _record_of(config)
+        if self.record is not None:
+            self.worker_config = self.record.adapt(self.worker_config)
         self._check_spaces(self.sources[1:])
         if config.exploration_type == "mean":
             _check_mean(self.policy_class(*self._spaces, self.policy_config))
@@ -100,7 +96,7 @@ class CollectorArguments:
         return attach_or_start(cpus, self.num_collectors, self.config.ray_init_config)
 
     def make_workers(self) -> WorkerSet:
-        """Starts the workers, and opens the file `record_to` if the user asked for a record.
+        """Starts the workers. Opens the file `record_to` if the user asked for a record.
 
         Raises:
             ConfigError: if the file cannot be written.
@@ -110,8 +106,8 @@ class CollectorArguments:
             for env, options in zip(self.sources, self.options, strict=True)
         ]
         workers = WorkerSet(self.worker_config, self._learner_device(), specs)
-        if self.config.record_to is not None:
-            _open_record(workers, self.config.record_to.expanduser())
+        if self.record is not None:
+            self.record.begin(workers)
         if self._given is not None:
             workers.local.use_policy(self._given)
         return workers
@@ -178,7 +174,6 @@ def _rollout_config(config: CollectorConfig, count: int) -> RolloutConfig:
             "num_workers": count,
             "num_envs_per_worker": config.envs_per_collector,
             "seed": config.seed,
-            "record_arrivals": bool(config.record_to or config.rerun_of),
             "transport": "ray",
         }
     )
@@ -193,15 +188,18 @@ def _refuse_record(config: CollectorConfig) -> None:
             )
 
 
-def _open_record(workers: WorkerSet, path: Path) -> None:
-    transport = workers.transport
-    assert isinstance(transport, RecordedTransport)
-    assert isinstance(transport.log, ArrivalLog)
+def _record_of(config: CollectorConfig) -> CollectorRecord | None:
+    """Returns the record that the options ask for. The record is an add-on of its own."""
+    if config.record_to is None and config.rerun_of is None:
+        return None
     try:
-        transport.log.open(path, {"trainer": "Collector"})
-    except OSError as error:
-        workers.stop()
-        raise ConfigError(f"key 'record_to': {str(path)!r} cannot be written: {error}") from error
+        from polopt.recording.collector_record import CollectorRecord
+    except ImportError as error:
+        key = "record_to" if config.record_to is not None else "rerun_of"
+        raise ConfigError(
+            f"key {key!r}: this installation of polopt has no folder `recording`. Allowed: None"
+        ) from error
+    return CollectorRecord(config.record_to, config.rerun_of)
 
 
 def _as_list(given: Any, required: str = "") -> list[Any]:

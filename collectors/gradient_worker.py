@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from polopt.collectors.collector import Collector
+from polopt.collectors.resolve_policy import resolve_policy
 from polopt.common.compression import PackedGradients, unpack_gradients
 from polopt.common.moments import merged
 from polopt.common.sample_batch import SampleBatch
@@ -21,8 +22,6 @@ from polopt.common.weights import Gradients, Weights
 from polopt.metrics.record import Record
 from polopt.policies.minibatch_gradients import MinibatchGradients
 from polopt.policies.policy import reduce_gradient
-from polopt.policies.resolve_policy import resolve_policy
-from polopt.recording.recorded_transport import RecordedTransport
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.collective import TimedReducer
 from polopt.rollouts.transport.control_page import ControlPage
@@ -127,7 +126,7 @@ class GradientWorker(RolloutWorker):
         seed = int(stream.generate_state(1)[0]) >> 1
         offset = max(self.index - 1, 0) * rollout.num_workers_below
         return dataclasses.replace(
-            config, rollout=below, seed=seed, device="cpu", env_index_offset=offset, is_below=True
+            config, rollout=below, seed=seed, device="cpu", env_index_offset=offset
         )
 
     def next_batch(self) -> SampleBatch:
@@ -151,13 +150,12 @@ class GradientWorker(RolloutWorker):
                 self.collector.stop_batch_early(self.stop_after())
 
     def complete(self, record: Record) -> None:
-        """Completes the record like `RolloutWorker.complete`. If the run is recorded, also adds the
-        recorded events of the workers below."""
+        """Completes the record like `RolloutWorker.complete`. Also adds what depended on timing in
+        the calls to the workers below."""
         super().complete(record)
-        if isinstance(self.workers.transport, RecordedTransport):
-            below = self.workers.transport.log.take()
-            if below["events"]:
-                record.timing["below"] = below
+        below = self.workers.transport.take_timing()
+        if below:
+            record.timing["below"] = below
 
     def set_weights(self, weights: Weights | None) -> None:
         """Sets the weights of this worker. The workers below receive the weights with the requests

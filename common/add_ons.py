@@ -26,16 +26,23 @@ if TYPE_CHECKING:
 
 
 class RunListener:
-    """Follows one run in the driver. `AddOn.follow` returns a listener. The trainer calls the
-    methods in the order in which they stand here, except `restored`, which is called after each
-    restore of a checkpoint.
+    """Follows one run in the driver. `AddOn.follow` returns a listener, and the trainer calls its
+    methods.
 
     An exception of a listener ends the run. A listener whose work is not needed for training
     catches its own exceptions, and warns.
     """
 
+    def adapt(self, config: Any) -> Any:
+        """Returns the `WorkerConfig` of the training workers, changed as the add-on needs it. The
+        add-on can set `wrap_transport` to see every message of the run."""
+        return config
+
     def begin(self) -> None:
         """The workers and the optimizer were made. Called again if Tune reuses the trainer."""
+
+    def begin_iteration(self) -> None:
+        """A training iteration begins."""
 
     def before_step(self) -> None:
         """The optimizer is about to make a step."""
@@ -43,8 +50,20 @@ class RunListener:
     def after_step(self) -> None:
         """The optimizer has made a step."""
 
+    def extend(self, result: dict[str, Any]) -> None:
+        """Adds keys to the result of an iteration, before the user's callbacks see it."""
+
     def result(self, result: dict[str, Any]) -> None:
-        """An iteration has ended with this result, which the listener may extend."""
+        """An iteration has ended with this result. The user's callbacks have seen it."""
+
+    def saving(self) -> None:
+        """A checkpoint is about to be saved. Pending calls are not drained yet."""
+
+    def saved(self, checkpoint: str) -> None:
+        """A checkpoint was written to this directory, from which Tune may move it."""
+
+    def restoring(self, checkpoint: str) -> None:
+        """The checkpoint with this path is about to be restored."""
 
     def restored(self) -> None:
         """A checkpoint was restored."""
@@ -70,6 +89,11 @@ class AddOn:
         Args:
             trainer: a `PolicyOptimizerTrainer`.
         """
+        return None
+
+    def worker_set(self, config: Any) -> type[Any] | None:
+        """Returns the subclass of `WorkerSet` that starts the training workers of this
+        `WorkerConfig`. None leaves the choice to the other add-ons and to the core."""
         return None
 
     def commands(self) -> Mapping[str, Callable[..., None]]:

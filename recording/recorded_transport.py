@@ -17,9 +17,11 @@ transport.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.common.sums import SUMS
 from polopt.metrics.record import Record
 from polopt.recording.arrival_log import ArrivalLog, Rerun
+from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import (
     AnswerTimeoutError,
     Channel,
@@ -44,6 +47,7 @@ from polopt.rollouts.transport.channel import (
 )
 from polopt.rollouts.transport.local_channel import run_here
 from polopt.rollouts.workers.answer import Answer
+from polopt.rollouts.workers.worker_config import WorkerConfig
 
 _FAILURES: dict[str, type[RuntimeError]] = {
     kind.__name__: kind
@@ -264,11 +268,50 @@ def run_as_recorded(
         args: the arguments of the call.
     """
     SUMS.limit = timing.get("sums")
-    target.recorded_steps = timing.get("steps", ())
+    control = target.control
+    if timing.get("steps"):
+        target.control = RecordedStops(target, timing["steps"])
     try:
         return function(target, *args)
     finally:
-        target.recorded_steps = ()
+        target.control = control
+
+
+class RecordedStops:
+    """Takes the place of a `ControlPage` during a repeated call. Ends the fragments of the call
+    after the recorded numbers of steps.
+
+    Args:
+        target: the `CallRunner` that runs the call.
+        steps: the number of steps of each fragment.
+    """
+
+    def __init__(self, target: Any, steps: Sequence[int]) -> None:
+        self._target = target
+        self._steps = steps
+
+    def keep_steps(self, number: int) -> int:
+        """Returns the recorded number of steps of the current fragment."""
+        return self._steps[min(self._target.record.num_fragments, len(self._steps) - 1)]
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """Wraps transports (`WorkerConfig.wrap_transport`).
+
+    Attributes:
+        recorded: a record to repeat, as `ArrivalLog.take` returns it. None makes a new record. The
+            driver repeats the record of its own calls. A gradient worker repeats the record of its
+            calls to the workers below it, which sample its fragments.
+        is_below: see `Rerun`.
+    """
+
+    recorded: dict[str, Any] | None = None
+    is_below: bool = False
+
+    def __call__(self, transport: Transport, rollout: RolloutConfig) -> RecordedTransport:
+        limits_s = rollout.worker_timeout_s, rollout.worker_startup_timeout_s
+        return RecordedTransport(transport, self.recorded, self.is_below, limits_s)
 
 
 class RecordedTransport(Transport):
@@ -312,12 +355,20 @@ class RecordedTransport(Transport):
     def event(self) -> int:
         return self.log.num_events - 1
 
+    def decide(self, decision: Callable[[], bool], repeat: Callable[[], object]) -> bool:
+        return self.log.decide(decision, repeat)
+
+    def take_timing(self) -> dict[str, Any]:
+        """Returns the events and clock readings of this log since the previous call."""
+        taken = self.log.take()
+        return taken if taken["events"] else {}
+
     def ticket(self, inner: Ticket, channel: RecordedChannel, name: str) -> RecordedTicket:
         """Returns a ticket with the next number."""
         self.num_tickets += 1
         return RecordedTicket(inner, self.num_tickets - 1, channel, name)
 
-    def below(self) -> dict[str, Any] | None:
+    def _below(self) -> dict[str, Any] | None:
         """Returns the record of the calls that a process itself made in the recorded run, such as
         the calls of a gradient worker to the workers below it. The process is the one that `start`
         starts next. None if the record has no such calls, or if this is not a rerun."""
@@ -328,6 +379,11 @@ class RecordedTransport(Transport):
     ) -> Channel:
         self.log.next("start", name)
         self.log.note("start", name)
+        below = Recorder(self._below(), is_below=True)
+        args = tuple(
+            dataclasses.replace(one, wrap_transport=below) if isinstance(one, WorkerConfig) else one
+            for one in args
+        )
         self._num_processes += 1
         return RecordedChannel(
             self.inner.start(make, args, options, name), self._num_processes - 1, self

@@ -8,7 +8,7 @@ import importlib.metadata
 import json
 import logging
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,6 @@ from pyarrow import fs
 
 from polopt.policies.policy import Policy
 from polopt.recording.arrival_log import ArrivalLog, Rerun
-from polopt.recording.recorded_transport import RecordedTransport
-from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.saved_config import encode_config
 
 logger = logging.getLogger("polopt")
@@ -47,58 +45,33 @@ _PACKAGES = (
 
 
 class RunRecord:
-    """Gives the trainer access to the record of its run. In a recorded run, the methods add events
-    to the record. In a rerun, the methods compare events with the record. In other runs, the
-    methods do neither.
+    """The record of a run, or in a rerun the record that is repeated.
 
     Args:
-        workers: the training workers.
-        config: the flat config. It includes the seed, even if the workers drew the seed.
-        trainer: name of the trainer's class.
-        storage: Tune's `StorageContext` of the trial. `None` means that the trainer runs without
-            Tune.
-        logdir: `logdir` of the trainable.
+        trainer: a `PolicyOptimizerTrainer` whose workers and optimizer were made.
 
     Attributes:
-        log: the record. It is None if the run is neither recorded nor rerun.
+        log: the record.
     """
 
-    def __init__(
-        self,
-        workers: WorkerSet,
-        config: Mapping[str, Any],
-        trainer: str,
-        storage: Any,
-        logdir: str,
-    ) -> None:
-        transport = workers.transport
-        self.log: ArrivalLog | Rerun | None = None
-        if isinstance(transport, RecordedTransport):
-            self.log = transport.log
-        if not isinstance(self.log, ArrivalLog):
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self.log: ArrivalLog | Rerun = trainer.workers.transport.log
+        if isinstance(self.log, Rerun):
             return
-        path = _next_path(_folder(storage, logdir))
+        path = _next_path(_folder(trainer))
+        # The header has the seed, even if the workers drew it.
+        config = trainer.experiment.to_dict() | {"seed": trainer.workers.config.seed}
         try:
-            self.log.open(path, header_of(config, trainer))
+            self.log.open(path, header_of(config, type(trainer).__name__))
         except OSError as error:
             logger.warning("%s: the run is not recorded: %s", path, error)
 
-    def mark(self, kind: str, *values: Any) -> None:
-        """Records the next action of the trainer, or compares this action with the record. The
-        kinds of actions are in `polopt.recording.arrival_log.EVENT_KINDS`."""
-        if self.log is not None:
-            self.log.mark(kind, *values)
-
-    def decide(self, decision: Callable[[], bool], repeat: Callable[[], object]) -> bool:
-        """Makes and records a decision that depends on time, or repeats the recorded decision. See
-        `ArrivalLog.decide`."""
-        return decision() if self.log is None else self.log.decide(decision, repeat)
-
-    def result(self, iteration: int, policy: Policy) -> None:
+    def result(self, iteration: int) -> None:
         """Records the hash of the weights after an iteration, or compares this hash with the
         record."""
-        if self.log is not None:
-            self.log.result(iteration, policy.version, digest_of(policy))
+        policy = self._trainer.get_policy()
+        self.log.result(iteration, policy.version, digest_of(policy))
 
 
 def digest_of(policy: Policy) -> str:
@@ -148,12 +121,11 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _folder(storage: Any, logdir: str) -> Path:
+def _folder(trainer: Any) -> Path:
     """Returns the directory of the trial's results. If the results are in cloud storage, returns a
     local directory. Tune copies this directory there with `SyncConfig(sync_artifacts=True)`."""
-    if storage is None or not isinstance(storage.storage_filesystem, fs.LocalFileSystem):
-        return Path(logdir)
-    return Path(storage.trial_fs_path)
+    filesystem, folder = trainer.results_folder or (None, "")
+    return Path(folder if isinstance(filesystem, fs.LocalFileSystem) else trainer.logdir)
 
 
 def _next_path(folder: Path) -> Path:

@@ -118,11 +118,8 @@ class RolloutConfig(Config):
             seed, each worker derives the seeds of its environments, of the spaces of these
             environments, and of the global generators of `random`, NumPy and torch in the worker's
             process. With `num_workers=0`, environments run in the driver's process. The global
-            generators of this process are seeded only if `seed` or `record_arrivals` is set.
+            generators of this process are seeded only if `seed` is set.
             RLlib: `seed`.
-        record_arrivals: whether to record all events whose order depends on timing, so that
-            `polopt rerun` can repeat the run bit for bit. The file `arrivals_000000.jsonl.gz`
-            beside the results holds the record, with about 40 bytes for each gradient or fragment.
     """
 
     env: Any = None
@@ -154,7 +151,6 @@ class RolloutConfig(Config):
     max_consecutive_env_faults: int = pydantic.Field(default=10, ge=1)
     max_consecutive_non_finite: int = pydantic.Field(default=5, ge=1)
     seed: int | None = pydantic.Field(default=None, ge=0, lt=2**63)
-    record_arrivals: bool = False
 
     @pydantic.model_validator(mode="after")
     def _check_workers(self) -> RolloutConfig:

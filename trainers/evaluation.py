@@ -191,7 +191,6 @@ def evaluation_config(config: TrainerConfig, worker_config: WorkerConfig) -> Wor
             "num_workers": config.evaluation_num_workers,
             "transport": "ray",
             "num_workers_below": 0,
-            "record_arrivals": False,  # training does not depend on when an evaluation ends
             "min_workers": None,
             "num_gpus_per_worker": 0.0,
         }
@@ -215,6 +214,8 @@ def evaluation_config(config: TrainerConfig, worker_config: WorkerConfig) -> Wor
         device="cpu",
         in_evaluation=True,
         env_index_offset=offset,
+        wrap_transport=None,  # training does not depend on when an evaluation ends
+        repeatable=False,
     )
     if rollout.num_workers:
         check_picklable(made, keys)

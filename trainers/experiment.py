@@ -102,9 +102,6 @@ class TrainerConfig(Config):
         min_time_s_per_iteration: the minimum duration of one training iteration, in seconds. With a
             value above 0, the number of environment steps in an iteration depends on the speed of
             the machine.
-        record_restarts: whether the trainer restarts all worker processes and episodes after each
-            checkpoint, as if the run had been restored from this checkpoint. `polopt rerun` can
-            then begin at any checkpoint. This option requires `record_arrivals`.
         num_cpus_for_driver: the number of Ray CPUs that the driver reserves.
         num_gpus: the number of Ray GPUs that the driver reserves. With a value above 0, the
             driver's policy is on CUDA.
@@ -127,7 +124,6 @@ class TrainerConfig(Config):
 
     min_sample_timesteps_per_iteration: int = pydantic.Field(default=4000, ge=0, le=2**62)
     min_time_s_per_iteration: float = pydantic.Field(default=0.0, ge=0.0, le=1e9)
-    record_restarts: bool = False
     num_cpus_for_driver: Amount = 1.0
     num_gpus: Amount = 0.0
     evaluation_interval: int | None = pydantic.Field(default=None, ge=1, le=2**62)
@@ -304,11 +300,6 @@ class Experiment:
             raise ConfigError(
                 "key 'env' is missing. Allowed: a Gymnasium id, a name registered with "
                 "ray.tune.registry.register_env, or a callable that makes an environment"
-            )
-        if self.trainer.record_restarts and not self.rollout.record_arrivals:
-            raise ConfigError(
-                "key 'record_restarts': got True without record_arrivals. Allowed: False, or "
-                "record_arrivals=True"
             )
         given = self.optimizer_class.batches_of(self.optimizer)
         _check_fit(

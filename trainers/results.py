@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from polopt.collectors.scheme import scheme_of
 from polopt.common.config import ConfigError, nearest_of
 from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episode_window import EpisodeWindow
@@ -71,7 +70,6 @@ def make_result(
     metrics = optimizer.metrics
     sampled, trained = metrics.num_env_steps_sampled, metrics.num_env_steps_trained
     block = optimizer.stats()
-    scheme = {f"scheme_{part}": value for part, value in scheme_of(optimizer)._asdict().items()}
     learner = metrics.learner.report()
     episodes = metrics.episodes.report()
     return {
@@ -97,7 +95,7 @@ def make_result(
             **{f"{phase}_s": timer.mean_ms / 1000 for phase, timer in optimizer.timers.items()},
         },
         "fault_tolerance": optimizer.workers.stats(),
-        "optimizer": {**block, **scheme},
+        "optimizer": block,
     }
 
 

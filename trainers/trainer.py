@@ -17,14 +17,12 @@ from pyarrow import fs
 from ray import tune
 from ray.train.constants import DEFAULT_STORAGE_PATH
 
-from polopt.collectors.gradient_worker import GradientWorkerSet
 from polopt.common.add_ons import RunListener, add_ons
 from polopt.common.config import ConfigError, shown
 from polopt.common.tested_versions import warn_of_untested_versions
 from polopt.common.threads import limit_threads
 from polopt.metrics.timers import EVALUATION
 from polopt.policies.policy import Policy
-from polopt.recording.run_record import RunRecord
 from polopt.replay.buffer_files import BufferFiles
 from polopt.rollouts.envs.env_sources import env_name, refuse_made_env
 from polopt.rollouts.envs.own_copy import OwnCopies
@@ -136,9 +134,6 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     preset: ClassVar[dict[str, Any]] = {}
     __signature__ = PresetSignature()
-    #: The recorded run that this trainer repeats. `None` means that the trainer does not repeat a
-    #: run. See `polopt.rerun`.
-    recorded: ClassVar[dict[str, Any] | None] = None
     #: Result keys that Tune prints. Without this list, Tune would print about 150 lines, one for
     #: each key.
     _progress_metrics = ProgressMetrics(
@@ -160,9 +155,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
     _stop_reason = ""
     _log_handler: logging.Handler | None = None
     _listeners: Sequence[RunListener] = ()
-    _record: RunRecord
-    #: With `record_restarts`, the trainer restores each checkpoint that it has just written. During
-    #: this restore, the attribute is the path to which Tune will move the checkpoint.
+    #: During `restart`, the path to which Tune will move the checkpoint that is restored.
     _restored_as: Path | None = None
     #: Identifiers of the earlier runs from which this run was restored, and of this run itself. The
     #: identifier of this run is the last one.
@@ -303,7 +296,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         worker_config = experiment.make_worker_config()
         experiment.optimizer.check_spaces(worker_config)
         evaluation = evaluation_config(experiment.trainer, worker_config)
-        worker_config = dataclasses.replace(worker_config, arrivals=self.recorded)
+        worker_config = self._adapted(worker_config)
         self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
         if num_processes := experiment.num_remote_processes:
             workers, cpus = experiment.trainer.evaluation_num_workers, experiment.remote_cpus
@@ -316,13 +309,12 @@ class PolicyOptimizerTrainer(tune.Trainable):
         except BaseException:
             self.workers.stop()
             raise
-        self._begin_record()
         self._tell(RunListener.begin)
 
-    def _begin_record(self) -> None:
-        config = self.experiment.to_dict() | {"seed": self.workers.config.seed}
-        name, storage = type(self).__name__, self._storage_of_trial
-        self._record = RunRecord(self.workers, config, name, storage, self.logdir)
+    def _adapted(self, config: WorkerConfig) -> WorkerConfig:
+        for listener in self._listeners:
+            config = listener.adapt(config)
+        return config
 
     def _make_optimizer(self) -> Any:
         return self.experiment.optimizer_class(self.workers, self.experiment.optimizer)
@@ -365,8 +357,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             return self._step()
 
     def _step(self) -> dict[str, Any]:
-        limits, metrics, record = self.experiment.trainer, self.optimizer.metrics, self._record
-        record.mark("train")
+        limits, metrics = self.experiment.trainer, self.optimizer.metrics
+        self._tell(RunListener.begin_iteration)
         metrics.begin_iteration()
         clock = self.workers.clock
         started_s, sampled_before = clock(), metrics.num_env_steps_sampled
@@ -385,7 +377,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
                 break
             if elapsed_s >= next_check_s:
                 next_check_s = elapsed_s + _STOP_CHECK_S
-                if record.decide(self._is_stopped, lambda: None):
+                if self.workers.transport.decide(self._is_stopped, lambda: None):
                     break
         if self.evaluation is not None:
             with self.optimizer.timers[EVALUATION]:
@@ -405,11 +397,11 @@ class PolicyOptimizerTrainer(tune.Trainable):
             checkpoint = following(self.logdir)
         result["checkpoint_dir_name"] = None if checkpoint is None else checkpoint.name
         result["stop_reason"] = None
+        self._tell(RunListener.extend, result)
         self._callbacks.call("on_train_result", trainer=self, result=result)
         if self._stop_reason:
             result |= {"done": True, "stop_reason": self._stop_reason}
             self._stop_reason = ""
-        record.result(self.iteration + 1, self.get_policy())
         self._tell(RunListener.result, result)
         return result
 
@@ -490,7 +482,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
     def _evaluate(self, evaluation: Evaluation) -> None:
         """Takes the result of an evaluation in workers if this evaluation has ended. Then begins a
         new evaluation if one is due. Without evaluation workers, also plays its episodes."""
-        if self._record.decide(evaluation.poll, evaluation.finish):
+        decide = self.workers.transport.decide
+        if decide(evaluation.poll, evaluation.finish):
             self._offer_best(evaluation)
         iteration, optimizer = self.iteration + 1, self.optimizer
         if not evaluation.is_due(iteration):
@@ -500,7 +493,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         state = self._state(driver_state, iteration)
         evaluation.begin(self.get_policy().get_weights(), state, statistics)
         if evaluation.in_driver:
-            if self._record.decide(lambda: evaluation.run(self._is_stopped), evaluation.finish):
+            if decide(lambda: evaluation.run(self._is_stopped), evaluation.finish):
                 self._offer_best(evaluation)
             else:
                 evaluation.drop()
@@ -576,7 +569,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             FunctionError: see `save`.
         """
         self._check_runs("save_checkpoint")
-        self._record.mark("save")
+        self._tell(RunListener.saving)
         state = self._state(self.optimizer.get_state(), self.iteration)
         if self.evaluation is not None:
             state |= {"evaluation": self.evaluation.get_state(), "best": self._best.get_state()}
@@ -591,11 +584,11 @@ class PolicyOptimizerTrainer(tune.Trainable):
             return checksums
 
         write_checkpoint(checkpoint_dir, state, add_files)
-        if self.experiment.trainer.record_restarts and self.recorded is None:
-            self._go_on_as_restored(checkpoint_dir)
+        self._tell(RunListener.saved, checkpoint_dir)
 
-    def _go_on_as_restored(self, checkpoint_dir: str) -> None:
-        """Makes new workers and a new record, and restores the checkpoint that was just written."""
+    def restart(self, checkpoint_dir: str) -> None:
+        """Goes on as if this trainer had been restored from a checkpoint that it has just written:
+        makes new workers, and restores the checkpoint."""
         self._rebuild()
         self._restored_as = next_checkpoint(self)
         try:
@@ -657,8 +650,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """
         self._check_runs("restore")
         found, state = read_or_fall_back(checkpoint)
-        # Tune will move a checkpoint that was just written, so the record holds the final path.
-        self._record.mark("restore", str(self._restored_as or found))
+        self._tell(RunListener.restoring, str(self._restored_as or found))
         policy, own = self.get_policy(), self._runs[-1]
         problem = misfit(state, policy)
         if not problem:
@@ -808,14 +800,14 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self.experiment.optimizer.check_spaces(worker_config)
             evaluation = evaluation_config(self.experiment.trainer, worker_config)
             self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
-            recorded = worker_config.rollout.record_arrivals or self._record.log is not None
-            # A rerun begins with new processes. Therefore, a recorded run also needs new processes.
-            if recorded or not self.workers.reconfigure(worker_config, device):
+            worker_config = self._adapted(worker_config)
+            # A wrapped transport sees a run from its first start, so the run needs new processes.
+            wrapped = worker_config.wrap_transport or self.workers.config.wrap_transport
+            if wrapped or not self.workers.reconfigure(worker_config, device):
                 self.workers.stop()
                 self.workers = make_workers(worker_config, device)
             self.optimizer = self._make_optimizer()
             self._make_evaluation(evaluation, device)
-        self._begin_record()
         self._tell(RunListener.begin)
 
     def stop(self) -> None:
@@ -869,8 +861,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
 
 def make_workers(config: WorkerConfig, learner_device: str = "cpu") -> WorkerSet:
-    """Makes the workers of a config. If `num_workers_below` is 1 or more, the workers are gradient
-    workers. Each gradient worker starts this number of further rollout workers, and gathers their
-    fragments. Otherwise, the workers are rollout workers, which sample their own fragments."""
-    kind = GradientWorkerSet if config.rollout.num_workers_below else WorkerSet
-    return kind(config, learner_device)
+    """Makes the training workers of a config. An add-on may choose their class."""
+    chosen = (add_on.worker_set(config) for add_on in add_ons())
+    kind = next((cls for cls in chosen if cls is not None), WorkerSet)
+    workers: WorkerSet = kind(config, learner_device)
+    return workers

@@ -84,7 +84,6 @@ class _RolloutConfig(TypedDict, total=False):
     max_consecutive_env_faults: int
     max_consecutive_non_finite: int
     seed: int | None
-    record_arrivals: bool
 
 class _PolicyConfig(TypedDict, total=False):
     lr: float | Sequence[Sequence[int | float]]
@@ -236,7 +235,6 @@ class _TrainerConfig(TypedDict, total=False):
     timesteps_per_iteration: int
     min_time_s_per_iteration: float
     min_iter_time_s: float
-    record_restarts: bool
     num_cpus_for_driver: float
     num_cpus_for_main_process: float
     num_gpus: float
@@ -252,6 +250,10 @@ class _TraceConfig(TypedDict, total=False):
     trace: bool
     trace_first_step: int
     trace_num_steps: int
+
+class _RecordingConfig(TypedDict, total=False):
+    record_arrivals: bool
+    record_restarts: bool
 
 class AnyOptions(PluginOptions, total=False):
     preset: str | type[_Trainer] | Mapping[str, Any]
@@ -290,7 +292,6 @@ class AnyOptions(PluginOptions, total=False):
     max_consecutive_env_faults: int
     max_consecutive_non_finite: int
     seed: int | None
-    record_arrivals: bool
     lr: float | Sequence[Sequence[int | float]]
     lr_schedule: float | Sequence[Sequence[int | float]]
     torch_optimizer: Literal["adam", "rmsprop"]
@@ -384,7 +385,6 @@ class AnyOptions(PluginOptions, total=False):
     timesteps_per_iteration: int
     min_time_s_per_iteration: float
     min_iter_time_s: float
-    record_restarts: bool
     num_cpus_for_driver: float
     num_cpus_for_main_process: float
     num_gpus: float
@@ -398,6 +398,8 @@ class AnyOptions(PluginOptions, total=False):
     trace: bool
     trace_first_step: int
     trace_num_steps: int
+    record_arrivals: bool
+    record_restarts: bool
 
 class PolicyOptimizerTrainer(_Trainer):
     # The second form accepts the options of plugins, which are not known here.
@@ -429,6 +431,7 @@ class A3COptions(
     _AsyncGradientsConfig,
     _TrainerConfig,
     _TraceConfig,
+    _RecordingConfig,
     total=False,
 ): ...
 
@@ -455,6 +458,7 @@ class A2COptions(
     _SyncSamplesConfig,
     _TrainerConfig,
     _TraceConfig,
+    _RecordingConfig,
     total=False,
 ): ...
 
@@ -482,6 +486,7 @@ class SyncPPOOptions(
     _SyncSamplesConfig,
     _TrainerConfig,
     _TraceConfig,
+    _RecordingConfig,
     total=False,
 ): ...
 
@@ -509,6 +514,7 @@ class DDPPOOptions(
     _DecentralizedAllReduceConfig,
     _TrainerConfig,
     _TraceConfig,
+    _RecordingConfig,
     total=False,
 ): ...
 
@@ -536,6 +542,7 @@ class IMPALAOptions(
     _AsyncSamplesConfig,
     _TrainerConfig,
     _TraceConfig,
+    _RecordingConfig,
     total=False,
 ): ...
 
@@ -565,6 +572,7 @@ class APPOOptions(
     _AsyncSamplesConfig,
     _TrainerConfig,
     _TraceConfig,
+    _RecordingConfig,
     total=False,
 ): ...
 
@@ -593,6 +601,7 @@ class DQNOptions(
     _SyncReplayConfig,
     _TrainerConfig,
     _TraceConfig,
+    _RecordingConfig,
     total=False,
 ): ...
 
@@ -621,6 +630,7 @@ class ApexDQNOptions(
     _AsyncReplayConfig,
     _TrainerConfig,
     _TraceConfig,
+    _RecordingConfig,
     total=False,
 ): ...
 
@@ -648,6 +658,7 @@ class SACOptions(
     _SyncReplayConfig,
     _TrainerConfig,
     _TraceConfig,
+    _RecordingConfig,
     total=False,
 ): ...
 
@@ -675,6 +686,7 @@ class TD3Options(
     _SyncReplayConfig,
     _TrainerConfig,
     _TraceConfig,
+    _RecordingConfig,
     total=False,
 ): ...
 
@@ -701,6 +713,7 @@ class PQNOptions(
     _SyncSamplesConfig,
     _TrainerConfig,
     _TraceConfig,
+    _RecordingConfig,
     total=False,
 ): ...
 

@@ -38,8 +38,7 @@ class Message(NamedTuple):
         by_reference: if True, the return value stays in the process, and the answer holds a
             reference to this value.
         version: version of the driver's weights when the call is sent. 0 for calls that set up a
-            process, and for processes that take no weights. If the option `record_arrivals` is set,
-            the record of the run contains this version.
+            process, and for processes that take no weights.
     """
 
     number: int
@@ -203,8 +202,25 @@ class Transport(ABC):
 
     @property
     def event(self) -> int | None:
-        """Number of the last event in the record of the run. None if the run is not recorded."""
+        """Number of the last event, if this transport numbers what it sends and receives. None
+        otherwise."""
         return None
+
+    def decide(self, decision: Callable[[], bool], repeat: Callable[[], object]) -> bool:
+        """Makes a decision that depends on time. A transport that repeats an earlier run returns
+        the decision of that run, and calls `repeat` if the decision was True.
+
+        Args:
+            decision: makes the decision.
+            repeat: brings about what was true when the decision was made, such as the end of an
+                evaluation.
+        """
+        return decision()
+
+    def take_timing(self) -> dict[str, Any]:
+        """Returns what depended on timing since the previous call of this method, as plain data.
+        Empty unless a transport collects this."""
+        return {}
 
     @abstractmethod
     def start(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -35,9 +35,6 @@ class CallRunner:
         record: counts of the current call.
         clock: see the argument.
         control: see the argument.
-        recorded_steps: in a rerun, the number of steps that each fragment of the current call had
-            in the recorded run. Empty if none of these fragments ended early, and outside of a
-            rerun.
     """
 
     def __init__(
@@ -47,7 +44,6 @@ class CallRunner:
         self.control = control or ControlPage()
         self.state: dict[str, Any] = {}
         self.record = Record(clock)
-        self.recorded_steps: Sequence[int] = ()
         # The numbers of the calls that run now. There can be more than one, because a gradient
         # worker can call itself while it runs a call of the driver.
         self._running: list[int] = []
@@ -130,9 +126,6 @@ class CallRunner:
     def stop_after(self) -> int | None:
         """Returns the number of steps after which fragments of the current call should end. None
         means that they should not end early. Any thread may call this method."""
-        if self.recorded_steps:
-            fragment = min(self.record.num_fragments, len(self.recorded_steps) - 1)
-            return self.recorded_steps[fragment]
         for number in self._running:
             steps = self.control.keep_steps(number)
             if steps is not None:

@@ -134,10 +134,9 @@ class RolloutWorker(CallRunner):
 
     def _seed_process(self, seeds: Seeds) -> None:
         """Seeds the global random generators, because environments may use them. The local worker
-        does this only if `num_workers=0` and the run has a seed. A recorded run counts as a run
-        with a seed."""
+        does this only if `num_workers=0` and the run has a seed or must be repeatable."""
         rollout = self.config.rollout
-        seeded = rollout.seed is not None or rollout.record_arrivals
+        seeded = rollout.seed is not None or self.config.repeatable
         if self.index > 0 or (rollout.num_workers == 0 and seeded):
             seed_global_generators(seeds.process)
 
@@ -162,12 +161,11 @@ class RolloutWorker(CallRunner):
 
     def complete(self, record: Record) -> None:
         """Adds the running statistics of environments and the use of the machine to a record, at
-        most once a second. In a run that is recorded, every record gets the statistics. A
-        replacement of this worker begins with the last statistics that the driver received, and in
-        a rerun, these must be the same statistics as in the recorded run."""
+        most once a second. If the run must be repeatable, every record gets the statistics, because
+        a replacement of this worker begins with the last statistics that the driver received."""
         now_s = self.clock()
         is_due = now_s - self._statistics_sent_s >= STATISTICS_INTERVAL_S
-        if is_due or self.config.rollout.record_arrivals:
+        if is_due or self.config.repeatable:
             record.env_statistics = self.get_statistics() or None
         if is_due:
             self._statistics_sent_s = now_s

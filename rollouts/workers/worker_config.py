@@ -18,6 +18,7 @@ from polopt.rollouts.envs.env_errors import described
 from polopt.rollouts.envs.env_sources import EnvSource, resolve_env
 from polopt.rollouts.envs.vector_env import ENV_KEYS, probe_spaces
 from polopt.rollouts.rollout_config import RolloutConfig
+from polopt.rollouts.transport.channel import Transport
 from polopt.rollouts.workers.callbacks import Callbacks
 
 
@@ -44,11 +45,12 @@ class WorkerConfig:
         callbacks: class of the user's callbacks. None if the user has no callbacks.
         in_evaluation: True if the worker plays episodes for evaluation, and not for learning.
         env_index_offset: `EnvContext.worker_index` is the index of the worker plus this number.
-        arrivals: in a rerun, the record to repeat. The driver repeats the record of its own calls.
-            A gradient worker repeats the record of its calls to the workers below it, which sample
-            its fragments.
-        is_below: True for the workers below a gradient worker. `arrivals` is then the record of
-            the gradient worker's calls.
+        wrap_transport: a function that wraps the transport of a worker set, as
+            `wrap(transport, rollout)`. An add-on sets it to see every message of a run. None means
+            that nothing is wrapped.
+        repeatable: True if the same replies in the same order must give the same run. Workers then
+            seed the global random generators even without `seed`, and each record has the
+            statistics of the environments.
     """
 
     rollout: RolloutConfig
@@ -65,8 +67,8 @@ class WorkerConfig:
     callbacks: type[Callbacks] | None = None
     in_evaluation: bool = False
     env_index_offset: int = 0
-    arrivals: dict[str, Any] | None = None
-    is_below: bool = False
+    wrap_transport: Callable[[Transport, RolloutConfig], Transport] | None = None
+    repeatable: bool = False
 
     @property
     def who(self) -> str:

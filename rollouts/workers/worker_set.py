@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from polopt.metrics.record import Record
-from polopt.recording.recorded_transport import RecordedTransport
 from polopt.rollouts.envs.env_sources import env_name
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import Transport
@@ -85,9 +84,8 @@ class WorkerSet(ProcessGroup):
         if transport is None:
             kind = rollout.transport if rollout.num_workers else "ray"
             transport = open_transport(kind, rollout.worker_timeout_s)
-        if rollout.record_arrivals:
-            limits_s = rollout.worker_timeout_s, rollout.worker_startup_timeout_s
-            transport = RecordedTransport(transport, config.arrivals, config.is_below, limits_s)
+        if config.wrap_transport is not None:
+            transport = config.wrap_transport(transport, rollout)
         super().__init__(transport, rollout, config.who, meanwhile)
         self.config = config
         self._specs = dict(enumerate(specs, start=1))
@@ -128,8 +126,6 @@ class WorkerSet(ProcessGroup):
 
     def _start_process(self, index: int) -> WorkerHandle:
         own = self.config_of(index)
-        if isinstance(self.transport, RecordedTransport):
-            own = dataclasses.replace(own, arrivals=self.transport.below())
         options = actor_options(own.rollout, index)
         options.update(self._specs.get(index, WorkerSpec()).options)
         name = f"{self.who} {index}"

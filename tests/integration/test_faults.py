@@ -13,13 +13,13 @@ from faulty_envs import BadReset, NeverMade, NeverSteps, NotInWorkers, WrongShap
 from toy_envs import Drift
 
 from polopt.collectors.collector import Collector
+from polopt.collectors.resolve_policy import resolve_policy
 from polopt.common.config import ConfigError
 from polopt.common.data_faults import DataFaults
 from polopt.metrics.record import Record
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_samples import SyncSamples
-from polopt.policies.resolve_policy import resolve_policy
 from polopt.rollouts.envs.env_errors import EnvironmentAPIError, EnvironmentFailedError
 from polopt.rollouts.workers.answer import CallError
 from polopt.rollouts.workers.errors import FunctionError, NonFiniteError, WorkersFailedError

@@ -44,6 +44,7 @@ from polopt.recording.arrival_log import (
 )
 from polopt.recording.recorded_transport import (
     RecordedTransport,
+    Recorder,
     fingerprint,
     run_as_recorded,
 )
@@ -91,9 +92,10 @@ def run(
         return script(pending)
 
     fake.script, numbers = deadly, itertools.count()
-    rollout = {"num_workers": 3, "record_arrivals": True, "worker_timeout_s": 5.0}
+    rollout = {"num_workers": 3, "worker_timeout_s": 5.0}
     config = worker_config("a2c", env, rollout=rollout)
-    workers = WorkerSet(dataclasses.replace(config, arrivals=recorded), transport=fake)
+    config = dataclasses.replace(config, wrap_transport=Recorder(recorded), repeatable=True)
+    workers = WorkerSet(config, transport=fake)
     options = {"grads_per_step": 5} if name.endswith("gradients") else {}
     options |= {"train_batch_size": 20} if name.endswith("samples") else {}
     optimizer = make_optimizer(OPTIMIZERS.get(name), workers, **options)

@@ -19,11 +19,11 @@ from toy_envs import AUTORESET, Clock, Drift, make_policy
 from polopt.collectors.collector import Collector, next_seed
 from polopt.collectors.collector_config import CollectorConfig
 from polopt.collectors.non_learning import ModulePolicy
+from polopt.collectors.resolve_policy import resolve_policy
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
 from polopt.policies.ppo import PPOPolicy
-from polopt.policies.resolve_policy import resolve_policy
 
 # ---- policies -----------------------------------------------------------------------------------
 

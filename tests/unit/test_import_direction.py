@@ -54,7 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "optimizers": _BASE | _POLICIES | _ROLLOUTS | {"replay"},
     "trainers": _CORE,
     # Add-ons: each may import the core. The core imports none of them.
-    "collectors": _CORE,
+    "collectors": _CORE | {"recording"},
     "recording": _CORE | {"command_line"},
     "simulation": _CORE,
     "rllib": _CORE,
