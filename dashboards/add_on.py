@@ -51,11 +51,11 @@ class _Run(RunListener):
         self._exporter = PrometheusExporter()
 
     def begin(self) -> None:
-        from polopt.dashboards.tab_file import write_tab
+        from polopt.dashboards.tab_file import declared_tab, write_tab
         from polopt.dashboards.trace_file import StepTrace
 
         trainer = self._trainer
-        self._exporter.restart(trainer.optimizer.tab.metrics)
+        self._exporter.restart(declared_tab(type(trainer.optimizer)).metrics)
         if trainer.results_folder is not None:
             write_tab(trainer.optimizer, *trainer.results_folder)
         options = trainer.experiment.add_on(TraceConfig)

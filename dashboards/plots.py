@@ -1,11 +1,11 @@
-"""Plots and metrics that optimizers declare in their tabs."""
+"""Plots and metrics of the built-in optimizers, and `TABS`, the tab of each of them."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from polopt.dashboards.prometheus import Metric
-from polopt.dashboards.tab import Plot
+from polopt.dashboards.tab import Plot, Tab
 
 _OPT = "optimizer/"
 
@@ -284,3 +284,55 @@ SHARDS_METRIC = Metric(
 #: Plots and metrics of all optimizers with a replay buffer.
 REPLAY = (INTENSITY, WHO_WAITS, BUFFER_FILL, ROW_AGE, PRIORITIES, POLICY_LAG)
 REPLAY_METRICS = (INTENSITY_METRIC, BLOCKED_METRIC, FILL_METRIC, ROW_AGE_METRIC, PRIORITY_METRIC)
+
+#: The tab of each built-in optimizer, by the optimizer's name.
+TABS = {
+    "async_gradients": Tab(
+        "Wait: the driver waits for gradients. If this share is near 0, the driver is the "
+        "bottleneck. More workers then do not help: gradients queue and become stale.",
+        (GRADIENT_LAG, GRADIENT_COUNTS, GRADIENT_RATE, STALE_SHARE),
+        (GRADIENTS_METRIC,),
+    ),
+    "async_replay": Tab(
+        "Wait: the driver has no batch, or the training intensity does not allow another update. "
+        "Fetch: the driver copies a batch from the memory of its shard.",
+        (*REPLAY, PRIORITY_LAG, SHARDS),
+        (*REPLAY_METRICS, SHARDS_METRIC),
+    ),
+    "async_samples": Tab(
+        "Sample: the driver waits for fragments. If this share is near 0, the driver is the "
+        "bottleneck: fragments queue, and their lag grows. If the lag reaches its bound, workers "
+        "wait.",
+        (PEAK_RATES, FRAGMENTS_WAITING, BOUNDED_POLICY_LAG),
+        (PEAK_METRIC, FRAGMENTS_METRIC),
+    ),
+    "decentralized_allreduce": Tab(
+        "Group: the driver forms the group and starts the round. Sample and learn: the driver "
+        "waits for the ranks.",
+        (
+            ALLREDUCE_LEARN,
+            SKEW_SAMPLE,
+            RANKS,
+            EARLY_STOPPED_PER_ROUND,
+        ),
+        (RANKS_METRIC, BROKEN_ROUNDS_METRIC, EARLY_STOPPED_METRIC),
+    ),
+    "sync_gradients": Tab(
+        "Wait: the driver and all faster workers are idle, because they wait for the slowest "
+        "worker.",
+        (GRADIENT_LAG, GRADIENT_COUNTS, GRADIENT_RATE),
+        (GRADIENTS_METRIC,),
+    ),
+    "sync_replay": Tab(
+        "Workers are idle while the driver learns, unless collection is overlapped. If learning "
+        "takes most of the time, more workers do not help at this training intensity.",
+        REPLAY,
+        REPLAY_METRICS,
+    ),
+    "sync_samples": Tab(
+        "Workers are idle while the driver learns, unless collection is overlapped. The driver is "
+        "idle while workers sample. Speed up the phase with the larger share.",
+        (PEAK_RATES, EARLY_STOPPED, POLICY_LAG),
+        (PEAK_METRIC, EARLY_STOPPED_METRIC),
+    ),
+}

@@ -8,11 +8,24 @@ from typing import Any
 
 from pyarrow import fs
 
-from polopt.dashboards.tab import TAB_FILE, OptimizerTab
+from polopt.dashboards.plots import TABS
+from polopt.dashboards.tab import TAB_FILE, OptimizerTab, Tab
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
 
 logger = logging.getLogger("polopt")
+
+
+def declared_tab(cls: type[PolicyOptimizer]) -> Tab:
+    """Returns the tab of an optimizer's class: its attribute `tab`, or the tab of the built-in
+    optimizer from which it inherits."""
+    for base in cls.__mro__:
+        own = vars(base).get("tab")
+        if isinstance(own, Tab):
+            return own
+        if base.__module__.startswith("polopt.optimizers.") and vars(base).get("name") in TABS:
+            return TABS[vars(base)["name"]]
+    return Tab()
 
 
 def tab_of(
@@ -29,13 +42,14 @@ def tab_of(
         config: the config of the optimizer, with the numbers that plots draw as limits. `None`
             means that the description has no limits.
     """
-    limits = {plot.limit: getattr(config, plot.limit, None) for plot in cls.tab.plots if plot.limit}
+    tab = declared_tab(cls)
+    limits = {plot.limit: getattr(config, plot.limit, None) for plot in tab.plots if plot.limit}
     return OptimizerTab(
         name=cls.name or cls.__name__,
         title=cls.__name__,
         phases=tuple(cls.phases),
         extra_stats=tuple(_numbers(extra_stats or {})),
-        tab=cls.tab,
+        tab=tab,
         limits=_numbers(limits),
     )
 

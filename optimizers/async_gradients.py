@@ -13,8 +13,6 @@ import pydantic
 
 from polopt.common.compression import GradientPacker, PackedGradients
 from polopt.common.weights import Gradients, Weights
-from polopt.dashboards import plots
-from polopt.dashboards.tab import Tab
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.checks import check_collection
 from polopt.optimizers.optimizer_config import OptimizerConfig
@@ -116,12 +114,6 @@ class AsyncGradients(PolicyOptimizer):
     config: AsyncGradientsConfig
     needs_gradients = True
     phases: ClassVar[tuple[str, ...]] = ("wait", "apply", "dispatch")
-    tab: ClassVar[Tab] = Tab(
-        "Wait: the driver waits for gradients. If this share is near 0, the driver is the "
-        "bottleneck. More workers then do not help: gradients queue and become stale.",
-        (plots.GRADIENT_LAG, plots.GRADIENT_COUNTS, plots.GRADIENT_RATE, plots.STALE_SHARE),
-        (plots.GRADIENTS_METRIC,),
-    )
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
         super().__init__(workers, config)

@@ -18,8 +18,6 @@ import numpy as np
 import pydantic
 
 from polopt.common.config import Automatic, ConfigError
-from polopt.dashboards import plots
-from polopt.dashboards.tab import Tab
 from polopt.metrics.lag import AgeHistogram, DoublingHistogram
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.checks import check_central_gradients
@@ -198,12 +196,6 @@ class AsyncReplay(ReplayOptimizer):
     worker_phases: ClassVar[tuple[str, ...]] = ("prioritize",)
     in_process_instead = "sync_replay"
     after_failure = "drop"
-    tab: ClassVar[Tab] = Tab(
-        "Wait: the driver has no batch, or the training intensity does not allow another update. "
-        "Fetch: the driver copies a batch from the memory of its shard.",
-        (*plots.REPLAY, plots.PRIORITY_LAG, plots.SHARDS),
-        (*plots.REPLAY_METRICS, plots.SHARDS_METRIC),
-    )
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
         super().__init__(workers, config)

@@ -16,8 +16,6 @@ import pydantic
 
 from polopt.common.config import Automatic, ConfigError
 from polopt.common.sample_batch import SampleBatch
-from polopt.dashboards import plots
-from polopt.dashboards.tab import Tab
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.checks import check_central_gradients
 from polopt.optimizers.optimizer_config import OptimizerConfig
@@ -80,13 +78,6 @@ class AsyncSamples(PolicyOptimizer):
     config_class = AsyncSamplesConfig
     config: AsyncSamplesConfig
     phases: ClassVar[tuple[str, ...]] = ("broadcast", "sample", "learn")
-    tab: ClassVar[Tab] = Tab(
-        "Sample: the driver waits for fragments. If this share is near 0, the driver is the "
-        "bottleneck: fragments queue, and their lag grows. If the lag reaches its bound, workers "
-        "wait.",
-        (plots.PEAK_RATES, plots.FRAGMENTS_WAITING, plots.BOUNDED_POLICY_LAG),
-        (plots.PEAK_METRIC, plots.FRAGMENTS_METRIC),
-    )
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
         super().__init__(workers, config)

@@ -17,8 +17,6 @@ import torch
 
 from polopt.common.config import ConfigError
 from polopt.common.weights import Weights
-from polopt.dashboards import plots
-from polopt.dashboards.tab import Tab
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.checks import check_collection, check_unused
 from polopt.optimizers.optimizer_config import OptimizerConfig
@@ -174,17 +172,6 @@ class DecentralizedAllReduce(PolicyOptimizer):
     phases: ClassVar[tuple[str, ...]] = ("group", "sample", "learn")
     worker_phases: ClassVar[tuple[str, ...]] = ("allreduce", "skew")
     after_failure = "drop"  # the group is then broken, so no other rank can do the work
-    tab: ClassVar[Tab] = Tab(
-        "Group: the driver forms the group and starts the round. Sample and learn: the driver "
-        "waits for the ranks.",
-        (
-            plots.ALLREDUCE_LEARN,
-            plots.SKEW_SAMPLE,
-            plots.RANKS,
-            plots.EARLY_STOPPED_PER_ROUND,
-        ),
-        (plots.RANKS_METRIC, plots.BROKEN_ROUNDS_METRIC, plots.EARLY_STOPPED_METRIC),
-    )
 
     def __init__(self, workers: Any, config: OptimizerConfig) -> None:
         super().__init__(workers, config)

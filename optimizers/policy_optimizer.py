@@ -14,7 +14,6 @@ from polopt.common.compression import PackedGradients, unpack_gradients
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients, Weights
-from polopt.dashboards.tab import Tab
 from polopt.metrics.machine import GpuReader
 from polopt.metrics.optimizer_stats import OptimizerStats, StepResult
 from polopt.optimizers.optimizer_config import OptimizerConfig
@@ -90,8 +89,6 @@ class PolicyOptimizer(ABC):
     in_process_instead: ClassVar[str] = "sync_samples"
     #: The rule for the calls of a worker that fails. See `AfterFailure`.
     after_failure: ClassVar[AfterFailure] = "send again"
-    #: The plots of dashboards for this strategy, in addition to the plots for all strategies.
-    tab: ClassVar[Tab] = Tab()
     #: Saves and restores the rows of a replay buffer in the driver. None without such a buffer.
     buffer_files: BufferFiles | None = None
 

@@ -12,8 +12,6 @@ import numpy as np
 
 from polopt.common.compression import unpack_gradients
 from polopt.common.weights import Gradients
-from polopt.dashboards import plots
-from polopt.dashboards.tab import Tab
 from polopt.metrics.learner import mean_stats
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.async_gradients import GradientsConfig, compute_gradient
@@ -52,12 +50,6 @@ class SyncGradients(PolicyOptimizer):
     needs_gradients = True
     phases: ClassVar[tuple[str, ...]] = ("wait", "apply", "dispatch")
     after_failure = "drop"
-    tab: ClassVar[Tab] = Tab(
-        "Wait: the driver and all faster workers are idle, because they wait for the slowest "
-        "worker.",
-        (plots.GRADIENT_LAG, plots.GRADIENT_COUNTS, plots.GRADIENT_RATE),
-        (plots.GRADIENTS_METRIC,),
-    )
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
         super().__init__(workers, config)

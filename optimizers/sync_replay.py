@@ -16,8 +16,6 @@ import pydantic
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.transitions import Sequences, Transitions
-from polopt.dashboards import plots
-from polopt.dashboards.tab import Tab
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.checks import check_central_gradients
 from polopt.optimizers.optimizer_config import OptimizerConfig
@@ -154,12 +152,6 @@ class SyncReplay(ReplayOptimizer):
         Sequences: ("replay_unit", "sequence")
     }
     after_failure = "reassign"
-    tab: ClassVar[Tab] = Tab(
-        "Workers are idle while the driver learns, unless collection is overlapped. If learning "
-        "takes most of the time, more workers do not help at this training intensity.",
-        plots.REPLAY,
-        plots.REPLAY_METRICS,
-    )
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
         super().__init__(workers, config)

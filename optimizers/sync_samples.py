@@ -14,8 +14,6 @@ import pydantic
 
 from polopt.common.config import Automatic, ConfigError
 from polopt.common.sample_batch import SampleBatch
-from polopt.dashboards import plots
-from polopt.dashboards.tab import Tab
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.checks import check_central_gradients
 from polopt.optimizers.optimizer_config import OptimizerConfig
@@ -71,12 +69,6 @@ class SyncSamples(PolicyOptimizer):
     phases: ClassVar[tuple[str, ...]] = ("broadcast", "sample", "learn")
     runs_in_process = True
     after_failure = "reassign"
-    tab: ClassVar[Tab] = Tab(
-        "Workers are idle while the driver learns, unless collection is overlapped. The driver is "
-        "idle while workers sample. Speed up the phase with the larger share.",
-        (plots.PEAK_RATES, plots.EARLY_STOPPED, plots.POLICY_LAG),
-        (plots.PEAK_METRIC, plots.EARLY_STOPPED_METRIC),
-    )
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
         super().__init__(workers, config)

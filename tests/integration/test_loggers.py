@@ -19,6 +19,7 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 
 import polopt
 from polopt.dashboards.prometheus import METRICS
+from polopt.dashboards.tab_file import declared_tab
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 
 #: Each optimizer with the policy of one preset. A2C and SyncPPO report the same block.
@@ -172,7 +173,7 @@ def wandb_records(path: Path) -> Iterator[Any]:
 @every_optimizer
 def test_each_metric_of_prometheus_has_a_result_key(logged: Any, optimizer: str) -> None:
     paths = set(flat(logged[0][optimizer].result))
-    metrics = [*METRICS, *OPTIMIZERS.get(optimizer).tab.metrics]
+    metrics = [*METRICS, *declared_tab(OPTIMIZERS.get(optimizer)).metrics]
     assert [metric.name for metric in metrics if not [*metric.match(paths)]] == []
 
 
