@@ -21,11 +21,11 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.common.tested_versions import warn_of_untested_versions
 from polopt.common.weights import Weights
 from polopt.policies.policy import Policy
+from polopt.rollouts.workers.call import Call, Reply
 from polopt.rollouts.workers.call_workers import call_each, set_up_each
-from polopt.rollouts.workers.calls import Calls, Reply
+from polopt.rollouts.workers.calls import Calls
 from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.gathering import Fragments
-from polopt.rollouts.workers.supervisor import Pending
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -233,7 +233,7 @@ class Collector:
         pending earlier fragments early.
         """
 
-        def earlier(one: Reply | Pending) -> bool:
+        def earlier(one: Call) -> bool:
             return update_of(one.worker) < update_of(reply.worker)
 
         update_of = self.weight_sync.update_of

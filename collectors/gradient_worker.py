@@ -25,8 +25,8 @@ from polopt.policies.policy import reduce_gradient
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.collective import TimedReducer
 from polopt.rollouts.transport.control_page import ControlPage
+from polopt.rollouts.workers.call import Reply
 from polopt.rollouts.workers.call_workers import begin_restored_run, update_algorithm_parameter
-from polopt.rollouts.workers.calls import Reply
 from polopt.rollouts.workers.gathering import current_rollout
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig, make_worker_config

@@ -21,7 +21,7 @@ from polopt.optimizers.checks import check_central_gradients
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.rollouts.rollout_config import RolloutConfig
-from polopt.rollouts.workers.calls import Reply
+from polopt.rollouts.workers.call import Reply
 from polopt.rollouts.workers.gathering import Fragments, check_batch, num_fragments
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet

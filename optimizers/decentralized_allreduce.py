@@ -24,7 +24,7 @@ from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.optimizers.rank_group import RankGroup, checksum, numbers_of
 from polopt.rollouts.rollout_config import RolloutConfig, sockets_for_zmq
 from polopt.rollouts.transport.collective import GroupBroken, TimedReducer
-from polopt.rollouts.workers.calls import Reply
+from polopt.rollouts.workers.call import Reply
 from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 
@@ -239,7 +239,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
         Returns the replies of the ranks that have sampled."""
         sampled: list[Reply] = []
         first_s = last_s = 0.0
-        while late := [call for call in self.calls.pending() if call.work.tag == "sample"]:
+        while late := [call for call in self.calls.pending() if call.tag == "sample"]:
             if self.stragglers.remain(len(self.group.ranks), len(late)):
                 length = self.workers.config.rollout.rollout_fragment_length
                 self.calls.stop_early(late, self.stragglers.keep_steps(length))
@@ -296,6 +296,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
             # version.
             self.group.broken = True
             self.num_broken_rounds += 1
+            self.calls.drop(learned)
             return
         self.calls.count(learned)
         seconds = [reply.counts.seconds.get("allreduce", 0.0) for reply in learned]

@@ -20,13 +20,14 @@ from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.policies.policy import Policy
 from polopt.replay.buffer_files import BufferFiles
 from polopt.rollouts.rollout_config import RolloutConfig
+from polopt.rollouts.workers.call import Reply
 from polopt.rollouts.workers.call_workers import (
     latest_statistics,
     present_statistics,
     restore_workers,
     update_algorithm_parameter,
 )
-from polopt.rollouts.workers.calls import AfterFailure, Calls, Reply
+from polopt.rollouts.workers.calls import AfterFailure, Calls
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 
@@ -258,6 +259,7 @@ class PolicyOptimizer(ABC):
 
     def stats(self) -> dict[str, Any]:
         """Returns the `optimizer/` block of results. See `OptimizerStats.report`."""
+        self.calls.count()  # the replies that the strategy has taken and not counted itself
         return {
             "name": self.title(),
             **self.metrics.report([worker.index for worker in self.workers.remote] or [0]),

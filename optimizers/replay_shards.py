@@ -17,8 +17,8 @@ import numpy as np
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.transitions import Transitions
 from polopt.replay.replay_buffer import ReplayBuffer
+from polopt.rollouts.workers.call import Reply
 from polopt.rollouts.workers.call_runner import CallRunner
-from polopt.rollouts.workers.calls import Reply
 from polopt.rollouts.workers.process_group import ProcessGroup
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet

@@ -26,8 +26,8 @@ from polopt.replay.rate_limiter import RateLimiter
 from polopt.replay.replay_buffer import ReplayBuffer
 from polopt.replay.row_store import readable_bytes
 from polopt.rollouts.rollout_config import RolloutConfig
+from polopt.rollouts.workers.call import Reply
 from polopt.rollouts.workers.call_workers import restore_samplers, sampler_states
-from polopt.rollouts.workers.calls import Reply
 from polopt.rollouts.workers.gathering import Fragments, check_batch
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet

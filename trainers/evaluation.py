@@ -29,7 +29,8 @@ from polopt.rollouts.envs.random_state import kept_global_generators, seed_globa
 from polopt.rollouts.envs.vector_env import ENV_KEYS, probe_spaces
 from polopt.rollouts.sampling.seeds import Seeds, evaluation_seeds
 from polopt.rollouts.sampling.whole_episodes import WholeEpisodes, shares
-from polopt.rollouts.workers.calls import WEIGHTS, Calls, Reply
+from polopt.rollouts.workers.call import Reply
+from polopt.rollouts.workers.calls import WEIGHTS, Calls
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig, check_picklable
 from polopt.rollouts.workers.worker_set import WorkerSet

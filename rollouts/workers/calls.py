@@ -7,18 +7,19 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from polopt.common.tracer import TRACER
 from polopt.metrics.record import Record
 from polopt.metrics.timers import LoadMeter
 from polopt.rollouts.transport.channel import Function, Message, TransportError
 from polopt.rollouts.workers.answer import Answer
+from polopt.rollouts.workers.call import Call, Reply
 from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.errors import FunctionError
 from polopt.rollouts.workers.fault_log import WorkerFailure
 from polopt.rollouts.workers.process_group import ProcessGroup
-from polopt.rollouts.workers.supervisor import Pending, Supervisor, Work
+from polopt.rollouts.workers.supervisor import Supervisor
 from polopt.rollouts.workers.worker_handle import Seat, WorkerHandle
 
 #: The rule for the pending work of a worker that fails. `send again`: the replacement of the worker
@@ -31,6 +32,7 @@ AfterFailure = Literal["send again", "reassign", "drop"]
 #: `Calls` checks for workers that take too long to start.
 START_CHECK_S = 1.0
 _INTERRUPTED = "the wait for workers was interrupted"
+_NOTHING_PENDING = "no call is pending: the wait would never end"
 
 
 class _Weights:
@@ -53,29 +55,6 @@ class CallsLostError(RuntimeError):
 
 class CallsInterrupted(RuntimeError):
     """Raised in the thread that waits for calls, because `Calls.interrupt` was called."""
-
-
-class Reply(NamedTuple):
-    """The reply to one call. It holds the value, or the failure of the call.
-
-    Attributes:
-        worker: the worker that was called. After a failure of kind `reference`, the worker
-            continues. After any other failure, its process is killed, and a replacement starts
-            unless the worker failed too often.
-        value: return value of the function, or a reference to that value. None after a failure.
-        tag: the tag given to `send`.
-        counts: the steps, episodes, times and faults that the worker counted during the call. Empty
-            if no answer arrived.
-        order: see `Work`.
-        failure: the reason why the call failed. None after success.
-    """
-
-    worker: WorkerHandle
-    value: Any
-    tag: Any
-    counts: Record
-    order: tuple[int, int]
-    failure: WorkerFailure | None = None
 
 
 class Calls:
@@ -140,13 +119,13 @@ class Calls:
         self._weights = weights or workers.weights
         self.per_worker = per_worker
         self._after_failure = after_failure
-        self._queues: dict[WorkerHandle, deque[Pending]] = {}  # calls that were sent, oldest first
-        self._backlog: dict[Seat, deque[Work]] = {}  # work that was not sent yet
-        self._ended: deque[Pending] = deque()
-        self._kept: deque[Reply] = deque()
-        # The work of removed workers, to be reassigned in the same group. Each entry has the name
-        # of the group.
-        self._lost: list[tuple[str, Work]] = []
+        # The calls by state, see `Call`. In each queue, the oldest call is the first.
+        self._waiting: dict[Seat, deque[Call]] = {}
+        self._sent: dict[WorkerHandle, deque[Call]] = {}
+        self._ended: deque[Call] = deque()  # sent calls whose answers have arrived
+        self._answered: deque[Call] = deque()
+        self._taken: list[Call] = []
+        self._unplaced: list[Call] = []  # waiting calls of removed workers, to be reassigned
         # The values of `_num_changes()` at the last `_follow_changes` and the last `_drop_removed`.
         self._changes = self._dropped = self._num_changes()
         self.load = LoadMeter()
@@ -231,42 +210,46 @@ class Calls:
             TransportError: see `Channel.send`.
         """
         order = worker.index, self._workers.next_call_number()
-        work = Work(fn, args, tag, timeout_s, order, by_reference)
-        self._backlog.setdefault(worker.seat, deque()).append(work)
-        self._send_backlog(worker)
+        call = Call(worker, fn, args, tag, timeout_s, order, by_reference)
+        self._waiting.setdefault(worker.seat, deque()).append(call)
+        self._send_waiting(worker)
 
-    def _send_backlog(self, worker: WorkerHandle) -> None:
-        """Sends the work that waits for this worker, until the worker has `per_worker` calls."""
-        backlog = self._backlog.get(worker.seat)
+    def _send_waiting(self, worker: WorkerHandle) -> None:
+        """Sends the calls that wait for this worker, until the worker has `per_worker` calls."""
+        waiting = self._waiting.get(worker.seat)
         if worker.removed or self.interrupted:
-            self._changes = self._dropped = -1  # so the next wait handles this work again
+            self._changes = self._dropped = -1  # so the next wait handles these calls again
             return
         if not worker.up:
             return
-        while backlog and self.num_calls_of(worker) < self.per_worker:
-            self._send(worker, backlog.popleft())
-        if backlog is not None and not backlog:
-            del self._backlog[worker.seat]
+        while waiting and self.num_calls_of(worker) < self.per_worker:
+            self._send(worker, waiting.popleft())
+        if waiting is not None and not waiting:
+            del self._waiting[worker.seat]
 
-    def _send(self, worker: WorkerHandle, work: Work) -> None:
-        group, number = self._groups[worker.who], self._workers.next_call_number()
+    def _send(self, worker: WorkerHandle, call: Call) -> None:
+        call.worker = worker
+        group, call.number = self._groups[worker.who], self._workers.next_call_number()
         weights = self._weights if group is self._workers else group.weights
-        if weights is None and any(arg is WEIGHTS for arg in work.args):
+        if weights is None and any(arg is WEIGHTS for arg in call.args):
             why = f"{group.who}s take no weights, but the arguments of the call include WEIGHTS"
-            raise FunctionError(self._supervisor.message(work, worker, why))
-        args = tuple([weights.for_call(worker) if a is WEIGHTS else a for a in work.args])
-        version = 0 if weights is None else weights.version
-        message = Message(number, work.name, work.function, args, work.by_reference, version)
+            raise FunctionError(self._supervisor.message(call, why))
+        args = tuple([weights.for_call(worker) if a is WEIGHTS else a for a in call.args])
+        call.version = 0 if weights is None else weights.version
+        message = Message(
+            call.number, call.name, call.function, args, call.by_reference, call.version
+        )
         try:
-            ticket = worker.channel.send(message)
+            call.ticket = worker.channel.send(message)
         except TransportError:
             raise
         except Exception as error:  # pickling can raise anything
             worker.sent_snapshot = None  # the worker did not get the weights of this call
             why = f"the call cannot be pickled: {type(error).__name__}: {error}"
-            raise FunctionError(self._supervisor.message(work, worker, why)) from error
-        call = Pending(work, worker, number, ticket, version, self._workers.clock())
-        self._queues.setdefault(worker, deque()).append(call)
+            raise FunctionError(self._supervisor.message(call, why)) from error
+        call.sent_s = self._workers.clock()
+        call.to("sent")
+        self._sent.setdefault(worker, deque()).append(call)
         self._supervisor.watch(call)
 
     # ---- replies --------------------------------------------------------------------------------
@@ -281,8 +264,7 @@ class Calls:
             may_take: returns True if a reply may be taken now. `first` calls this function with
                 the kept replies, at the beginning and after each arrival. A reply that may not be
                 taken yet stays kept.
-            count: if True, `first` adds the counts of the reply now. If False, the caller adds them
-                later with `Calls.count`.
+            count: if True, `first` adds the counts of the reply now. See `count`.
 
         Raises:
             CallsLostError: calls failed and are not sent again, and no call is pending any more.
@@ -299,23 +281,22 @@ class Calls:
         """
         failure: WorkerFailure | None = None
         while True:
-            for i, reply in enumerate(self._kept):
+            for i, reply in enumerate(self._answered):
                 if may_take(reply):
-                    del self._kept[i]
-                    if count:
-                        self.count([reply])
-                    return reply
+                    del self._answered[i]
+                    return self._take(reply, count)
             if failure is not None and not self.num_pending:
                 raise CallsLostError(
                     f"all pending calls are lost, and none is sent again (after_failure="
                     f"{self._after_failure!r}). The last failure: {failure.message}"
                 )
-            arrived = self.next(count=False)
+            arrived = self._next_within(math.inf)
+            if arrived is None:
+                raise RuntimeError(_NOTHING_PENDING)
             failure = arrived.failure or failure
-            self._keep(arrived)
 
     def all(
-        self, stragglers: Stragglers | None = None, steps: Callable[[Work], int] = lambda _: 1
+        self, stragglers: Stragglers | None = None, steps: Callable[[Call], int] = lambda _: 1
     ) -> list[Reply]:
         """Waits until nothing is pending. Counts and returns the replies of all calls that
         succeeded.
@@ -335,24 +316,23 @@ class Calls:
                 TransportError, CallsInterrupted, Exception: see `first`.
         """
         self.wait(stragglers, steps)
-        replies = sorted(self._kept, key=lambda reply: reply.order)
-        self._kept.clear()
-        self.count(replies)
-        return replies
+        replies = sorted(self._answered, key=lambda reply: reply.order)
+        self._answered.clear()
+        return [self._take(reply, count=True) for reply in replies]
 
     def wait(
-        self, stragglers: Stragglers | None = None, steps: Callable[[Work], int] = lambda _: 1
+        self, stragglers: Stragglers | None = None, steps: Callable[[Call], int] = lambda _: 1
     ) -> None:
         """Waits until nothing is pending, and keeps the replies for `first` and `all`. Takes the
         arguments of `all`, and raises the errors of `all`."""
-        busy = {worker.seat for worker in self._queues} | set(self._backlog)
-        num_workers = len({reply.worker.seat for reply in self._kept} | busy)
+        busy = {worker.seat for worker in self._sent} | set(self._waiting)
+        num_workers = len({reply.worker.seat for reply in self._answered} | busy)
         while self.num_pending:
-            if stragglers is not None and stragglers.remain(num_workers, len(self._queues)):
-                self._backlog.clear()
+            if stragglers is not None and stragglers.remain(num_workers, len(self._sent)):
+                self._lose(self._waiting)
                 for call in self.pending():
-                    self.stop_early([call], stragglers.keep_steps(steps(call.work)))
-            if not self._receive_any():
+                    self.stop_early([call], stragglers.keep_steps(steps(call)))
+            if self._next_within(math.inf) is None:
                 break
 
     def next(self, count: bool = True) -> Reply:
@@ -362,8 +342,8 @@ class Calls:
         `Reply.worker` for the state of the worker after a failure.
 
         Args:
-            count: if True, `next` adds the counts of the reply now. If False, the caller adds them
-                later with `Calls.count`. `next` always adds the counts of a failed call.
+            count: if True, `next` adds the counts of the reply now. See `count`. The counts of a
+                failed call are always added.
 
         Raises:
             RuntimeError: nothing is pending, so the wait would never end.
@@ -372,32 +352,31 @@ class Calls:
         """
         reply = self._next_within(math.inf)
         if reply is None:
-            raise RuntimeError("no call is pending: the wait would never end")
-        if count and reply.failure is None:
-            self.count([reply])
-        return reply
+            raise RuntimeError(_NOTHING_PENDING)
+        if reply.failure is not None:
+            return reply
+        self._answered.remove(reply)
+        return self._take(reply, count)
 
     def receive(self) -> None:
         """Waits for the next call to end, and keeps the reply of a successful call. Raises the
         errors of `next`."""
-        self._keep(self.next(count=False))
+        if self._next_within(math.inf) is None:
+            raise RuntimeError(_NOTHING_PENDING)
 
     def receive_ended(self) -> None:
         """Keeps the replies of calls that have already ended. Does not wait for other processes. If
         a call to `WorkerSet.here` is pending, this method runs the call to its end. Raises the
         errors of `all`."""
-        while self._queues or self._backlog:
-            reply = self._next_within(0.0)
-            if reply is None:
-                break
-            self._keep(reply)
+        while (self._sent or self._waiting) and self._next_within(0.0) is not None:
+            pass
 
     def drain(self) -> None:
         """Sends held work to workers that are up, and waits until no sent call is pending. Keeps
         the replies for `first` and `all`. Work for workers that are not up stays pending. Raises
         the errors of `all`."""
         self._follow_changes()
-        while self._queues and self._receive_any():
+        while self._sent and self._next_within(math.inf) is not None:
             pass
 
     def discard(self) -> None:
@@ -405,29 +384,60 @@ class Calls:
         drops all replies, including the kept replies. Also drops work that was not sent yet. Raises
         the errors of `all`."""
         self._drop_removed()
-        self._backlog.clear()
-        self._lost.clear()
+        self._lose(self._waiting, self._unplaced)
         self.stop_early(self.pending(), 1)
         self.wait()
-        self._kept.clear()
+        self._lose(self._answered)
 
     def clear(self) -> None:
         """Drops all pending calls and all kept replies. Does not wait. The results are lost."""
-        self._queues.clear()
-        self._backlog.clear()
-        self._lost.clear()
         self._ended.clear()
-        self._kept.clear()
+        self._lose(self._sent, self._waiting, self._unplaced, self._answered, self._taken)
         self._supervisor.check_s = math.inf
 
-    def count(self, replies: Sequence[Reply]) -> None:
-        """Adds the counts of each reply to the fault log of its group and to the owner's counters.
-        Each reply of a successful call must be counted exactly once. Failed calls are already
-        counted."""
+    def _lose(self, *held: dict[Any, deque[Call]] | list[Call] | deque[Call]) -> None:
+        """Empties containers of calls. The calls in them are lost."""
+        for calls in held:
+            queues = list(calls.values()) if isinstance(calls, dict) else [calls]
+            for call in [call for queue in queues for call in queue]:
+                call.to("lost")
+            calls.clear()
+
+    def _take(self, reply: Reply, count: bool) -> Reply:
+        reply.to("taken")
+        self._taken.append(reply)
+        if count:
+            self.count([reply])
+        return reply
+
+    def count(self, replies: Sequence[Reply] | None = None) -> None:
+        """Adds the counts of replies to the fault logs of their groups and to the owner's counters.
+
+        A strategy that takes replies with `count=False` counts them later, in an order of its own.
+        Each reply is counted once. At the latest, the next result counts what was taken.
+
+        Args:
+            replies: replies that were taken and not counted. None means all such replies, in the
+                order in which they were taken.
+
+        Raises:
+            RuntimeError: a reply was already counted or dropped.
+        """
+        for reply in self._taken[:] if replies is None else replies:
+            reply.to("counted")
+            self._taken.remove(reply)
+            self._add_counts(reply)
+
+    def drop(self, replies: Sequence[Reply]) -> None:
+        """Drops replies that were taken with `count=False`. Their counts are never added."""
         for reply in replies:
-            self._groups[reply.worker.who].faults.add(reply.worker.index, reply.counts)
-            if self._count is not None:
-                self._count(reply)
+            reply.to("lost")
+            self._taken.remove(reply)
+
+    def _add_counts(self, reply: Reply) -> None:
+        self._groups[reply.worker.who].faults.add(reply.worker.index, reply.counts)
+        if self._count is not None:
+            self._count(reply)
 
     # ---- pending --------------------------------------------------------------------------------
 
@@ -435,49 +445,48 @@ class Calls:
     def num_pending(self) -> int:
         """The number of calls that have no answer yet. Includes work that was not sent yet."""
         self._drop_removed()
-        sent = sum(len(queue) for queue in self._queues.values())
-        return sent + sum(len(works) for works in self._backlog.values()) + len(self._lost)
+        queues = (*self._sent.values(), *self._waiting.values(), self._unplaced)
+        return sum(map(len, queues))
 
     @property
     def kept(self) -> deque[Reply]:
         """The replies that have arrived and were not taken, in order of arrival."""
-        return self._kept
+        return self._answered
 
     @property
     def idle(self) -> bool:
         """True if no call is pending and no reply is kept."""
-        return not (self._kept or self.num_pending)
+        return not (self._answered or self.num_pending)
 
     def num_calls_of(self, worker: WorkerHandle) -> int:
         """Returns the number of calls that were sent to a worker and have no answer yet."""
-        return len(self._queues.get(worker, ()))
+        return len(self._sent.get(worker, ()))
 
     def num_work_of(self, worker: WorkerHandle) -> int:
         """Returns the number of calls of a worker that have no answer yet. Includes work that was
         not sent yet."""
-        return self.num_calls_of(worker) + len(self._backlog.get(worker.seat, ()))
+        return self.num_calls_of(worker) + len(self._waiting.get(worker.seat, ()))
 
-    def pending_work(self) -> list[Work]:
-        """Returns the work of all calls that have no answer yet. Includes work that was not sent
-        yet."""
+    def pending_work(self) -> list[Call]:
+        """Returns all calls that have no answer yet. Includes calls that were not sent yet."""
         self._drop_removed()
-        sent = [call.work for call in self.pending()] + [work for _, work in self._lost]
-        return sent + [work for backlog in self._backlog.values() for work in backlog]
+        waiting = [call for queue in self._waiting.values() for call in queue]
+        return [*self.pending(), *self._unplaced, *waiting]
 
-    def pending(self) -> list[Pending]:
+    def pending(self) -> list[Call]:
         """Returns the calls that were sent and have no answer yet, oldest first. Any thread may
         call this method."""
-        calls = [call for queue in list(self._queues.values()) for call in list(queue)]
+        calls = [call for queue in list(self._sent.values()) for call in list(queue)]
         return sorted(calls, key=lambda call: call.number)
 
     def tighten_deadline(self, worker: WorkerHandle, within_s: float) -> None:
         """Shortens the deadlines of a worker's calls to `within_s` seconds from now. Deadlines that
         are already earlier stay unchanged."""
-        self._supervisor.tighten(self._queues.get(worker, ()), within_s)
+        self._supervisor.tighten(self._sent.get(worker, ()), within_s)
 
     # ---- other threads --------------------------------------------------------------------------
 
-    def stop_early(self, calls: Sequence[Pending], keep_steps: int) -> None:
+    def stop_early(self, calls: Sequence[Call], keep_steps: int) -> None:
         """Asks workers to end the fragments of these calls once the fragments have `keep_steps`
         steps. Does not wait. For each call, a later request has an effect only if it asks for
         fewer steps."""
@@ -501,40 +510,29 @@ class Calls:
 
     # ---- waiting --------------------------------------------------------------------------------
 
-    def _receive_any(self) -> bool:
-        """Waits for the next call to end, keeps its reply unless the call failed, and returns True.
-        Returns False if no call is pending any more, because workers were removed."""
-        reply = self._next_within(math.inf)
-        if reply is not None:
-            self._keep(reply)
-        return reply is not None
-
-    def _keep(self, reply: Reply) -> None:
-        if reply.failure is None:
-            self._kept.append(reply)
-
     def _next_within(self, duration_s: float) -> Reply | None:
-        """Returns the reply of the next call that ends, or None if no call ends within `duration_s`
-        seconds or no call is pending. The caller must count the reply unless the call failed."""
+        """Waits for the next call to end. Returns this call, which is now answered or has failed.
+        Returns None if no call ends within `duration_s` seconds, or if no call is pending any
+        more."""
         workers, supervisor = self._workers, self._supervisor
         until_s, looked = workers.clock() + duration_s, False
         while True:
             if self.interrupted:
                 raise CallsInterrupted(_INTERRUPTED)
-            if self._lost or self._changes != self._num_changes():
+            if self._unplaced or self._changes != self._num_changes():
                 self._follow_changes()
             while self._ended:
                 call = self._ended.popleft()
-                queue = self._queues.get(call.worker)
+                queue = self._sent.get(call.worker)
                 if queue and queue[0] is call:  # otherwise the call was dropped in the meantime
                     return self._arrive(call)
             now_s = workers.clock()
             if now_s >= supervisor.check_s:
-                overdue = supervisor.overdue([queue[0] for queue in self._queues.values()], now_s)
+                overdue = supervisor.overdue([queue[0] for queue in self._sent.values()], now_s)
                 if overdue is not None and not self.interrupted:
                     return self._fail(overdue, supervisor.hang(overdue))
-            waits = self._queues or (
-                self._backlog and any(group.starting for group in self._groups.values())
+            waits = self._sent or (
+                self._waiting and any(group.starting for group in self._groups.values())
             )
             if not waits or (now_s >= until_s and looked):
                 return None
@@ -543,7 +541,7 @@ class Calls:
 
     def _wait(self, timeout_s: float) -> None:
         """Waits for at most `timeout_s` seconds until a call ends or a worker starts."""
-        oldest = {queue[0].ticket: queue[0] for queue in self._queues.values()}
+        oldest = {queue[0].ticket: queue[0] for queue in self._sent.values()}
         starting = [group for group in self._groups.values() if group.starting]
         for group in starting:
             timeout_s = min(timeout_s, START_CHECK_S)
@@ -557,126 +555,136 @@ class Calls:
                     group.note_started(ticket)
 
     def _follow_changes(self) -> None:
-        """Sends work to workers that have come up. Drops or reassigns the work of removed
+        """Sends waiting calls to workers that have come up. Drops or reassigns the calls of removed
         workers."""
         self._drop_removed()
         self._changes = self._num_changes()
-        if self._lost:
-            lost, self._lost = self._lost, []
-            for who in dict.fromkeys(who for who, _ in lost):
-                self._reassign(who, [work for of, work in lost if of == who])
+        if self._unplaced:
+            unplaced, self._unplaced = self._unplaced, []
+            for who in dict.fromkeys(call.worker.who for call in unplaced):
+                self._reassign(who, [call for call in unplaced if call.worker.who == who])
         for group in self._groups.values():
             for worker in group.members:
-                if worker.seat in self._backlog:
-                    self._send_backlog(worker)
+                if worker.seat in self._waiting:
+                    self._send_waiting(worker)
 
     def _drop_removed(self) -> None:
-        """Drops the calls of workers that were removed or replaced. Keeps the work of these calls
-        if `after_failure` is `reassign`. With `send again`, keeps only the work of workers that
-        were replaced."""
+        """Loses the calls of workers that were removed or replaced. Makes new calls for their work
+        if `after_failure` is `reassign`. With `send again`, only for the work of workers that were
+        replaced."""
         if self._dropped == self._num_changes():
             return
         self._dropped = self._num_changes()
-        lost: list[tuple[str, Work]] = []
-        for worker in [worker for worker in self._queues if worker.removed]:
-            lost += [(worker.who, work) for work in self._drop(worker)]
+        lost: list[Call] = []
+        for worker in [worker for worker in self._sent if worker.removed]:
+            lost += self._sent.pop(worker)
         present = {worker.seat for group in self._groups.values() for worker in group.members}
-        for seat in [seat for seat in self._backlog if seat not in present]:
-            lost += [(seat[0], work) for work in self._backlog.pop(seat)]
+        for seat in [seat for seat in self._waiting if seat not in present]:
+            lost += self._waiting.pop(seat)
+        again = self._lost(lost)
         if self._after_failure == "reassign":
-            self._lost += lost
+            self._unplaced += again
         elif self._after_failure == "send again":
-            for who, work in reversed(lost):
-                seat = who, work.order[0]
+            for call in reversed(again):
+                seat = call.worker.who, call.order[0]
                 if seat in present:
-                    self._backlog.setdefault(seat, deque()).appendleft(work)
+                    self._waiting.setdefault(seat, deque()).appendleft(call)
 
-    def _drop(self, worker: WorkerHandle) -> list[Work]:
-        """Removes the calls that were sent to a worker from the queues. Returns their work."""
-        return [call.work for call in self._queues.pop(worker, ())]
+    def _lost(self, calls: Sequence[Call]) -> list[Call]:
+        """Marks calls as lost. Returns new calls for their work."""
+        for call in calls:
+            call.to("lost")
+        return [call.again() for call in calls]
 
     # ---- arrival --------------------------------------------------------------------------------
 
-    def _arrive(self, call: Pending) -> Reply:
-        """Returns the reply of a call that has ended. The call must be the oldest call of its
-        worker."""
-        worker, work = call.worker, call.work
+    def _arrive(self, call: Call) -> Call:
+        """Handles the answer to a call that has ended, the oldest call of its worker. Returns the
+        call, which is now answered or has failed."""
+        worker = call.worker
         try:
             answer = self._supervisor.judge(call)
         except BaseException:
             self._end(call)
+            call.to("lost")
             raise
         if self.interrupted and not isinstance(answer, Answer):
             self._ended.appendleft(call)  # the next wait handles the failure
             raise CallsInterrupted(_INTERRUPTED)
         if isinstance(answer, WorkerFailure):
-            return (
-                self._lose(call, answer) if answer.kind == "reference" else self._fail(call, answer)
-            )
+            lose = self._lose_argument if answer.kind == "reference" else self._fail
+            return lose(call, answer)
         if not isinstance(answer, Answer):
             return self._fail(call, *answer)
         of = "" if worker.who == self._workers.who else f"{worker.who} "
         event = self._workers.transport.event
         TRACER.span(f"request {of}{worker.index}", "request", call.sent_s, event)
-        self.load.add(sum(map(len, self._queues.values())))
+        self.load.add(sum(map(len, self._sent.values())))
+        call.value, call.counts = answer.value, answer.record
+        call.to("answered")
         self._end(call)
         worker.last_answer_s = self._workers.clock()
         self._groups[worker.who].note_answer(worker, answer.record)
-        self._send_backlog(worker)
-        return Reply(worker, answer.value, work.tag, answer.record, work.order)
+        self._answered.append(call)
+        self._send_waiting(worker)
+        return call
 
-    def _end(self, call: Pending) -> None:
-        """Removes the oldest call of a worker from its queue, and moves this worker to the end of
-        `_queues`. A transport that does not know the order of arrival checks calls in the order of
-        `_queues`. Without the move, the transport would always check the same workers first."""
-        queue = self._queues[call.worker]
+    def _end(self, call: Call) -> None:
+        """Removes the oldest sent call of a worker from its queue, and moves this worker to the end
+        of `_sent`. A transport that does not know the order of arrival checks calls in the order of
+        `_sent`. Without the move, the transport would always check the same workers first."""
+        queue = self._sent[call.worker]
         queue.popleft()
         if not queue:
-            del self._queues[call.worker]
+            del self._sent[call.worker]
         else:  # a single assignment, because other threads may read the pending calls at any time
-            others = {worker: own for worker, own in self._queues.items() if own is not queue}
-            self._queues = {**others, call.worker: queue}
+            others = {worker: own for worker, own in self._sent.items() if own is not queue}
+            self._sent = {**others, call.worker: queue}
             self._supervisor.watch(queue[0])
 
-    def _lose(self, call: Pending, failure: WorkerFailure) -> Reply:
-        """Drops a call whose argument is lost. `after_failure` does not apply, because no other
+    def _lose_argument(self, call: Call, failure: WorkerFailure) -> Call:
+        """Loses a call whose argument is lost. `after_failure` does not apply, because no other
         worker could get the argument. The worker itself continues."""
-        worker, work = call.worker, call.work
+        worker = call.worker
         self._groups[worker.who].faults.lost_argument(failure)
         # The function did not run, so the worker did not set the weights of this call. The next
         # call has to carry weights.
         worker.sent_snapshot = None
+        call.failure = failure
+        call.to("lost")
         self._end(call)
         worker.last_answer_s = self._workers.clock()
-        self._send_backlog(worker)
-        return Reply(worker, None, work.tag, Record(), work.order, failure)
+        self._send_waiting(worker)
+        return call
 
-    def _fail(self, call: Pending, failure: WorkerFailure, counts: Record | None = None) -> Reply:
+    def _fail(self, call: Call, failure: WorkerFailure, counts: Record | None = None) -> Call:
         """Replaces a worker that has failed. Handles the worker's calls as `after_failure` says."""
-        worker, work = call.worker, call.work
+        worker = call.worker
+        call.failure = failure
         if counts is not None:
-            self.count([Reply(worker, None, work.tag, counts, work.order, failure)])
-        lost = self._drop(worker)
+            call.counts = counts
+            self._add_counts(call)
+        again = self._lost(self._sent.pop(worker, ()))
         group = self._groups[worker.who]
         replacement = group.replace(worker, failure)
         if self._after_failure == "reassign":
-            lost += self._backlog.pop(worker.seat, ())
-            self._reassign(worker.who, lost)
+            again += self._lost(self._waiting.pop(worker.seat, ()))
+            self._reassign(worker.who, again)
         elif self._after_failure == "send again" and replacement is not None:
-            self._backlog.setdefault(worker.seat, deque()).extendleft(reversed(lost))
-        elif worker.seat in self._backlog and self._after_failure == "drop":
-            del self._backlog[worker.seat]
-        return Reply(worker, None, work.tag, counts or Record(), work.order, failure)
+            self._waiting.setdefault(worker.seat, deque()).extendleft(reversed(again))
+        elif worker.seat in self._waiting and self._after_failure == "drop":
+            self._lost(self._waiting.pop(worker.seat))
+        return call
 
-    def _reassign(self, who: str, lost: Sequence[Work]) -> None:
-        """Gives each piece of work in `lost` to a worker of the group `who`: the worker that is up
+    def _reassign(self, who: str, calls: Sequence[Call]) -> None:
+        """Gives each of these waiting calls to a worker of the group `who`: the worker that is up
         and has the fewest unanswered calls at this moment."""
         workers = {worker.index: worker for worker in self._groups[who].up()}
         self._changes = self._num_changes()
         left = {index: self.num_work_of(worker) for index, worker in workers.items()}
-        for work in lost:
+        for call in calls:
             index = min(left, key=lambda i: (left[i], i))
             left[index] += 1
-            self._backlog.setdefault(workers[index].seat, deque()).append(work)
+            self._waiting.setdefault(workers[index].seat, deque()).append(call)
         for worker in workers.values():
-            self._send_backlog(worker)
+            self._send_waiting(worker)

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from polopt.replay.rate_limiter import RateLimiter as RateLimiter
     from polopt.replay.replay_buffer import ReplayBuffer as ReplayBuffer
     from polopt.rollouts.rollout_config import RolloutConfig as RolloutConfig
+    from polopt.rollouts.workers.call import Reply as Reply
     from polopt.rollouts.workers.call_workers import call_each as call_each
     from polopt.rollouts.workers.call_workers import foreach_worker as foreach_worker
     from polopt.rollouts.workers.call_workers import set_up_each as set_up_each
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.calls import WEIGHTS as WEIGHTS
     from polopt.rollouts.workers.calls import Calls as Calls
     from polopt.rollouts.workers.calls import CallsLostError as CallsLostError
-    from polopt.rollouts.workers.calls import Reply as Reply
     from polopt.rollouts.workers.early_stop import Stragglers as Stragglers
     from polopt.rollouts.workers.errors import FunctionError as FunctionError
     from polopt.rollouts.workers.errors import NonFiniteError as NonFiniteError
@@ -127,7 +127,7 @@ _MODULE_OF = {
     "PolicyOptimizerTrainer": "polopt.trainers.trainer",
     "RateLimiter": "polopt.replay.rate_limiter",
     "ReplayBuffer": "polopt.replay.replay_buffer",
-    "Reply": "polopt.rollouts.workers.calls",
+    "Reply": "polopt.rollouts.workers.call",
     "RerunDifference": "polopt.rollouts.workers.errors",
     "RolloutConfig": "polopt.rollouts.rollout_config",
     "RolloutWorker": "polopt.rollouts.workers.rollout_worker",

@@ -192,7 +192,7 @@ def test_further_work_waits_in_the_driver(fake: FakeTransport, make: Any) -> Non
     for number in range(5):
         calls.send(worker, echo, number)
     assert calls.num_pending == 5
-    assert [call.work.args for call in calls.pending()] == [(0,), (1,)]
+    assert [call.args for call in calls.pending()] == [(0,), (1,)]
     assert [calls.first().value for _ in range(5)] == [0, 1, 2, 3, 4]
 
 
@@ -211,7 +211,7 @@ def test_no_answer_within_the_limit_is_a_hang(fake: FakeTransport, make: Any) ->
     assert "no answer and no progress for 10.0 s (worker_timeout_s=10, " in reply.failure.message
     assert "A fragment has 5 steps of 2 environments" in reply.failure.message
     assert fake.clock.now_s == 1000.0 + TIMEOUT_S
-    assert [call.work.tag for call in calls.pending() if call.worker is other] == ["later"]
+    assert [call.tag for call in calls.pending() if call.worker is other] == ["later"]
 
 
 def test_hang_of_a_worker_with_its_own_environments_names_them(
@@ -785,6 +785,44 @@ def test_next_counts_the_reply_unless_the_caller_counts_it(make: Any) -> None:
     assert counted == [now]
     calls.count([later])
     assert counted == [now, later]
+    with pytest.raises(RuntimeError, match="is counted, and cannot be counted"):
+        calls.count([later])
+    assert counted == [now, later], "each reply is counted once"
+
+
+def test_what_was_taken_is_counted_at_the_latest_by_the_owner(make: Any) -> None:
+    counted: list[Reply] = []
+    workers, calls = make(3, count=counted.append)
+    calls.fill(sample, workers.remote)
+    taken = [calls.next(count=False) for _ in range(3)]
+    calls.drop(taken[:1])
+    calls.count()
+    assert counted == taken[1:]
+    calls.count()
+    assert counted == taken[1:]
+    with pytest.raises(RuntimeError, match="is lost, and cannot be counted"):
+        calls.count(taken[:1])
+
+
+def test_a_call_has_one_state_after_the_other(make: Any) -> None:
+    workers, calls = make(1, per_worker=1)
+    calls.send(workers.remote[0], echo, tag="first")
+    calls.send(workers.remote[0], echo, tag="second")
+    first, second = calls.pending_work()
+    assert [first.state, second.state] == ["sent", "waiting"]
+    calls.receive()
+    assert [first.state, second.state] == ["answered", "sent"]
+    assert calls.first(count=False) is first
+    assert first.state == "taken"
+    calls.count([first])
+    assert first.state == "counted"
+    workers.remote[0].channel.die()
+    failed = calls.next()
+    assert failed is second
+    assert [second.state, second.failure is None] == ["lost", False]
+    (repeated,) = calls.pending_work()
+    assert repeated is not second
+    assert [repeated.state, repeated.tag, repeated.order] == ["waiting", "second", second.order]
 
 
 def sample_then_fail(worker: RolloutWorker, fails: bool) -> None:

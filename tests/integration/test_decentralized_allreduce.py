@@ -35,7 +35,7 @@ from polopt.policies.policy import Policy
 from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.control_page import EarlyStopRequest
-from polopt.rollouts.workers.calls import Reply
+from polopt.rollouts.workers.call import Reply
 
 
 def spy_on_replies(optimizer: DecentralizedAllReduce) -> list[Reply]:

@@ -14,7 +14,7 @@ from fakes import connect_workers, make_optimizer, pid_of, worker_config
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.async_samples import AsyncSamples
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
-from polopt.rollouts.workers.calls import Reply
+from polopt.rollouts.workers.call import Reply
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 

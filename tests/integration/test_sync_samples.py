@@ -21,7 +21,8 @@ from fakes import (
 from polopt.common.sample_batch import SampleBatch
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.transport.channel import LostProcessError
-from polopt.rollouts.workers.calls import Calls, Reply
+from polopt.rollouts.workers.call import Reply
+from polopt.rollouts.workers.calls import Calls
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.simulation.simulated_channel import Script, oldest_first, shuffled_by

@@ -21,7 +21,6 @@ from plugin_page import PAGE, PLUGINS, plugin
 
 import polopt
 from polopt import optimizers
-from polopt.metrics.record import Record
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.rollouts.transport.channel import LostProcessError
 from polopt.simulation.simulated_channel import (
@@ -415,7 +414,7 @@ def test_listed_names_exist() -> None:
         "self": optimizer,
         "worker": worker.channel.target,
         "handle": worker,
-        "reply": polopt.Reply(worker, None, None, Record(), (0, 0)),
+        "reply": polopt.Reply(worker, print, (), None, None, (0, 0)),
     }
     for name in listed_names():
         first, *path = name.split(".")

@@ -12,11 +12,11 @@ from toy_shards import Shard, Shards, add_rows, count, fail_with_rows, make_rows
 
 from polopt.common.data_faults import DataFaults
 from polopt.common.weights import Weights
-from polopt.metrics.record import Record
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import LostProcessError, LostReferenceError
 from polopt.rollouts.workers import worker_set
-from polopt.rollouts.workers.calls import WEIGHTS, Calls, Reply
+from polopt.rollouts.workers.call import Reply
+from polopt.rollouts.workers.calls import WEIGHTS, Calls
 from polopt.rollouts.workers.errors import FunctionError, WorkersFailedError
 from polopt.rollouts.workers.fault_log import WorkerFailure
 from polopt.rollouts.workers.start_up import StartUp
@@ -236,12 +236,14 @@ def test_failure_affects_only_the_group_of_the_process(
     assert indexers.remote[0] is not dying
 
 
+def two_rows_not_finite(process: Any) -> None:
+    process.record.not_finite(2, DataFaults(non_finite="rewards"))
+
+
 def test_replies_count_for_their_group(transport: SimulatedTransport) -> None:
     calls, shards, indexers, _ = two_groups(transport)
-    record = Record()
-    record.not_finite(2, DataFaults(non_finite="rewards"))
-    worker = indexers.up()[0]
-    calls.count([Reply(worker, None, None, record, (1, 1))])
+    calls.send(indexers.up()[0], two_rows_not_finite)
+    calls.all()
     assert (shards.faults.num_non_finite, indexers.faults.num_non_finite) == (0, 2)
 
 

@@ -20,10 +20,11 @@ from polopt.rollouts.transport.channel import (
     UnsendableError,
 )
 from polopt.rollouts.workers import calls as calls_module
+from polopt.rollouts.workers.call import Call
 from polopt.rollouts.workers.calls import Calls
 from polopt.rollouts.workers.errors import FunctionError
 from polopt.rollouts.workers.start_up import CHECK_INTERVAL_S
-from polopt.rollouts.workers.supervisor import Pending, Supervisor
+from polopt.rollouts.workers.supervisor import Supervisor
 from polopt.simulation.simulated_channel import (
     SimulatedChannel,
     SimulatedTicket,
@@ -38,19 +39,19 @@ BEGIN_S = 1000.0
 class WholeCall(Supervisor):
     """A wrong variant, in which the time limit applies to the whole call."""
 
-    def _deadline_s(self, call: Pending) -> float:
+    def _deadline_s(self, call: Call) -> float:
         return min(call.began_s + self.timeout_s(call), call.latest_s)
 
 
 class ProgressFirst(Supervisor):
     """A wrong variant, in which progress also extends a deadline that was tightened."""
 
-    def _deadline_s(self, call: Pending) -> float:
+    def _deadline_s(self, call: Call) -> float:
         if call.progress_s > call.began_s:
             return call.progress_s + self.timeout_s(call)
         return super()._deadline_s(call)
 
-    def overdue(self, oldest: list[Pending], now_s: float) -> Pending | None:
+    def overdue(self, oldest: list[Call], now_s: float) -> Call | None:
         for call in oldest:
             call.progress_s = now_s - (call.worker.channel.silent_s() or 0.0)
         return super().overdue(oldest, now_s)
