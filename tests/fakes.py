@@ -175,7 +175,7 @@ class FakeWorkerSet(WorkerSet):
             del self.starting[worker.channel.start]
             worker.channel.finish()  # type: ignore[attr-defined]
             worker.set_up.clear()
-            worker.last_answer_s = self.clock()
+            worker.came_up(self.clock())
             self.changes += 1
         return worker
 

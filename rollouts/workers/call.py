@@ -136,7 +136,7 @@ class Call:
         """The time at which the worker began this call, as far as the driver knows. This is the
         time at which the call was sent, or the later time at which the answer to the previous call
         arrived. Only valid for the oldest sent call of a worker."""
-        return max(self.sent_s, self.worker.last_answer_s or 0.0)
+        return max(self.sent_s, self.worker.last_answer_s)
 
 
 #: The reply to a call is the call itself, once it has a value or a failure.

@@ -6,7 +6,7 @@ import itertools
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from polopt.common.progress import PROGRESS
 from polopt.metrics.record import Record
@@ -204,7 +204,7 @@ class ProcessGroup(ABC):
             call = worker.channel.send(Message(number, name, function, args))
             self.starting[call] = worker
             return
-        worker.last_answer_s = self.clock()
+        worker.came_up(self.clock())
         self.changes += 1
 
     def check_starting(self) -> None:
@@ -220,12 +220,12 @@ class ProcessGroup(ABC):
 
     # ---- end and replacement --------------------------------------------------------------------
 
-    def _remove(self, worker: WorkerHandle) -> None:
-        self._retire(worker)
+    def _leave(self, worker: WorkerHandle) -> None:
+        """Takes a removed process off the list."""
         self.remote.remove(worker)
 
-    def _retire(self, worker: WorkerHandle) -> None:
-        worker.removed = True
+    def _retire(self, worker: WorkerHandle, state: Literal["replaced", "removed"]) -> None:
+        worker.state = state
         self.changes += 1
         self.starting = {ticket: one for ticket, one in self.starting.items() if one is not worker}
 
@@ -249,21 +249,27 @@ class ProcessGroup(ABC):
         self.transport.kill(worker.channel)
         self.restart_counts[worker.index] = self.restart_counts.get(worker.index, 0) + 1
         if self.faults.is_unrecoverable(worker.index):
-            self._remove(worker)
+            self._retire(worker, "removed")
+            self._leave(worker)
             self.faults.give_up(failure, len(self.remote), self.options.min_workers)
             return None
         self.faults.num_restarts += 1
-        self._retire(worker)
+        self._retire(worker, "replaced")
         replacement = self._start(worker.index)
         self.remote[self.remote.index(worker)] = replacement
         return replacement
 
-    def _stop_processes(self, workers: list[WorkerHandle]) -> None:
+    def _stop_processes(
+        self, workers: list[WorkerHandle], state: Literal["replaced", "removed"]
+    ) -> None:
         """Stops processes. A process that is not up is killed without a request to stop."""
-        self.transport.stop([worker.channel for worker in workers if worker.up], STOP_TIMEOUT_S)
+        starting = [worker for worker in workers if not worker.up]
+        running = [worker.channel for worker in workers if worker.up]
         for worker in workers:
-            if not worker.up:
-                self.transport.kill(worker.channel)
+            self._retire(worker, state)
+        self.transport.stop(running, STOP_TIMEOUT_S)
+        for worker in starting:
+            self.transport.kill(worker.channel)
 
     def stats(self) -> dict[str, Any]:
         """Returns the values of the `fault_tolerance/` result keys."""
@@ -272,9 +278,7 @@ class ProcessGroup(ABC):
 
     def stop(self) -> None:
         """Stops all processes. The transport stays open."""
-        for worker in self.remote:
-            self._retire(worker)
-        self._stop_processes(self.remote)
+        self._stop_processes(self.remote, "removed")
         self.remote = []
 
 

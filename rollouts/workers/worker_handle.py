@@ -1,5 +1,14 @@
 """`WorkerHandle`: the driver's handle of one process of a group.
 
+    starting --has started and run its set-up calls--> up --makes its object again--> starting
+       |                                               |
+       +------------> replaced or removed <------------+
+
+- `starting`: the process makes its object, or runs set-up calls. Its work waits in the driver.
+- `up`: the process gets work.
+- `replaced`: the process has failed, and a new process with the same index has its place.
+- `removed`: the process has left the group, and nothing has its place.
+
 The driver is the process that sends the calls. A gradient worker is the driver of its own rollout
 workers."""
 
@@ -7,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from polopt.rollouts.envs.env_sources import EnvSource
 from polopt.rollouts.transport.channel import Channel
@@ -25,15 +34,14 @@ class WorkerHandle:
         index: index in the group. Processes count from 1, and a replacement has the same index as
             the process that it replaces. 0 is the object in the driver's own process.
         channel: sends calls to the process.
+        state: the state of the process.
         started_s: time at which the process was started, or last answered its start or a set-up
             call, on the group's clock.
         sent_snapshot: serial number of the last snapshot of weights that the driver sent to the
             process. None means that the next call with the argument `WEIGHTS` has to carry weights.
         shares_weights: True if the process uses the driver's own policy object. Calls to this
             process then carry no weights.
-        last_answer_s: time of the last answer. None until the process is up.
-        removed: True once the process was removed from the group or replaced. `Calls` then no
-            longer waits for answers of this process.
+        last_answer_s: time of the last answer. 0 until the process is up.
         set_up: calls `(function, arguments)` that the process still has to run before any work.
         who: the noun for the process in error messages. The group sets this attribute.
     """
@@ -43,10 +51,10 @@ class WorkerHandle:
     started_s: float = 0.0
     sent_snapshot: int | None = None
     shares_weights: bool = False
-    last_answer_s: float | None = None
-    removed: bool = False
+    last_answer_s: float = 0.0
     set_up: list[tuple[Callable[..., Any], tuple[Any, ...]]] = field(default_factory=list)
     who: str = "worker"
+    state: Literal["starting", "up", "replaced", "removed"] = "starting"
 
     @property
     def seat(self) -> Seat:
@@ -57,7 +65,17 @@ class WorkerHandle:
     def up(self) -> bool:
         """True once the process has started and has run its set-up calls. The driver sends work
         only to processes that are up."""
-        return self.last_answer_s is not None
+        return self.state == "up"
+
+    @property
+    def removed(self) -> bool:
+        """True once the process was replaced, or has left the group. `Calls` then no longer waits
+        for answers of this process."""
+        return self.state in ("replaced", "removed")
+
+    def came_up(self, now_s: float) -> None:
+        """Notes that the process can get work from now on."""
+        self.state, self.last_answer_s = "up", now_s
 
 
 @dataclass(frozen=True)

@@ -103,8 +103,9 @@ class WorkerSet(ProcessGroup):
 
     def _handle_of_local(self) -> WorkerHandle:
         channel = LocalChannel(self.local, self.transport)
-        now_s = self.clock()
-        return WorkerHandle(0, channel, shares_weights=True, last_answer_s=now_s, who=self.who)
+        here = WorkerHandle(0, channel, shares_weights=True, who=self.who)
+        here.came_up(self.clock())
+        return here
 
     def config_of(self, index: int) -> WorkerConfig:
         """Returns the config for a worker with this index, including its `WorkerSpec`."""
@@ -219,13 +220,13 @@ class WorkerSet(ProcessGroup):
             ValueError: `which` is negative, or there are fewer workers than `which`.
         """
         leaving = select(self.remote, which)
+        self._stop_processes(leaving, "removed")
         for worker in leaving:
-            self._remove(worker)
-        self._stop_processes(leaving)
+            self._leave(worker)
         return [worker.index for worker in leaving]
 
-    def _remove(self, worker: WorkerHandle) -> None:
-        super()._remove(worker)
+    def _leave(self, worker: WorkerHandle) -> None:
+        super()._leave(worker)
         self._specs.pop(worker.index, None)
         self.env_statistics.pop(worker.index, None)
 
@@ -281,13 +282,12 @@ class WorkerSet(ProcessGroup):
         self.weights.last, self.weights.num_bytes_sent = None, 0
         for i, worker in enumerate(self.remote):
             if worker.up:
-                worker.last_answer_s = worker.sent_snapshot = None
+                worker.state, worker.sent_snapshot = "starting", None
                 worker.started_s = self.clock()
                 arguments = self.config_of(worker.index), worker.index
                 self.starting[self.transport.remake(worker.channel, arguments)] = worker
             else:
-                self._retire(worker)
-                self._stop_processes([worker])
+                self._stop_processes([worker], "replaced")
                 self.remote[i] = self._start(worker.index)
         self.started = False
         self.changes += 1

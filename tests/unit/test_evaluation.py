@@ -298,7 +298,7 @@ def test_death_of_evaluation_worker_is_logged_as_such(caplog: pytest.LogCaptureF
 def test_missing_evaluation_workers_are_named_as_such(caplog: pytest.LogCaptureFixture) -> None:
     evaluation, workers = beside()
     for worker in workers.remote:
-        worker.last_answer_s = None
+        worker.state = "starting"
         workers.starting[worker.channel.reply(Started())] = worker
     workers.transport.unplaced = {"evaluation worker 1", "evaluation worker 2"}
     evaluation.begin(weights_of(workers, 1), {}, [])
