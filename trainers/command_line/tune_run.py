@@ -293,7 +293,7 @@ def _report_sweep(folder: Path, progress: Progress, failed: bool) -> None:
     say(f"results     {folder}")
     if not trials:
         return
-    best = max(trials, key=lambda trial: _mean([trial]))
+    best = max(ranked[0][1], key=lambda trial: _mean([trial]))  # a seed of the best config
     with suppress(CheckpointError):  # raised if the trial has no checkpoint
         say(f"best        {find_checkpoint(folder / best.folder)} ({best.label})")
     say(f"next        {shlex.join([*program(), 'dashboard', str(folder)])}")
