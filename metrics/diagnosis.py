@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from polopt.metrics.number_text import number_text
 from polopt.metrics.run_results import Array, RunResults
 
 #: The change of the config that avoids waiting for the slowest worker, by name of the optimizer.
@@ -258,7 +259,7 @@ def _return_fell(run: RunResults) -> Found:
         return None
     at = steps[len(steps) - len(returns) + best]
     return (
-        f"Return fell from {high:,.4g} (after {at:,.0f} steps) to {last:,.4g}",
+        f"Return fell from {number_text(high)} (after {at:,.0f} steps) to {number_text(last)}",
         "lower lr, use a learning rate schedule, or set grad_clip" + _in_a_rerun(run),
         float((high - last) / spread),
     )
@@ -290,7 +291,8 @@ def _no_learning(run: RunResults) -> Found:
     if last - medians.min() > 0.2 * (high - low):
         return None
     return (
-        f"No learning in {steps[-1]:,.0f} steps: return {first:,.4g} at first, {last:,.4g} now",
+        f"No learning in {steps[-1]:,.0f} steps: return {number_text(first)} at first, "
+        f"{number_text(last)} now",
         "raise or lower lr; check that rewards depend on actions",
         float(steps[-1]),
     )
