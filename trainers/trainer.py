@@ -309,6 +309,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             workers, cpus = experiment.trainer.evaluation_num_workers, experiment.remote_cpus
             evaluation_cpus = workers * experiment.rollout.num_cpus_per_worker
             attach_or_start(cpus, num_processes, evaluation_cpus=evaluation_cpus)
+        self._trace = StepTrace(experiment.trainer, Path(self.logdir))
         self.workers = make_workers(worker_config, device)
         try:
             self.optimizer = self._make_optimizer()
@@ -316,7 +317,6 @@ class PolicyOptimizerTrainer(tune.Trainable):
         except BaseException:
             self.workers.stop()
             raise
-        self._trace = StepTrace(experiment.trainer, Path(self.logdir))
         self._begin_record()
 
     def _begin_record(self) -> None:
@@ -807,6 +807,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
                 self.workers = make_workers(worker_config, device)
             self.optimizer = self._make_optimizer()
             self._make_evaluation(evaluation, device)
+        self._trace.close()
         self._trace = StepTrace(self.experiment.trainer, Path(self.logdir))
         self._begin_record()
 
@@ -821,6 +822,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         try:
             if optimizer is not None:
                 optimizer.stop()
+                self._trace.close()
             self._exporter.record()
             self._stop_evaluation()
         finally:
