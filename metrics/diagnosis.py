@@ -397,7 +397,8 @@ def _slow_worker(run: RunResults) -> Found:
 )
 def _machine_busy(run: RunResults) -> Found:
     own = len(run.sampling_rates()) + 1
-    if not _are_cores_short(run, own + run.other_processes):
+    # Each trial also keeps processes of Ray and Tune busy.
+    if not _are_cores_short(run, own + 1.5 * run.other_processes):
         return None
     cpus, load = run.last("num_cpus"), run.mean("load_1m")
     of = "this run and of the trials beside it" if run.other_processes else "this run"

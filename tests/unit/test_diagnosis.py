@@ -470,6 +470,7 @@ def test_trials_that_share_the_cores_are_no_other_programs() -> None:
     text = shared["trials-share-cores"].text
     assert "40 processes competed for 16 cores" in text
     assert "other trials of the experiment had 34 processes at the same time" in text
+    assert set(findings_beside(rows, 20.0)) == {"trials-share-cores"}
     both = findings_beside(rows, 10.0)
     assert set(both) == {"machine-busy"}
     assert "this run and of the trials beside it are only 15 processes" in both["machine-busy"].text
