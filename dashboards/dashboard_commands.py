@@ -151,4 +151,4 @@ def _show(path: Path) -> None:
         from polopt.dashboards.diagnosis import diagnose
         from polopt.dashboards.run_results import read_results
 
-        say_findings(diagnose(read_results(results)))
+        say_findings((one.text, one.change) for one in diagnose(read_results(results)))

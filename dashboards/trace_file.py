@@ -80,6 +80,19 @@ class StepTrace:
         except OSError as error:
             logger.warning("The trace was not written: %s", error)
 
+    def close(self) -> None:
+        """Warns if the run has ended before the last recorded step, so that there is no trace."""
+        if 0 < self._steps < self._last:
+            logger.warning(
+                "trace=True has written no trace: the run ended after %d optimizer %s, and the "
+                "trace records the steps %d to %d. Train longer, or lower trace_first_step or "
+                "trace_num_steps",
+                self._steps,
+                "step" if self._steps == 1 else "steps",
+                self._first,
+                self._last,
+            )
+
 
 def _by_process(events: list[Event]) -> dict[str, list[Event]]:
     """Separates the events of the local worker from the events of the driver."""

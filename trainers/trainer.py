@@ -821,7 +821,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         try:
             if optimizer is not None:
                 optimizer.stop()
-            self._tell(RunListener.end)
+                self._tell(RunListener.end)
             self._stop_evaluation()
         finally:
             if self.workers is not None:

@@ -72,7 +72,7 @@ def _histogram(run: Run, which: str, title: str, x_title: str) -> Panel:
             "width": width,
             "marker": {"color": run.color},
             "showlegend": False,
-            "hovertemplate": "around %{x:,.5~g}: %{y} episodes<extra></extra>",
+            "hovertemplate": "around %{x:,.7~g}: %{y} episodes<extra></extra>",
         }
     )
     figure.add_vline(x=median, line={"dash": "dash", "color": "#888888"})
