@@ -56,10 +56,10 @@ class Dashboards(AddOn):
 
 
 class _Diagnosis(Advisor):
-    """Advises with the rules of `polopt.dashboards.diagnosis`."""
+    """Advises with the rules of `polopt.dashboards.data.diagnosis`."""
 
     def __init__(self) -> None:
-        from polopt.dashboards.run_results import History
+        from polopt.dashboards.data.run_results import History
 
         self._history = History()
         self._remarked: set[str] = set()  # rules whose findings were shown during the run
@@ -80,7 +80,7 @@ class _Diagnosis(Advisor):
         return [(finding.text, finding.change) for finding in self._diagnose()]
 
     def _diagnose(self) -> list[Any]:
-        from polopt.dashboards.diagnosis import diagnose
+        from polopt.dashboards.data.diagnosis import diagnose
 
         return diagnose(self._history.results())
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from polopt.common.tracer import MAX_EVENTS, TRACER, Event
-from polopt.dashboards.chrome_trace import TRACE_FILE, chrome_trace
+from polopt.dashboards.data.chrome_trace import TRACE_FILE, chrome_trace
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.rollouts.workers.call_workers import foreach_worker
 

@@ -17,12 +17,12 @@ import numpy as np
 
 from polopt.common.files import open_regular, read_regular
 from polopt.dashboards.data.cache import cache_dir, remove_unused
+from polopt.dashboards.data.diagnosis import Finding, diagnose
 from polopt.dashboards.data.rows import NOT_SET, flat_config
+from polopt.dashboards.data.run_results import PER_WORKER, RunResults, paths
+from polopt.dashboards.data.tab import TAB_FILE, OptimizerTab
 from polopt.dashboards.data.trial_rows import MOST_FILE_BYTES, TrialRows
 from polopt.dashboards.data.tune_state import STATE_FILES, TuneState, TuneStates, TuneTrial
-from polopt.dashboards.diagnosis import Finding, diagnose
-from polopt.dashboards.run_results import PER_WORKER, RunResults, paths
-from polopt.dashboards.tab import TAB_FILE, OptimizerTab
 from polopt.metrics.timers import EVALUATION, REPORT, STARTUP
 
 RESULT_FILE, PARAMS_FILE, ERROR_FILE = "result.json", "params.json", "error.txt"

@@ -9,7 +9,7 @@ from polopt.dashboards.data.colors import phase_color
 from polopt.dashboards.data.downsample import Array
 from polopt.dashboards.data.scales import Scale, scale_of
 from polopt.dashboards.data.selection import Run, Selection
-from polopt.dashboards.tab import Plot
+from polopt.dashboards.data.tab import Plot
 from polopt.dashboards.views.drawing import (
     MOST_BANDS,
     Panel,

@@ -9,7 +9,7 @@ import numpy as np
 from polopt.dashboards.data.colors import PALETTE
 from polopt.dashboards.data.downsample import Curve, downsample_rows
 from polopt.dashboards.data.selection import Run, Selection
-from polopt.dashboards.tab import Plot
+from polopt.dashboards.data.tab import Plot
 from polopt.dashboards.views.charts import plot_lines
 from polopt.dashboards.views.drawing import (
     Panel,

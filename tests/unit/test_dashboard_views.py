@@ -18,11 +18,11 @@ pytest.importorskip("plotly", reason="the extra polopt[dashboard] is not install
 from polopt import dashboards, metrics
 from polopt.common.config import ConfigError
 from polopt.dashboards import report
+from polopt.dashboards.data.diagnosis import Finding
 from polopt.dashboards.data.scales import smoothed
 from polopt.dashboards.data.selection import Filters, Selection, differing_keys, make_runs
+from polopt.dashboards.data.tab import OptimizerTab, Plot, Tab
 from polopt.dashboards.data.trials import RETURN, ResultsDirectory, Trial
-from polopt.dashboards.diagnosis import Finding
-from polopt.dashboards.tab import OptimizerTab, Plot, Tab
 from polopt.dashboards.tab_file import tab_of
 from polopt.dashboards.views import (
     compare_tab,

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polopt.dashboards import diagnosis, run_results
-from polopt.dashboards.diagnosis import RULES, Finding, diagnose
-from polopt.dashboards.run_results import COLUMNS, History, RunResults, read_results
+from polopt.dashboards.data import diagnosis, run_results
+from polopt.dashboards.data.diagnosis import RULES, Finding, diagnose
+from polopt.dashboards.data.run_results import COLUMNS, History, RunResults, read_results
 
 Rows = list[dict[str, Any]]
 DOCS = Path(__file__).parents[2] / "docs" / "dashboards.md"
@@ -661,5 +661,5 @@ def test_each_column_is_read() -> None:
 
 
 def test_docs_hold_the_table_of_rules() -> None:
-    # `python -m polopt.dashboards.diagnosis` prints the table.
+    # `python -m polopt.dashboards.data.diagnosis` prints the table.
     assert diagnosis.markdown_table() in DOCS.read_text()

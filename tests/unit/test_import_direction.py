@@ -56,11 +56,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Add-ons: each may import the core. The core imports none of them.
     "collectors": _CORE | {"recording"},
     "recording": _CORE | {"command_line"},
-    "simulation": _CORE,
     "rllib": _CORE,
     "command_line": _CORE,
-    "dashboards/data": {*_BASE, "dashboards"},
-    "dashboards/views": {*_BASE, "dashboards", "dashboards/data"},
+    "dashboards/data": _BASE,
+    "dashboards/views": _BASE | {"dashboards/data"},
     "dashboards": {*_CORE, "dashboards/data", "dashboards/views", "command_line"},
 }
 # These folders may import only the public names of polopt, like a user's code.

@@ -14,14 +14,7 @@ from polopt.common.data_faults import DataFaults
 from polopt.common.weights import Weights
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import LostProcessError, LostReferenceError
-from polopt.rollouts.workers import worker_set
-from polopt.rollouts.workers.call import Reply
-from polopt.rollouts.workers.calls import WEIGHTS, Calls
-from polopt.rollouts.workers.errors import FunctionError, WorkersFailedError
-from polopt.rollouts.workers.fault_log import WorkerFailure
-from polopt.rollouts.workers.start_up import StartUp
-from polopt.rollouts.workers.worker_set import WorkerSet
-from polopt.simulation.simulated_channel import (
+from polopt.rollouts.transport.simulated_channel import (
     Reference,
     SimulatedTransport,
     VirtualClock,
@@ -29,6 +22,13 @@ from polopt.simulation.simulated_channel import (
     none_ready,
     oldest_first,
 )
+from polopt.rollouts.workers import worker_set
+from polopt.rollouts.workers.call import Reply
+from polopt.rollouts.workers.calls import WEIGHTS, Calls
+from polopt.rollouts.workers.errors import FunctionError, WorkersFailedError
+from polopt.rollouts.workers.fault_log import WorkerFailure
+from polopt.rollouts.workers.start_up import StartUp
+from polopt.rollouts.workers.worker_set import WorkerSet
 
 
 @pytest.fixture

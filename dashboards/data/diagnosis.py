@@ -2,7 +2,7 @@
 
 A finding states a number, the cause, and what to change. The dashboard page, the report,
 `polopt trace` and `polopt train` (at its end) show the findings of `diagnose`.
-`python -m polopt.dashboards.diagnosis` prints the table of the rules for `docs/dashboards.md`.
+`python -m polopt.dashboards.data.diagnosis` prints the table of the rules for `docs/dashboards.md`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polopt.dashboards.run_results import Array, RunResults
+from polopt.dashboards.data.run_results import Array, RunResults
 from polopt.metrics.number_text import number_text
 
 #: The change of the config that avoids waiting for the slowest worker, by name of the optimizer.
