@@ -183,4 +183,5 @@ class ReplayOptimizer(PolicyOptimizer):
             "num_gaps": buffer["num_gaps"],
             "priority_mean": priority["mean"],
             "priority_max": priority["max"],
+            "prioritized_replay_beta": buffer.get("beta", 0.0),
         }

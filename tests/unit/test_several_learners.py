@@ -110,10 +110,14 @@ def assert_together_equals_alone(name: str, shares: tuple[float, ...], **options
         assert learner.progress.rows_applied == single.progress.rows_applied == rows
     moved = np.abs(expected - initial).max()
     np.testing.assert_allclose(weights[0], expected, rtol=0.0, atol=0.01 * moved)
-    keys = ("policy_loss", "vf_loss", "entropy", "total_loss", "grad_norm", "mean_kl_loss")
+    keys = ["policy_loss", "vf_loss", "entropy", "total_loss", "grad_norm"]
     for key in (*keys, "vf_explained_var", "vf_predicted_mean", "vf_target_mean"):
         for each in stats:
             assert each[key] == pytest.approx(expected_stats.get(key, 0.0), rel=1e-3, abs=1e-5)
+    for key in ("mean_kl_loss", "clip_fraction"):  # not all policies compute these
+        for each in stats:
+            assert (key in each) == (key in expected_stats)
+            assert each.get(key, 0.0) == pytest.approx(expected_stats.get(key, 0.0), abs=1e-5)
 
 
 SHARES = [(1.0, 1.0), (0.9, 0.2), (1.0, 0.0), (0.3, 1.0, 0.0)]
