@@ -478,11 +478,7 @@ def reduce_gradient(
     if rows:
         flat.unpack_buffers()
     means = (total / max(rows, 1.0) for total in sums)
-    return {
-        key: mean
-        for key, mean in zip(policy.reduced_keys, means, strict=True)
-        if not math.isnan(mean)
-    }
+    return dict(zip(policy.reduced_keys, means, strict=True))
 
 
 def _acting_of(state: Mapping[str, Any]) -> Acting:

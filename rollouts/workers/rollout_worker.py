@@ -220,6 +220,10 @@ class RolloutWorker(CallRunner):
             early = batch.shape[0] < (request.steps or sampler.fragment_length)
             self.record.fragment_ended(batch.shape[0], early)
             if not batch.faults.non_finite:
+                lost = batch.faults.discarded_rows
+                if lost:
+                    self.record.env_steps_discarded += lost
+                    self.record.not_finite(1, DataFaults(non_finite=batch.faults.discarded))
                 dist = self.policy.dist
                 self.record.sampled(batch, dist.sizes, moments, dist.bounds, early_stopped=early)
                 self.new_moments = merged(self.new_moments, moments)

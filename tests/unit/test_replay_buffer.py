@@ -394,6 +394,7 @@ def test_sampler_sets_places_of_fragments() -> None:
     assert third.steps(1, 3).place == (third.place[0], third.place[1] + 1)
     saved = sampler.get_state()
     sampler.reset_some(np.array([True, False]))
+    sampler.leave_gap()
     assert sampler.sample().place != third.next_place
     sampler.reset()
     assert sampler.sample().place[0] == first.place[0]
