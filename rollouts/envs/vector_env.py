@@ -226,6 +226,10 @@ def _vector_of(
         for i in range(num_envs)
     ]
     mode = AutoresetMode[(config.autoreset_mode or "same_step").upper()]
+    if mode == AutoresetMode.SAME_STEP and keep_infos != "none":
+        # The data are the same, but the sampler resets the environments itself, after callbacks
+        # have seen them at the end of the episode.
+        mode = AutoresetMode.DISABLED
     # `copy=False`, because the sampler copies the observations that it keeps.
     if in_processes:
         with _garbage_stays_here():

@@ -191,8 +191,14 @@ class VectorSampler:
             for (t, n), total, num_steps in zip(places, *episodes, strict=True):
                 terminated = bool(columns["terminated"][t, n])
                 info = rows.last_infos.get((t, n), {})
-                data = {} if self.steps is None else self.steps.data_of.get((t, n), {})
-                self.ended.append(Episode(n, float(total), int(num_steps), terminated, info, data))
+                told = self.steps
+                data = {} if told is None else told.data_of.get((t, n), {})
+                metrics = {} if told is None else told.metrics_of.get((t, n), {})
+                self.ended.append(
+                    Episode(
+                        n, float(total), int(num_steps), terminated, info, data, metrics=metrics
+                    )
+                )
         normalizer = self.policy.normalizer
         if normalizer is not None:
             per_env |= normalizer.per_env(envs)
@@ -245,6 +251,10 @@ class VectorSampler:
                 _copy_into(rewards[t], given)
             else:
                 rewards[t] = given
+        except Exception as error:
+            raw, infos = self._rebuild(error, t, rows)
+        self._note_step(t, rows, infos)  # before a reset, so callbacks see how episodes end
+        try:
             if not self._next_step:
                 over = terminated[t] | truncated[t]
                 if np.count_nonzero(over):
@@ -254,20 +264,14 @@ class VectorSampler:
                 needed = ~(terminated[t] | truncated[t]) if self._next_step else True
                 self.faults.check_masks(self.env, raw, needed)
         except Exception as error:
-            self.env, raw, infos = self.faults.rebuild(self.env, error, self._seeds, t)
-            rewards[t], terminated[t], truncated[t], ended = 0.0, False, False, ()
+            raw, infos = self._rebuild(error, t, rows)
+            ended = ()
+            self._note_step(t, rows, infos)
         if len(ended):
             over = terminated[t][ended]
             last = np.stack(last_obs)
             last[over] = replace_unused(rows.all_obs[t][ended[over]], last[over])
             rows.add_last_observations(t, ended, list(last))
-        if self.ended is not None:
-            for n in (terminated[t] | truncated[t]).nonzero()[0].tolist():
-                rows.last_infos[t, n] = self._info(infos, n, is_last=True)
-        if FAULT_KEY in infos:
-            rows.lost[t] = self.faults.note(infos)
-        if self.steps is not None:
-            self._tell(t, rows, infos, self.steps)
         # Integers outside of their range would break the encoding. Observations with integers are
         # therefore checked in each step, and other observations once per fragment.
         if self._checks_each_step:
@@ -279,6 +283,25 @@ class VectorSampler:
         if self.policy.state_size:
             self._memory[self._begins(t + 1, rows)] = 0.0
         return raw
+
+    def _rebuild(
+        self, error: Exception, t: int, rows: FragmentColumns
+    ) -> tuple[Any, dict[str, Any]]:
+        """Replaces the vector environment after an exception in step `t`, which is lost. Returns
+        the first observations of the new vector, and infos that say so."""
+        self.env, raw, infos = self.faults.rebuild(self.env, error, self._seeds, t)
+        rows.rewards[t], rows.terminated[t], rows.truncated[t] = 0.0, False, False
+        return raw, infos
+
+    def _note_step(self, t: int, rows: FragmentColumns, infos: Mapping[str, Any]) -> None:
+        """Keeps the infos and the faults of step `t`, and passes the step to callbacks."""
+        if self.ended is not None:
+            for n in (rows.terminated[t] | rows.truncated[t]).nonzero()[0].tolist():
+                rows.last_infos[t, n] = self._info(infos, n, is_last=True)
+        if FAULT_KEY in infos:
+            rows.lost[t] = self.faults.note(infos)
+        if self.steps is not None:
+            self._tell(t, rows, infos, self.steps)
 
     def _choose(self, t: int, rows: FragmentColumns, choose: ActionChooser) -> Any:
         """Chooses and records the actions of step `t`, and returns them for the environment."""
@@ -358,10 +381,10 @@ class VectorSampler:
                 steps.discard(n)
             elif not resets[n]:
                 info = rows.last_infos.get((t, n)) if done[n] else None
-                if info is None:
+                if info is None and (done[n] or steps.needs_infos):
                     info = self._info(infos, n, is_last=bool(done[n]))
                 reward = float(rows.rewards[t, n])
-                steps.add(t, n, reward, bool(terminated[n]), bool(done[n]), info)
+                steps.add(t, n, reward, bool(terminated[n]), bool(done[n]), info or {})
 
     def _info(self, infos: Mapping[str, Any], n: int, is_last: bool) -> dict[str, Any]:
         """Returns the info of one step of environment `n`.
