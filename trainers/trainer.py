@@ -9,6 +9,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,7 +27,7 @@ from polopt.policies.policy import Policy
 from polopt.replay.buffer_files import BufferFiles
 from polopt.rollouts.envs.env_sources import env_name, refuse_made_env
 from polopt.rollouts.envs.own_copy import OwnCopies
-from polopt.rollouts.envs.random_state import kept_global_generators
+from polopt.rollouts.envs.random_state import GlobalGenerators, kept_global_generators
 from polopt.rollouts.ray_session import attach_or_start, warn_if_larger
 from polopt.rollouts.workers.callbacks import CallbackCaller
 from polopt.rollouts.workers.worker_config import WorkerConfig
@@ -70,6 +71,9 @@ logger = logging.getLogger("polopt")
 
 #: Seconds between two checks for a request to stop, during a long iteration.
 _STOP_CHECK_S = 0.25
+#: A warning says so if an iteration has made at least this number of optimizer steps in this number
+#: of seconds, and has sampled nothing.
+_STEPS_WITHOUT_SAMPLES, _WARN_AFTER_S = 100, 5.0
 #: Options whose values may be code.
 _CODE = ("env", "evaluation_config.env", "callbacks")
 #: The largest number of earlier runs that a checkpoint lists.
@@ -278,14 +282,22 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._runs = [secrets.token_hex(8)]
         if self._files is not None:  # up to Ray 2.54, Tune has set another directory
             self._logdir = str(self._files.folder)  # type: ignore[assignment]
+        self._generators = GlobalGenerators()
         followed = [add_on.follow(self) for add_on in add_ons()]
         self._listeners = [listener for listener in followed if listener is not None]
-        with in_directory(self._users_directory):
+        with in_directory(self._users_directory), self._own_generators():
             self._build()
         if self._files is not None:
             self._files.begin(self.config)
         if run is not None and run.restore is not None:
             self.load_checkpoint(run.restore)
+
+    def _own_generators(self) -> AbstractContextManager[None]:
+        """A context manager in which environments of this process draw from global generators that
+        belong to this run. Other trainers and evaluations in the process then do not change it."""
+        rollout = self.experiment.rollout
+        owns = rollout.num_workers == 0 and rollout.seed is not None
+        return self._generators.in_use() if owns else nullcontext()
 
     def _build(self) -> None:
         experiment = self.experiment
@@ -353,7 +365,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         the evaluation workers.
         """
         self._check_runs("train")
-        with explain_missing_file(self._users_directory):
+        with explain_missing_file(self._users_directory), self._own_generators():
             return self._step()
 
     def _step(self) -> dict[str, Any]:
@@ -362,7 +374,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         metrics.begin_iteration()
         clock = self.workers.clock
         started_s, sampled_before = clock(), metrics.num_env_steps_sampled
-        next_check_s, steps = _STOP_CHECK_S, 0
+        next_check_s, steps, warn_after_s = _STOP_CHECK_S, 0, _WARN_AFTER_S
         while True:
             self._tell(RunListener.before_step)
             self.optimizer.step()
@@ -370,6 +382,18 @@ class PolicyOptimizerTrainer(tune.Trainable):
             steps += 1
             sampled = metrics.num_env_steps_sampled - sampled_before
             elapsed_s = clock() - started_s
+            if not sampled and steps >= _STEPS_WITHOUT_SAMPLES and elapsed_s >= warn_after_s:
+                warn_after_s *= 4
+                logger.warning(
+                    "optimizer %s has made %d steps in %.0f s and sampled nothing. The iteration "
+                    "goes on until it has %d environment steps "
+                    "(min_sample_timesteps_per_iteration). If `step` never samples, this iteration "
+                    "does not end",
+                    self.experiment.optimizer_name,
+                    steps,
+                    elapsed_s,
+                    limits.min_sample_timesteps_per_iteration,
+                )
             if (
                 sampled >= limits.min_sample_timesteps_per_iteration
                 and elapsed_s >= limits.min_time_s_per_iteration
@@ -655,7 +679,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         problem = misfit(state, policy)
         if not problem:
             # Errors of pending calls are raised here. Otherwise, they would look like a misfit.
-            self.optimizer.drain()
+            with self._own_generators():
+                self.optimizer.drain()
 
             def restore_rest() -> None:
                 self.optimizer.set_state(state["optimizer"])
@@ -663,7 +688,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
                 if files is not None:
                     files.read(found / REPLAY, state["optimizer"].get("files") or {})
 
-            problem = restore_state(state, policy, restore_rest)
+            with self._own_generators():
+                problem = restore_state(state, policy, restore_rest)
         if problem:
             raise CheckpointError(f"checkpoint {found} does not fit: {problem}")
         earlier = [run for run in state.get("runs", []) if run != own]
@@ -795,7 +821,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         device = self.experiment.learner_device()
         self.optimizer.stop()
         self._stop_evaluation()
-        with in_directory(self._users_directory):
+        with in_directory(self._users_directory), self._own_generators():
             worker_config = self.experiment.make_worker_config()
             self.experiment.optimizer.check_spaces(worker_config)
             evaluation = evaluation_config(self.experiment.trainer, worker_config)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import polopt
 from polopt.command_line.cli import app
 from polopt.command_line.signals import Stopped, StopSignals
 from polopt.common.config import ConfigError
@@ -140,3 +143,35 @@ def test_finished_run_ignores_signals(signals: StopSignals) -> None:
         signals.finish()
         for number in SIGNALS:
             signal.raise_signal(number)
+
+
+class Idle(polopt.PolicyOptimizer):
+    """A strategy that forgets to sample. Stops the run after a while."""
+
+    runs_in_process = True
+    trainer: Any = None
+    steps = 0
+
+    def step(self) -> polopt.StepResult:
+        Idle.steps += 1
+        time.sleep(0.002)
+        if Idle.steps == 150:
+            Idle.trainer.request_stop("the test ends")
+        return self.metrics.counts_since(self.metrics.counts())
+
+
+def test_an_iteration_without_samples_says_so(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polopt.trainers.trainer._WARN_AFTER_S", 0.05)
+    monkeypatch.setattr("polopt.trainers.trainer._STOP_CHECK_S", 0.0)
+    trainer = polopt.PolicyOptimizerTrainer(
+        env="CartPole-v1", policy="a2c", optimizer=Idle, num_workers=0
+    )
+    Idle.trainer = trainer
+    with caplog.at_level(logging.WARNING, "polopt"):
+        result = trainer.train()
+    trainer.stop()
+    assert result["num_env_steps_sampled_lifetime"] == 0
+    said, *_ = [one.getMessage() for one in caplog.records if "sampled nothing" in one.getMessage()]
+    assert said.startswith("optimizer Idle has made 100 steps")
