@@ -423,10 +423,10 @@ class PolicyOptimizerTrainer(tune.Trainable):
         result["stop_reason"] = None
         self._tell(RunListener.extend, result)
         self._callbacks.call("on_train_result", trainer=self, result=result)
+        self._tell(RunListener.result, result)
         if self._stop_reason:
             result |= {"done": True, "stop_reason": self._stop_reason}
             self._stop_reason = ""
-        self._tell(RunListener.result, result)
         return result
 
     def request_stop(self, reason: str) -> None:
