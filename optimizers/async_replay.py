@@ -434,7 +434,6 @@ class AsyncReplay(ReplayOptimizer):
             "num_gaps": sum(report.num_gaps for report in reports),
             "priority_mean": float(priorities[:, 0].mean()),
             "priority_max": float(priorities[:, 1].max()),
-            "prioritized_replay_beta": self.beta if self.config.prioritized_replay else 0.0,
             "learner_blocked_s": self._blocked_s["learner"],
             "samplers_blocked_s": self._blocked_s["samplers"],
             "learner_blocked_by_shards_s": self._blocked_s["learner_by_shards"],

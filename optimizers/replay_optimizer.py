@@ -183,5 +183,4 @@ class ReplayOptimizer(PolicyOptimizer):
             "num_gaps": buffer["num_gaps"],
             "priority_mean": priority["mean"],
             "priority_max": priority["max"],
-            "prioritized_replay_beta": buffer.get("beta", 0.0),
         }

@@ -96,9 +96,6 @@ class ActorCriticPolicy(FragmentPolicy):
             rows["advantages"] = gae.standardized(rows["advantages"], reducer or LocalReducer())
         return rows
 
-    def scheduled_values(self) -> dict[str, float]:
-        return {"entropy_coeff": self.entropy_coeff}
-
     @property
     def entropy_coeff(self) -> float:
         """The current entropy coefficient."""

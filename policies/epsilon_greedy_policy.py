@@ -68,12 +68,6 @@ class EpsilonGreedyPolicy(Policy):
             return _APEX_EPSILON ** (1.0 + _APEX_ALPHA * place)
         return Schedule(self.config.epsilon)(self.env_steps)
 
-    def scheduled_values(self) -> dict[str, float]:
-        """Returns the current epsilon. Workers with epsilons of their own do not use it."""
-        if self.config.per_worker_epsilon and self.num_workers:
-            return {}
-        return {"epsilon": Schedule(self.config.epsilon)(self.env_steps)}
-
     def make_q_network(self, dueling: bool) -> Network:
         """Makes a Q-network for `encoder`, `mask`, `dist` and `config.model`. See `QNetwork`."""
         spaces: tuple[Any, Any] = (self.encoder.space, self.action_space)

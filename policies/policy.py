@@ -72,8 +72,9 @@ class Policy(ActingPolicy):
     #: The type of a batch: `SampleBatch`, or `Transitions` or `Sequences` of a replay buffer. Only
     #: a `PolicyOptimizer` that makes batches of this type can train the policy.
     learns_from: ClassVar[type] = SampleBatch
-    #: Keys of learner statistics that the policy computes in addition to `LEARNER_KEYS`. All
-    #: results have these keys, with the value NaN before the first update. Dashboards draw them.
+    #: Keys of learner statistics that the policy computes in addition to `LEARNER_KEYS`. Because
+    #: Tune takes the columns of `progress.csv` from the first result, results before the first
+    #: update have these keys with the value NaN.
     further_statistics: ClassVar[Sequence[str]] = ()
     #: The type is Any, because each subclass has its own config class, and type checkers do not
     #: allow a subclass to narrow the type of a variable.
@@ -99,16 +100,10 @@ class Policy(ActingPolicy):
         for segment in self.segments.values():
             segment.module.to(self.device).eval()
         self.model: nn.Module = self.segments["network"].module
-        self.reduced_keys = tuple(dict.fromkeys((*LEARNER_KEYS, *self.further_statistics)))
-        self.flat = FlatParameters(self.segments, tail=len(self.reduced_keys) + 1)
+        self.flat = FlatParameters(self.segments, tail=len(LEARNER_KEYS) + 1)
         self._updater = WeightUpdater(self.flat, config)
         self.coefficients: dict[str, float] = {}
         self.progress = LearningProgress()
-
-    def scheduled_values(self) -> dict[str, float]:
-        """Returns the current values of coefficients that follow schedules, such as epsilon.
-        Results contain them among the learner statistics."""
-        return {}
 
     @property
     def implementation(self) -> str:
@@ -466,9 +461,7 @@ def reduce_gradient(
         # The sum over all learners will not be finite, so no learner will apply it. Only this
         # learner knows that its gradient is the cause, so this learner counts the gradient.
         policy.progress.non_finite_gradients += 1
-    # A learner without rows adds 0. If a policy does not compute a statistic, the sum is NaN.
-    missing = math.nan if count else 0.0
-    flat.set_tail([1.0, *(stats.get(key, missing) for key in policy.reduced_keys)])
+    flat.set_tail([1.0, *(stats.get(key, 0.0) for key in LEARNER_KEYS)])
     flat.pack_buffers()
     flat.scale(float(count))
     reducer.sum_(flat.buffer)
@@ -477,8 +470,7 @@ def reduce_gradient(
     flat.scale(1.0 / max(rows, 1.0))
     if rows:
         flat.unpack_buffers()
-    means = (total / max(rows, 1.0) for total in sums)
-    return dict(zip(policy.reduced_keys, means, strict=True))
+    return {key: total / max(rows, 1.0) for key, total in zip(LEARNER_KEYS, sums, strict=True)}
 
 
 def _acting_of(state: Mapping[str, Any]) -> Acting:

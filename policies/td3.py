@@ -113,9 +113,6 @@ class TD3Policy(ReplayPolicy):
         """The logarithm of the current standard deviation of the exploration noise."""
         return math.log(max(Schedule(self.config.exploration_noise)(self.env_steps), _NO_NOISE))
 
-    def scheduled_values(self) -> dict[str, float]:
-        return {"exploration_noise": Schedule(self.config.exploration_noise)(self.env_steps)}
-
     def network_params(self, obs: np.ndarray) -> np.ndarray:
         mean = np.tanh(super().network_params(obs))
         return np.concatenate([mean, np.full_like(mean, self.log_noise)], axis=1)

@@ -55,13 +55,11 @@ def make_result(
 ) -> dict[str, Any]:
     """Returns the result of one iteration.
 
-    The first result already has all keys, because Tune's CSV logger takes its columns from it.
-    Exceptions are custom metrics, and statistics that a policy does not name in
-    `Policy.further_statistics`. A statistic that the policy does not compute is NaN.
-
-    The order of the keys matters: Tune's table of trials shows the first four numbers of the top
-    level, or the first three in a notebook. On a terminal, the current output of Tune has no option
-    to choose other columns.
+    Tune's CSV logger takes its columns from the first result. Therefore, the first result already
+    has all keys. Exceptions are custom metrics, and statistics that a policy does not name in
+    `Policy.further_statistics`. The order of the keys matters: Tune's table of trials shows the
+    first four numbers of the top level, or the first three in a notebook. On a terminal, the
+    current output of Tune has no option to choose other columns.
 
     Args:
         optimizer: the optimizer after the iteration.
@@ -72,7 +70,7 @@ def make_result(
     metrics = optimizer.metrics
     sampled, trained = metrics.num_env_steps_sampled, metrics.num_env_steps_trained
     block = optimizer.stats()
-    learner = metrics.learner.report() | optimizer.policy.scheduled_values()
+    learner = metrics.learner.report()
     episodes = metrics.episodes.report()
     return {
         "episode_return_mean": episodes["episode_return_mean"],

@@ -159,10 +159,9 @@ def _no_reward(run: RunResults) -> Found:
 def _deterministic(run: RunResults) -> Found:
     entropy, steps = run.column("entropy"), run.column("steps")
     returns = run.column("return")
-    # Before the first update, results have no entropy. Old results of a policy that does not
-    # compute an entropy have zeros.
-    steps = steps[len(steps) - len(entropy) :]
-    if len(entropy) < 5 or entropy.min() < 0.0 or not entropy.any():
+    if len(entropy) < 5 or len(entropy) != len(steps) or entropy.min() < 0.0:
+        return None
+    if not entropy.any():  # the policy does not compute an entropy
         return None
     # A policy may have become deterministic before the first result.
     above = np.flatnonzero(entropy > max(0.02 * entropy.max(), 0.015))

@@ -12,8 +12,6 @@ from polopt.dashboards.views.drawing import MOST_BANDS, Panel, not_in_results
 
 _BLOCK = "learners/default_policy/"
 _PREDICTED, _TARGET = _BLOCK + "vf_predicted_mean", _BLOCK + "vf_target_mean"
-#: At most this number of statistics of the policies' own get a plot.
-_MOST_FURTHER = 20
 _PLOTS = {
     "policy_loss": (
         "Policy loss",
@@ -59,31 +57,7 @@ def panels(selection: Selection) -> list[Panel]:
         run_lines((key, title, help_), selection, f"{_BLOCK}{key}", title.lower())
         for key, (title, help_) in _PLOTS.items()
     ]
-    return [
-        *statistics,
-        *(_further(selection, key) for key in _further_keys(selection)[:_MOST_FURTHER]),
-        _values(selection),
-        _bias(selection),
-        _rows(selection),
-    ]
-
-
-def _further_keys(selection: Selection) -> list[str]:
-    """Returns the statistics of the policies of these runs for which there is no other plot."""
-    names = {name for run in selection.runs for name in run.trial.rows.names()}
-    found = {name.removeprefix(_BLOCK) for name in names if name.startswith(_BLOCK)}
-    known = {*_PLOTS, _PREDICTED.removeprefix(_BLOCK), _TARGET.removeprefix(_BLOCK)}
-    return sorted(key for key in found - known if "/" not in key)
-
-
-def _further(selection: Selection, key: str) -> Panel:
-    title = key.replace("_", " ")
-    panel = (
-        f"learner-{key}",
-        title[:1].upper() + title[1:],
-        f"The statistic `{key}` of the policy.",
-    )
-    return run_lines(panel, selection, f"{_BLOCK}{key}", title)
+    return [*statistics, _values(selection), _bias(selection), _rows(selection)]
 
 
 def _values(selection: Selection) -> Panel:

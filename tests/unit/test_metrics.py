@@ -210,12 +210,13 @@ def test_learner_stats_are_means_over_rows() -> None:
     assert report["entropy"] == 2.0
 
 
-def test_statistics_without_a_value_are_not_a_number() -> None:
-    """0 would read as a collapsed entropy, or as a learning rate of 0."""
+def test_first_report_has_all_learner_keys() -> None:
+    assert LearnerStats().report() == dict.fromkeys(LEARNER_KEYS, 0.0)
     stats = LearnerStats(["of_a_plugin", "entropy"])
     report = stats.report()
     assert list(report) == [*LEARNER_KEYS, "of_a_plugin"]
-    assert all(map(math.isnan, report.values()))
+    assert math.isnan(report["of_a_plugin"])
+    assert report["entropy"] == 0.0
     stats.add({"of_a_plugin": 3.0}, rows=5)
     assert stats.report()["of_a_plugin"] == 3.0
 

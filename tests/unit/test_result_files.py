@@ -15,7 +15,6 @@ from ray import tune
 import polopt
 from polopt.common.config import ConfigError
 from polopt.dashboards.data.trials import ResultsDirectory
-from polopt.metrics.learner import LEARNER_KEYS
 
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1",
@@ -44,21 +43,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trainer.stop()
     trainer.stop()
     return folder
-
-
-def test_a_statistic_that_the_policy_does_not_compute_is_not_a_number(tmp_path: Path) -> None:
-    options = {**SMALL, "learning_starts": 20, "buffer_size": 1000, "prioritized_replay": True}
-    del options["num_sgd_iter"]
-    trainer = polopt.DQN(options, epsilon=[(0, 1.0), (100, 0.0)], log_dir=tmp_path)
-    results = [trainer.train() for _ in range(2)]
-    trainer.stop()
-    for result in results:
-        learner = result["learners"]["default_policy"]
-        absent = [key for key in LEARNER_KEYS if math.isnan(learner[key])]
-        assert absent == ["policy_loss", "entropy", "mean_kl_loss", "clip_fraction"]
-        steps = result["num_env_steps_sampled_lifetime"]
-        assert learner["epsilon"] == pytest.approx(1.0 - steps / 100)
-        assert 0.4 < result["optimizer"]["prioritized_replay_beta"] < 0.41
 
 
 def test_statistics_of_a_policy_are_columns_before_its_first_update(tmp_path: Path) -> None:
