@@ -262,7 +262,6 @@ class PolicyOptimizer(ABC):
         self.calls.count()  # the replies that the strategy has taken and not counted itself
         return {
             "name": self.title(),
-            "implementation": self.policy.implementation,
             **self.metrics.report([worker.index for worker in self.workers.remote] or [0]),
             **self.workers.message_stats(),
             "requests_in_flight": self.calls.load.report(),

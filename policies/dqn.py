@@ -16,7 +16,7 @@ from polopt.common.transitions import Transitions
 from polopt.policies.epsilon_greedy_policy import EpsilonGreedyConfig, EpsilonGreedyPolicy
 from polopt.policies.fast_cpu.closed_forms import find_closed_form
 from polopt.policies.fast_cpu.numpy_masked import NumpyMasked
-from polopt.policies.fast_cpu.numpy_q import NumpyQNetwork, numpy_q_network, why_in_torch
+from polopt.policies.fast_cpu.numpy_q import NumpyQNetwork, learns_in_numpy, numpy_q_network
 from polopt.policies.learning.flat_parameters import Segment
 from polopt.policies.learning.schedules import LearningRate
 from polopt.policies.learning.value_statistics import value_stats
@@ -68,20 +68,10 @@ class DQNPolicy(EpsilonGreedyPolicy, ReplayPolicy):
         super().__init__(*args, **kwargs)
         self.target: Any = self.segments["target"].module
         self._online = self._numpy(self.model)
-        self._closed_form, why = find_closed_form(type(self))
-        if self._online is None:
-            why = why or "NumPy does not support the network"
-        self._why_in_torch = why or why_in_torch(self.model)
+        self._closed_form = find_closed_form(type(self))
         self._fast_target: NumpyQNetwork | NumpyMasked | None = None
-        if not self._why_in_torch:
+        if self._closed_form is not None and learns_in_numpy(self.model):
             self._fast_target = self._numpy(self.target)
-
-    @property
-    def implementation(self) -> str:
-        if not self._why_in_torch:
-            return "closed form in NumPy"
-        why = self._why_in_torch if self.config.fast_cpu else "fast_cpu=False"
-        return super().implementation if self._graphs else f"torch ({why})"
 
     def _numpy(self, network: Any) -> NumpyQNetwork | NumpyMasked | None:
         return numpy_q_network(network) if self.config.fast_cpu else None

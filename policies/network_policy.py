@@ -87,12 +87,6 @@ class NetworkPolicy(Policy):
             return NumpyBackend(network, in_numpy, self)
         return Backend(network, self.device, self.loss)
 
-    @property
-    def implementation(self) -> str:
-        if not self.config.fast_cpu:
-            return "torch (fast_cpu=False)"
-        return self.backend.implementation
-
     @abstractmethod
     def loss(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Computes the loss to minimise, and learner statistics. `backend` computes the gradient.

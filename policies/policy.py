@@ -105,20 +105,12 @@ class Policy(ActingPolicy):
         self.coefficients: dict[str, float] = {}
         self.progress = LearningProgress()
 
-    @property
-    def implementation(self) -> str:
-        """The code that computes the gradients of this policy, as text, and why not a faster one:
-        `closed form in NumPy`, or `torch (MyPolicy overrides loss)`."""
-        return "torch"
-
     def __repr__(self) -> str:
-        """Shows the spaces, the number of trained parameters, the version, the device, and which
-        code computes the gradients."""
+        """Shows the spaces, the number of trained parameters, the version and the device."""
         spaces = f"{_short(self.encoder.space)} -> {_short(self.action_space)}"
         size = sum(place.stop - place.start for place in self.flat.trained.values())
         name = type(self).__name__
-        parts = f"{size:,} parameters, version {self.version}, {self.device}"
-        return f"{name}({spaces}, {parts}, gradients: {self.implementation})"
+        return f"{name}({spaces}, {size:,} parameters, version {self.version}, {self.device})"
 
     def make_distribution(self) -> ActionDistribution:
         config = self.config

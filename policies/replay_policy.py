@@ -101,10 +101,6 @@ class ReplayPolicy(Policy):
             self._acts_fast = NumpyMLP(self.model)
         self._graphs = CudaGraphs(self) if self.config.fast_gpu and supports(self) else None
 
-    @property
-    def implementation(self) -> str:
-        return "torch" if self._graphs is None else "CUDA graphs"
-
     def make_normalizer(self) -> Normalizer | None:
         config = self.config
         if not config.normalize_observations:

@@ -103,20 +103,11 @@ class SACPolicy(ReplayPolicy):
         self.critics: Any = self.segments["critics"].module
         targets = self.segments.get("target_critics", self.segments["critics"])
         self.target_critics: Any = targets.module
-        self._closed_form, self._why_in_torch = find_closed_form(type(self))
+        self._closed_form = find_closed_form(type(self))
         self._layers: SACLayers | None = None
         if self.config.fast_cpu and self._closed_form is not None:
             self._layers = sac_layers(self.model, self.critics, self.target_critics)
-            if self._layers is None:
-                self._why_in_torch = "NumPy does not support a network, or BLAS has several threads"
         self.log_alpha: Tensor = self.segments["temperature"].module.log_alpha  # type: ignore[assignment]
-
-    @property
-    def implementation(self) -> str:
-        if self._layers is not None:
-            return "closed form in NumPy"
-        why = self._why_in_torch if self.config.fast_cpu else "fast_cpu=False"
-        return super().implementation if self._graphs else f"torch ({why})"
 
     def make_distribution(self) -> ActionDistribution:
         check_bounded(self.action_space, type(self).__name__)

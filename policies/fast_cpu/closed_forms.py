@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from polopt.common.overrides import overridden
 from polopt.policies.fast_cpu.loss_terms import LossTerms
 
 
@@ -42,55 +41,42 @@ _Form = TypeVar("_Form", bound=Callable[..., Any])
 
 
 class _Registered(NamedTuple):
-    """A closed form, and the names of the class members that it replaces."""
+    """A closed form, and the names of the class members that the loss uses."""
 
     compute: Callable[..., Any]
-    replaces: tuple[str, ...]
-
-
-class Found(NamedTuple):
-    """The closed form for a policy class.
-
-    Attributes:
-        compute: the closed form. None if the class learns without one.
-        why: why `compute` is None. Otherwise empty.
-    """
-
-    compute: Callable[..., Any] | None
-    why: str = ""
+    members: tuple[str, ...]
 
 
 #: Closed forms of the built-in policies, by `module:Class`. This folder cannot import the classes,
 #: because their files import this folder.
 _BUILT_IN: dict[str, _Registered] = {}
-#: The members of `ActorCriticPolicy` that every closed form of its losses replaces.
+#: Names of members of `ActorCriticPolicy`: the loss, and the members that every loss uses.
 _OF_ACTOR_CRITICS = ("loss", "outputs", "entropy_coeff")
-#: The members of `ReplayPolicy` that every closed form of its gradients replaces.
-OF_REPLAY = ("backward_in_torch", "add_gradient", "tensors", "training")
 #: The attribute in which the policy class of a plugin holds its closed form. So every process that
 #: has the class also has the closed form.
 _ATTRIBUTE = "_closed_form"
 
 
 def closed_form_of(
-    policy_class: type | str, *replaces: str, of_family: tuple[str, ...] = _OF_ACTOR_CRITICS
+    policy_class: type | str, *parts: str, of_family: tuple[str, ...] = _OF_ACTOR_CRITICS
 ) -> Callable[[_Form], _Form]:
     """Returns a decorator that registers a function as the closed form of a policy's loss.
 
-    A closed form names every member of the policy that it replaces, directly or through another
-    member. A subclass of the policy class uses the same closed form, unless it overrides one of
-    these members. Then it learns in torch, or registers its own closed form.
+    A subclass of the policy class uses the same closed form, unless the subclass overrides a member
+    that `of_family` or `parts` names. A subclass that overrides such a member learns in torch, or
+    registers its own closed form.
 
     Args:
         policy_class: the policy class. The closed form of a subclass of `NetworkPolicy` is a
             `ClosedForm`. Any other policy class must itself call `find_closed_form`, and decides
             which arguments its closed form gets. A built-in class is given as text, `module:Class`.
-        replaces: names of the members that only this class has.
-        of_family: names of the members that all policies of the same family share.
+        parts: names of further methods that only the loss of this class calls.
+        of_family: names of the members that all policies of the same family share: the loss, and
+            the members that every such loss uses.
     """
 
     def register(compute: _Form) -> _Form:
-        registered = _Registered(compute, (*of_family, *replaces))
+        registered = _Registered(compute, (*of_family, *parts))
         if isinstance(policy_class, str):
             _BUILT_IN[policy_class] = registered
         else:
@@ -100,18 +86,17 @@ def closed_form_of(
     return register
 
 
-def find_closed_form(policy_class: type) -> Found:
-    """Returns the closed form that is registered for a policy class or one of its base classes,
-    unless the class overrides a member that the closed form replaces."""
+def find_closed_form(policy_class: type) -> Callable[..., Any] | None:
+    """Returns the closed form of the loss of a policy class. Returns None if no closed form is
+    registered for the class or one of its base classes, or if the class overrides a member that the
+    registered loss uses."""
     for base in policy_class.__mro__:
         path = f"{base.__module__}:{base.__qualname__}"
         found: _Registered | None = vars(base).get(_ATTRIBUTE, _BUILT_IN.get(path))
         if found is not None:
-            changed = overridden(policy_class, base, found.replaces)
-            if changed:
-                return Found(None, f"{policy_class.__name__} overrides {', '.join(changed)}")
-            return Found(found.compute)
-    return Found(None, f"{policy_class.__name__} has no closed form")
+            same = (getattr(policy_class, n) is getattr(base, n) for n in found.members)
+            return found.compute if all(same) else None
+    return None
 
 
 @closed_form_of("polopt.policies.a2c:A2CPolicy")

@@ -17,8 +17,6 @@ from polopt.policies.networks.masked import MaskedNetwork
 from polopt.policies.networks.mlp import MLPNetwork
 from polopt.policies.networks.network import Network
 
-#: Why a policy learns in torch although its loss and its network have closed forms.
-SEVERAL_THREADS = "BLAS has several threads"
 #: Largest number of parameters of a network that learns in NumPy. In a larger network, the
 #: arithmetic takes most of the time, and torch may use several threads for the arithmetic.
 MAX_PARAMETERS = 100_000
@@ -66,15 +64,10 @@ class NumpyBackend(Backend):
         self._network = in_numpy
         self._policy = policy
         self._terms_of = loss_terms_of(policy.dist)
-        self._closed_form, why = find_closed_form(type(policy))
-        if self._terms_of is None:
-            why = why or f"{type(policy.dist).__name__} has no closed form"
-        if sum(parameter.numel() for parameter in network.parameters()) > MAX_PARAMETERS:
-            why = why or f"the network has more than {MAX_PARAMETERS:,} parameters"
-        if blas_threads() != 1:
-            why = why or SEVERAL_THREADS
-        self._learns = not why
-        self.implementation = f"torch ({why})" if why else "closed form in NumPy"
+        self._closed_form = find_closed_form(type(policy))
+        size = sum(parameter.numel() for parameter in network.parameters())
+        closed = self._terms_of is not None and self._closed_form is not None
+        self._learns = closed and size <= MAX_PARAMETERS and blas_threads() == 1
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:
         """See `Backend`."""

@@ -9,12 +9,8 @@ from torch import nn
 
 from polopt.common.action_mask import MASKED_LOGIT
 from polopt.common.threads import blas_threads
-from polopt.policies.fast_cpu.closed_forms import OF_REPLAY, closed_form_of
-from polopt.policies.fast_cpu.numpy_backend import (
-    MAX_PARAMETERS,
-    SEVERAL_THREADS,
-    is_supported,
-)
+from polopt.policies.fast_cpu.closed_forms import closed_form_of
+from polopt.policies.fast_cpu.numpy_backend import MAX_PARAMETERS, is_supported
 from polopt.policies.fast_cpu.numpy_masked import NumpyMasked
 from polopt.policies.fast_cpu.numpy_mlp import Activations, NumpyMLP
 from polopt.policies.networks.masked import MaskedNetwork
@@ -72,15 +68,14 @@ def numpy_q_network(network: nn.Module) -> NumpyQNetwork | NumpyMasked | None:
     return None
 
 
-def why_in_torch(network: nn.Module) -> str:
-    """Returns why a network that NumPy supports learns in torch. Returns an empty text for a small
-    network if BLAS has only one thread: such a network learns in NumPy."""
-    if sum(parameter.numel() for parameter in network.parameters()) > MAX_PARAMETERS:
-        return f"the network has more than {MAX_PARAMETERS:,} parameters"
-    return SEVERAL_THREADS if blas_threads() != 1 else ""
+def learns_in_numpy(network: nn.Module) -> bool:
+    """Whether a network that NumPy supports learns in NumPy. The network must be small, and BLAS
+    must have only one thread."""
+    size = sum(parameter.numel() for parameter in network.parameters())
+    return size <= MAX_PARAMETERS and blas_threads() == 1
 
 
-@closed_form_of("polopt.policies.dqn:DQNPolicy", "loss", "targets", of_family=OF_REPLAY)
+@closed_form_of("polopt.policies.dqn:DQNPolicy", "targets", of_family=("loss",))
 def dqn(
     policy: Any,
     online: NumpyQNetwork | NumpyMasked,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polopt.common.threads import blas_threads
-from polopt.policies.fast_cpu.closed_forms import OF_REPLAY, closed_form_of
+from polopt.policies.fast_cpu.closed_forms import closed_form_of
 from polopt.policies.fast_cpu.numpy_backend import is_supported
 from polopt.policies.fast_cpu.numpy_mlp import Layers, acting_layers, value_layers
 from polopt.policies.fast_cpu.numpy_q import value_stats_of
@@ -53,9 +53,8 @@ def sac_layers(actor: Any, critics: Any, target_critics: Any) -> SACLayers | Non
 
 @closed_form_of(
     "polopt.policies.sac:SACPolicy",
-    *("add_actor_gradient", "critic_loss", "actor_loss", "alpha_loss", "targets"),
-    *("sampled", "params_in_torch", "normal", "drawn"),
-    of_family=OF_REPLAY,
+    *("sampled", "targets", "critic_loss", "actor_loss", "alpha_loss", "params_in_torch"),
+    of_family=(),
 )
 def sac(policy: Any, layers: SACLayers, rows: Any) -> tuple[dict[str, float], np.ndarray]:
     """Adds the gradients of the losses of a `SACPolicy` to the `.grad` of its networks.

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from inspect import getattr_static
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from polopt.common.overrides import overridden
 
 _LOG = logging.getLogger("polopt")
 #: The largest number of graphs of a policy. Each graph holds its own GPU memory.
@@ -166,7 +165,7 @@ def supports(policy: Any) -> bool:
     cls = type(policy)
     owner = next(base for base in cls.__mro__ if "graph_members" in vars(base))
     members = ("add_gradient", "normal", "drawn", "tensors", "training", *policy.graph_members)
-    if overridden(cls, owner, members):
+    if any(getattr_static(cls, name) is not getattr_static(owner, name) for name in members):
         return False
     modules = [m for s in policy.segments.values() for m in s.module.modules()]
     has_buffers = any(name.endswith(".buffers") for name in policy.flat.segments)

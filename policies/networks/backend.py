@@ -33,12 +33,7 @@ class Backend:
         model: the network.
         device: device of the network.
         loss: `NetworkPolicy.loss` of the policy.
-
-    Attributes:
-        implementation: the code that computes gradients, as text, and why not a faster one.
     """
-
-    implementation = "torch"
 
     def __init__(
         self,
