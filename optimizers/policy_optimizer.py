@@ -263,6 +263,7 @@ class PolicyOptimizer(ABC):
         """Returns the `optimizer/` block of results. See `OptimizerStats.report`."""
         return {
             "name": self.title(),
+            "learns_with": self.policy.learns_with,
             **self.metrics.report([worker.index for worker in self.workers.remote] or [0]),
             **self.workers.message_stats(),
             "requests_in_flight": self.calls.load.report(),

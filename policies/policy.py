@@ -106,11 +106,20 @@ class Policy(ActingPolicy):
         self.progress = LearningProgress()
 
     def __repr__(self) -> str:
-        """Shows the spaces, the number of trained parameters, the version and the device."""
+        """Shows the spaces, the number of trained parameters, the version, the device, and what
+        computes the gradients."""
         spaces = f"{_short(self.encoder.space)} -> {_short(self.action_space)}"
         size = sum(place.stop - place.start for place in self.flat.trained.values())
         name = type(self).__name__
-        return f"{name}({spaces}, {size:,} parameters, version {self.version}, {self.device})"
+        where = f"version {self.version}, {self.device}, learns with {self.learns_with}"
+        return f"{name}({spaces}, {size:,} parameters, {where})"
+
+    @property
+    def learns_with(self) -> str:
+        """What computes the gradients in this process: `NumPy`, `CUDA graphs` or `torch`. If a
+        faster implementation exists but is not used, the reason follows, such as `torch (MyPolicy
+        changes loss)`."""
+        return "torch"
 
     def make_distribution(self) -> ActionDistribution:
         config = self.config
