@@ -154,9 +154,9 @@ def _no_reward(run: RunResults) -> Found:
     " below 0.015 or below 2 percent of its highest value, and the return has not risen since then",
 )
 def _deterministic(run: RunResults) -> Found:
-    entropy, steps = run.column("entropy"), run.column("steps")
-    returns = run.column("return")
-    if len(entropy) < 5 or len(entropy) != len(steps) or entropy.min() < 0.0:
+    entropy, steps = run.together("entropy", "steps")
+    returns = run.together("entropy", "return")[1]
+    if len(entropy) < 5 or entropy.min() < 0.0:
         return None
     if not entropy.any():  # the policy does not compute an entropy
         return None

@@ -107,7 +107,7 @@ class PolicyOptimizer(ABC):
             actions,
             gpus,
             workers.clock,
-            self.policy.further_statistics,
+            self.policy.statistic_keys(),
         )
         self.timers = self.metrics.timers
         self.calls = Calls(

@@ -222,6 +222,8 @@ class Experiment:
                 if key not in keys and instead_of(key):
                     raise ConfigError(f"{plugin} {names[plugin]!r}: {unknown_key(key, keys)}")
             parts[plugin] |= canonical(own, owners[plugin].aliases)
+        given = {*canonical(options, aliases), *canonical(optimizer_only, aliases)}
+        parts["optimizer"] = owners["optimizer"].fit_preset(parts["optimizer"], given)
         parsed: dict[str, Any] = {name: owners[name].parse(parts[name]) for name in owners}
         experiment = cls(
             policy_name=names["policy"],
