@@ -157,9 +157,9 @@ def _no_reward(run: RunResults) -> Found:
     "episode in the run",
 )
 def _deterministic(run: RunResults) -> Found:
-    entropy, steps = run.column("entropy"), run.column("steps")
-    returns = run.column("return")
-    if len(entropy) < 5 or len(entropy) != len(steps) or entropy.min() < 0.0:
+    entropy, steps = run.together("entropy", "steps")
+    returns = run.together("entropy", "return")[1]
+    if len(entropy) < 5 or entropy.min() < 0.0:
         return None
     if not entropy.any():  # the policy does not compute an entropy
         return None

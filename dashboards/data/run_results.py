@@ -119,6 +119,15 @@ class RunResults:
         values = self._numbers(name)
         return values[np.isfinite(values)] if values is not None else np.zeros(0)
 
+    def together(self, *names: str) -> list[Array]:
+        """Returns the values of several columns in the results in which all of them are finite."""
+        columns = [self._numbers(name) for name in names]
+        known = [values for values in columns if values is not None]
+        if len(known) < len(columns) or len({len(values) for values in known}) > 1:
+            return [np.zeros(0) for _ in names]
+        finite = np.logical_and.reduce([np.isfinite(values) for values in known])
+        return [values[finite] for values in known]
+
     def mean(self, name: str) -> float:
         """Returns the time-weighted mean over the last two thirds of the training time, or NaN
         without values."""

@@ -730,6 +730,21 @@ def test_real_actions_have_a_line_for_each_dimension(results: Path) -> None:
         np.testing.assert_allclose(drawn["dimension 3"].y, expected)
 
 
+def test_statistics_of_a_policy_plugin_are_drawn(results: Path) -> None:
+    folder = write_trial(results, "sync_samples", 0, 4)
+    lines = rows_of(folder)
+    for number, line in enumerate(lines):
+        block = line["learners"]["default_policy"]
+        block |= {"quantile_spread": float(number), "never": math.nan, "entropy": math.nan}
+    (folder / "result.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    panels = by_key(learner_tab.panels(select(results)))
+    panel = panels["learner-quantile_spread"]
+    assert panel.title == "Quantile spread"
+    assert [list(curve.y) for curve in curves(panel).values()] == [[0.0, 1.0, 2.0, 3.0]]
+    assert "learner-never" not in panels
+    assert panels["entropy"].figure is None  # no flat line, and no empty plot
+
+
 def test_values_are_drawn_beside_their_targets(results: Path) -> None:
     for optimizer in ("sync_samples", "async_gradients"):
         for seed in range(2):

@@ -218,6 +218,15 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
         ("The policy has been deterministic since step 8,000",),
     ),
     (
+        "deterministic",  # the first result has no entropy, because it has no update
+        samples,
+        {
+            "learners/default_policy/entropy": lambda i: 0.001 if i else math.nan,
+            "env_runners/episode_return_mean": 9.3,
+        },
+        ("The policy has been deterministic since step 16,000: entropy 0.001",),
+    ),
+    (
         "value-loss",
         samples,
         {"learners/default_policy/vf_loss": 1.3e9},

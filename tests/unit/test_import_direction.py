@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "policies/distributions": _BASE,
     "policies/networks": _BASE,
     "policies/fast_cpu": _BASE | {"policies/distributions", "policies/networks"},
-    "policies/fast_gpu": set(),
+    "policies/fast_gpu": {"common"},
     "policies/learning": _BASE | {"policies/networks"},
     "policies": _BASE | _POLICIES,
     "rollouts": _BASE,  # the modules directly in this folder
