@@ -63,10 +63,9 @@ def numpy_q_network(network: nn.Module) -> NumpyQNetwork | NumpyMasked | None:
     if type(network) is MaskedNetwork:
         inner = numpy_q_network(network.network)
         return None if inner is None else NumpyMasked(inner, network)
-    plain = type(network) is QNetwork and runs_as_written(network)
-    if plain and is_supported(network.network):
-        return NumpyQNetwork(network)
-    return None
+    if type(network) is not QNetwork or not runs_as_written(network):
+        return None
+    return NumpyQNetwork(network) if is_supported(network.network) else None
 
 
 def why_not_numpy(network: nn.Module, target: nn.Module) -> str:

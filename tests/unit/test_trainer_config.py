@@ -38,7 +38,7 @@ def test_defaults_of_a_preset_follow_what_the_user_chooses(nested: bool) -> None
     uniform = apex(prioritized_replay=False)
     assert uniform.final_prioritized_replay_beta == 1.0
     assert apex().final_prioritized_replay_beta == 0.4
-    with pytest.raises(ConfigError, match="'final_prioritized_replay_beta': got 0.4"):
+    with pytest.raises(ConfigError, match=r"'final_prioritized_replay_beta': got 0\.4"):
         apex(prioritized_replay=False, final_prioritized_replay_beta=0.4)
     assert apex(buffer_size=5000).learning_starts == 5000
     assert apex(buffer_size=50_000).learning_starts == 10_000
