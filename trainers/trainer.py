@@ -287,15 +287,23 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._runs = [secrets.token_hex(8)]
         if self._files is not None:  # up to Ray 2.54, Tune has set another directory
             self._logdir = str(self._files.folder)  # type: ignore[assignment]
-        with in_directory(self._users_directory):
-            self._build()
+        self._build()
         if self._files is not None:
             self._files.begin(self.config)
         if run is not None and run.restore is not None:
             self.load_checkpoint(run.restore)
 
     def _build(self) -> None:
-        experiment = self.experiment
+        """Makes the workers, the optimizer and the evaluation from the config. Stops the previous
+        ones, but reuses their worker processes where possible. If this method raises, the trainer
+        has stopped."""
+        self._stop_optimizer()
+        with in_directory(self._users_directory):
+            self._make_run(self.experiment)
+        self._trace = StepTrace(self.experiment.trainer, Path(self.logdir))
+        self._begin_record()
+
+    def _make_run(self, experiment: Experiment) -> None:
         device = experiment.learner_device()
         # Idle threads of torch use CPU time. The driver therefore gets one thread per reserved CPU.
         threads = min(int(experiment.trainer.num_cpus_for_driver), os.cpu_count() or 1)
@@ -309,15 +317,28 @@ class PolicyOptimizerTrainer(tune.Trainable):
             workers, cpus = experiment.trainer.evaluation_num_workers, experiment.remote_cpus
             evaluation_cpus = workers * experiment.rollout.num_cpus_per_worker
             attach_or_start(cpus, num_processes, evaluation_cpus=evaluation_cpus)
-        self.workers = make_workers(worker_config, device)
         try:
+            if not self._reuse_workers(worker_config, device):
+                self.workers = make_workers(worker_config, device)
             self.optimizer = self._make_optimizer()
             self._make_evaluation(evaluation, device)
         except BaseException:
-            self.workers.stop()
+            self._stop_optimizer()
+            if self.workers is not None:
+                self.workers.stop()
             raise
-        self._trace = StepTrace(experiment.trainer, Path(self.logdir))
-        self._begin_record()
+
+    def _reuse_workers(self, config: WorkerConfig, device: str) -> bool:
+        """Makes new workers in the running processes, and returns True. Otherwise stops these
+        processes, if any, and returns False."""
+        if self.workers is None:
+            return False
+        # A rerun begins with new processes. Therefore, a recorded run also needs new processes.
+        recorded = config.rollout.record_arrivals or self._record.log is not None
+        if not recorded and self.workers.reconfigure(config, device):
+            return True
+        self.workers.stop()
+        return False
 
     def _begin_record(self) -> None:
         config = self.experiment.to_dict() | {"seed": self.workers.config.seed}
@@ -588,7 +609,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     def _go_on_as_restored(self, checkpoint_dir: str) -> None:
         """Makes new workers and a new record, and restores the checkpoint that was just written."""
-        self._rebuild()
+        self._build()
         self._restored_as = next_checkpoint(self)
         try:
             self.load_checkpoint(checkpoint_dir)
@@ -786,29 +807,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self.experiment = Experiment.parse(new_config, self.preset)
         self._runs, self._has_warned = [secrets.token_hex(8)], False
         self._earlier_iterations, self._earlier_s = 0, 0.0
-        self._rebuild()
+        self._build()
         return True
-
-    def _rebuild(self) -> None:
-        """Makes the workers, the optimizer and the evaluation again from the config. Reuses worker
-        processes where possible."""
-        device = self.experiment.learner_device()
-        self.optimizer.stop()
-        self._stop_evaluation()
-        with in_directory(self._users_directory):
-            worker_config = self.experiment.make_worker_config()
-            self.experiment.optimizer.check_spaces(worker_config)
-            evaluation = evaluation_config(self.experiment.trainer, worker_config)
-            self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
-            recorded = worker_config.rollout.record_arrivals or self._record.log is not None
-            # A rerun begins with new processes. Therefore, a recorded run also needs new processes.
-            if recorded or not self.workers.reconfigure(worker_config, device):
-                self.workers.stop()
-                self.workers = make_workers(worker_config, device)
-            self.optimizer = self._make_optimizer()
-            self._make_evaluation(evaluation, device)
-        self._trace = StepTrace(self.experiment.trainer, Path(self.logdir))
-        self._begin_record()
 
     def stop(self) -> None:
         """Stops the workers and closes the environments. The policy can still be used."""
@@ -817,12 +817,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
     def cleanup(self) -> None:
         """Stops the workers, and releases the handles of their actors before Ray shuts down."""
         finish_despite_sigterm()
-        optimizer, self.optimizer = self.optimizer, None
         try:
-            if optimizer is not None:
-                optimizer.stop()
+            self._stop_optimizer()
             self._exporter.record()
-            self._stop_evaluation()
         finally:
             if self.workers is not None:
                 self.workers.stop()
@@ -832,10 +829,16 @@ class PolicyOptimizerTrainer(tune.Trainable):
                 logging.getLogger("polopt").removeHandler(self._log_handler)
                 self._log_handler.close()
 
-    def _stop_evaluation(self) -> None:
+    def _stop_optimizer(self) -> None:
+        """Stops the optimizer and the evaluation, if there are any."""
+        optimizer, self.optimizer = self.optimizer, None
         evaluation, self.evaluation = self.evaluation, None
-        if evaluation is not None:
-            evaluation.stop()
+        try:
+            if optimizer is not None:
+                optimizer.stop()
+        finally:
+            if evaluation is not None:
+                evaluation.stop()
 
     def get_policy(self) -> Policy:
         """Returns the policy that this trainer trains."""

@@ -7,11 +7,16 @@ before either side reads anything else. The processes receive the key from the d
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import glob
+import math
 import os
 import socket
 import struct
+import sys
 import tempfile
+import termios
 import threading
 import time
 import weakref
@@ -207,6 +212,18 @@ def buffer_bytes(connection: Connection) -> int:
         # The kernel also counts its overhead. For messages of 1 KB, the overhead is at most about
         # as large as the message.
         return same.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
+
+
+def unread_bytes(connection: Connection) -> float:
+    """Returns the number of bytes of the kernel's buffer that hold earlier messages, because the
+    other side has not read them. Infinity if the system does not say."""
+    try:
+        size = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
+    except OSError as error:
+        if error.errno in (errno.ENOTTY, errno.EINVAL, errno.EOPNOTSUPP):
+            return math.inf
+        raise
+    return int.from_bytes(size, sys.byteorder)
 
 
 def hang_up(connection: Connection) -> None:

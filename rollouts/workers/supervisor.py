@@ -280,7 +280,7 @@ class Supervisor:
             return WorkerFailure("environment", worker.index, error.message)
         message = self.message(work, worker, error.message)
         if error.kind == "function" or work.code not in self._succeeded:
-            raise FunctionError(message)
+            raise FunctionError(message, error.raised)
         return WorkerFailure("exception", worker.index, message)
 
     def _odd(self, call: Pending, why: str) -> WorkerFailure:

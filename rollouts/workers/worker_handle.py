@@ -36,6 +36,7 @@ class WorkerHandle:
             longer waits for answers of this process.
         set_up: calls `(function, arguments)` that the process still has to run before any work.
         who: the noun for the process in error messages. The group sets this attribute.
+        began_s: time at which the process was started. The group sets this attribute.
     """
 
     index: int
@@ -47,6 +48,7 @@ class WorkerHandle:
     removed: bool = False
     set_up: list[tuple[Callable[..., Any], tuple[Any, ...]]] = field(default_factory=list)
     who: str = "worker"
+    began_s: float = 0.0
 
     @property
     def seat(self) -> Seat:
