@@ -330,7 +330,10 @@ _CLASSES: dict[type, Any] = {}
 def _actor_class(of: type) -> Any:
     """Returns the actor class of a class. Makes the actor class only once in each process, because
     Ray exports each new actor class to its control service, and waits for the export without a time
-    limit."""
+    limit.
+
+    Without `enable_task_events=False`, Ray's control service keeps events of the last 100,000
+    calls, which take a few hundred MB."""
     if of not in _CLASSES:
-        _CLASSES[of] = ray.remote(of)
+        _CLASSES[of] = ray.remote(enable_task_events=False)(of)
     return _CLASSES[of]

@@ -205,8 +205,11 @@ def test_old_page_of_a_process_that_runs_stays(page: ControlPage) -> None:
     assert Path(path).exists()
 
 
-def test_agents_of_all_nodes_share_one_actor_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[type] = []
+def test_actor_classes_are_made_once_and_without_task_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With task events, the memory of Ray's control service would grow with each call."""
+    made: list[Any] = []
 
     class Actor:
         def options(self, **_: Any) -> Actor:
@@ -215,12 +218,14 @@ def test_agents_of_all_nodes_share_one_actor_class(monkeypatch: pytest.MonkeyPat
         def remote(self) -> Actor:
             return self
 
-    monkeypatch.setattr(ray, "remote", lambda cls: (made.append(cls), Actor())[1])
+    monkeypatch.setattr(
+        ray, "remote", lambda **options: lambda cls: (made.append((cls, options)), Actor())[1]
+    )
     monkeypatch.setattr(ray_channel, "_CLASSES", {})
     transport = RayTransport()
     for node in ("a" * 56, "b" * 56):
         transport._agent(node)
-    assert made == [ControlAgent]
+    assert made == [(ControlAgent, {"enable_task_events": False})]
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +17,10 @@ import pytest
 from typer.testing import CliRunner
 
 from polopt.common.config import ConfigError
+from polopt.rollouts.transport.sockets import PrivateListener
+from polopt.trainers.command_line import ray_thread
 from polopt.trainers.command_line.cli import app
+from polopt.trainers.command_line.ray_thread import ray_running
 from polopt.trainers.command_line.signals import Stopped, StopSignals
 from polopt.trainers.results import RENAMED_KEYS, check_stop_key, result_keys
 from polopt.trainers.stop_when import StopWhen
@@ -140,3 +148,43 @@ def test_finished_run_ignores_signals(signals: StopSignals) -> None:
         signals.finish()
         for number in SIGNALS:
             signal.raise_signal(number)
+
+
+LISTENS = """
+import time
+from polopt.rollouts.transport.sockets import PrivateListener
+listener = PrivateListener(b"key", print)
+time.sleep(60.0)
+"""
+
+
+def test_killed_processes_and_a_forced_exit_leave_no_files(
+    signals: StopSignals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver of a trial, here a process that listens, is killed. Then this process exits
+    without its exit handlers."""
+    exits: list[int] = []
+    monkeypatch.setattr(os, "_exit", exits.append)
+    monkeypatch.setattr(ray_thread.ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray_thread, "_LEFT_S", 0.0)
+    with tempfile.TemporaryDirectory() as parent:  # `tmp_path` can be too long for a Unix socket
+        monkeypatch.setattr(tempfile, "tempdir", parent)
+        env = {**os.environ, "TMPDIR": parent}
+        children: list[subprocess.Popen[bytes]] = []
+
+        def start() -> None:
+            children.append(subprocess.Popen([sys.executable, "-c", LISTENS], env=env))
+
+        with ray_running(start, signals):
+            until_s = time.monotonic() + 60.0
+            while not list(Path(parent).glob("*/s")) and time.monotonic() < until_s:
+                time.sleep(0.01)
+            assert list(Path(parent).glob("*/s"))
+        children[0].wait(10.0)
+        assert not list(Path(parent).iterdir())
+        own = PrivateListener(b"key", lambda *_: None)
+        signals.number = signal.SIGTERM
+        signals.leave()
+        assert exits == [128 + signal.SIGTERM]
+        assert not list(Path(parent).iterdir())
+        own.close()
