@@ -335,5 +335,6 @@ def _actor_class(of: type) -> Any:
     Without `enable_task_events=False`, Ray's control service keeps events of the last 100,000
     calls, which take a few hundred MB."""
     if of not in _CLASSES:
-        _CLASSES[of] = ray.remote(enable_task_events=False)(of)
+        options: dict[str, Any] = {"enable_task_events": False}  # Ray's types lack this option
+        _CLASSES[of] = ray.remote(**options)(of)
     return _CLASSES[of]
