@@ -261,7 +261,13 @@ class ReplayBuffer:
         if self._directory is not None:
             self._directory.mkdir(parents=True, exist_ok=True)
         check_size(nbytes, self._capacity_key, self.capacity, self._directory)
-        self._store = RowStore(self.capacity, _specs(obs, actions), self._directory)
+        try:
+            self._store = RowStore(self.capacity, _specs(obs, actions), self._directory)
+        except MemoryError as error:  # a limit of the process that `memory` does not know
+            raise ConfigError(
+                f"key {self._capacity_key!r}: got {self.capacity:,}; the full buffer needs "
+                f"{readable_bytes(nbytes)}, and the system does not provide them: {error}"
+            ) from error
         return nbytes
 
     # ---- adding -------------------------------------------------------------------------------

@@ -285,8 +285,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._generators = GlobalGenerators()
         followed = [add_on.follow(self) for add_on in add_ons()]
         self._listeners = [listener for listener in followed if listener is not None]
-        with in_directory(self._users_directory), self._own_generators():
-            self._build()
+        self._build()
         if self._files is not None:
             self._files.begin(self.config)
         if run is not None and run.restore is not None:
@@ -300,7 +299,15 @@ class PolicyOptimizerTrainer(tune.Trainable):
         return self._generators.in_use() if owns else nullcontext()
 
     def _build(self) -> None:
-        experiment = self.experiment
+        """Makes the workers, the optimizer and the evaluation from the config. Stops the previous
+        ones, but reuses their worker processes where possible. If this method raises, the trainer
+        has stopped."""
+        self._stop_optimizer()
+        with in_directory(self._users_directory), self._own_generators():
+            self._make_run(self.experiment)
+        self._tell(RunListener.begin)
+
+    def _make_run(self, experiment: Experiment) -> None:
         device = experiment.learner_device()
         # Idle threads of torch use CPU time. The driver therefore gets one thread per reserved CPU.
         threads = min(int(experiment.trainer.num_cpus_for_driver), os.cpu_count() or 1)
@@ -314,14 +321,28 @@ class PolicyOptimizerTrainer(tune.Trainable):
             workers, cpus = experiment.trainer.evaluation_num_workers, experiment.remote_cpus
             evaluation_cpus = workers * experiment.rollout.num_cpus_per_worker
             attach_or_start(cpus, num_processes, evaluation_cpus=evaluation_cpus)
-        self.workers = make_workers(worker_config, device)
         try:
+            if not self._reuse_workers(worker_config, device):
+                self.workers = make_workers(worker_config, device)
             self.optimizer = self._make_optimizer()
             self._make_evaluation(evaluation, device)
         except BaseException:
-            self.workers.stop()
+            self._stop_optimizer()
+            if self.workers is not None:
+                self.workers.stop()
             raise
-        self._tell(RunListener.begin)
+
+    def _reuse_workers(self, config: WorkerConfig, device: str) -> bool:
+        """Makes new workers in the running processes, and returns True. Otherwise stops these
+        processes, if any, and returns False."""
+        if self.workers is None:
+            return False
+        # A wrapped transport sees a run from its first start, so the run needs new processes.
+        wrapped = config.wrap_transport or self.workers.config.wrap_transport
+        if not wrapped and self.workers.reconfigure(config, device):
+            return True
+        self.workers.stop()
+        return False
 
     def _adapted(self, config: WorkerConfig) -> WorkerConfig:
         for listener in self._listeners:
@@ -613,7 +634,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
     def restart(self, checkpoint_dir: str) -> None:
         """Goes on as if this trainer had been restored from a checkpoint that it has just written:
         makes new workers, and restores the checkpoint."""
-        self._rebuild()
+        self._build()
         self._restored_as = next_checkpoint(self)
         try:
             self.load_checkpoint(checkpoint_dir)
@@ -812,29 +833,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self.experiment = Experiment.parse(new_config, self.preset)
         self._runs, self._has_warned = [secrets.token_hex(8)], False
         self._earlier_iterations, self._earlier_s = 0, 0.0
-        self._rebuild()
+        self._build()
         return True
-
-    def _rebuild(self) -> None:
-        """Makes the workers, the optimizer and the evaluation again from the config. Reuses worker
-        processes where possible."""
-        device = self.experiment.learner_device()
-        self.optimizer.stop()
-        self._stop_evaluation()
-        with in_directory(self._users_directory), self._own_generators():
-            worker_config = self.experiment.make_worker_config()
-            self.experiment.optimizer.check_spaces(worker_config)
-            evaluation = evaluation_config(self.experiment.trainer, worker_config)
-            self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
-            worker_config = self._adapted(worker_config)
-            # A wrapped transport sees a run from its first start, so the run needs new processes.
-            wrapped = worker_config.wrap_transport or self.workers.config.wrap_transport
-            if wrapped or not self.workers.reconfigure(worker_config, device):
-                self.workers.stop()
-                self.workers = make_workers(worker_config, device)
-            self.optimizer = self._make_optimizer()
-            self._make_evaluation(evaluation, device)
-        self._tell(RunListener.begin)
 
     def stop(self) -> None:
         """Stops the workers and closes the environments. The policy can still be used."""
@@ -843,12 +843,10 @@ class PolicyOptimizerTrainer(tune.Trainable):
     def cleanup(self) -> None:
         """Stops the workers, and releases the handles of their actors before Ray shuts down."""
         finish_despite_sigterm()
-        optimizer, self.optimizer = self.optimizer, None
         try:
-            if optimizer is not None:
-                optimizer.stop()
+            if self.optimizer is not None:
+                self._stop_optimizer()
                 self._tell(RunListener.end)
-            self._stop_evaluation()
         finally:
             if self.workers is not None:
                 self.workers.stop()
@@ -858,10 +856,16 @@ class PolicyOptimizerTrainer(tune.Trainable):
                 logging.getLogger("polopt").removeHandler(self._log_handler)
                 self._log_handler.close()
 
-    def _stop_evaluation(self) -> None:
+    def _stop_optimizer(self) -> None:
+        """Stops the optimizer and the evaluation, if there are any."""
+        optimizer, self.optimizer = self.optimizer, None
         evaluation, self.evaluation = self.evaluation, None
-        if evaluation is not None:
-            evaluation.stop()
+        try:
+            if optimizer is not None:
+                optimizer.stop()
+        finally:
+            if evaluation is not None:
+                evaluation.stop()
 
     def get_policy(self) -> Policy:
         """Returns the policy that this trainer trains."""

@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium
 from gymnasium import Space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import create_shared_memory
 
 from polopt.common.config import ConfigError, shown, shown_options
 from polopt.rollouts.envs.close_env import close_env
@@ -235,13 +236,25 @@ def _vector_of(
         with _garbage_stays_here():
             try:
                 return AsyncVectorEnv(guards, copy=False, autoreset_mode=mode)
-            except TypeError as error:
-                # Shared memory has no float16 and no long double.
-                if "has no size" not in str(error):
+            except TypeError:
+                if _fits_shared_memory(guards[0]):
                     raise
                 return AsyncVectorEnv(guards, shared_memory=False, copy=False, autoreset_mode=mode)
     in_turn = FastSyncVectorEnv if fast else SyncVectorEnv
     return in_turn(guards, copy=False, autoreset_mode=mode)
+
+
+def _fits_shared_memory(make: Callable[[], Any]) -> bool:
+    """Returns whether the observations of an environment fit into Gymnasium's shared memory, which
+    has no float16 and no long double. Makes the environment, and closes it."""
+    env = make()
+    try:
+        create_shared_memory(env.observation_space)
+    except TypeError:
+        return False
+    finally:
+        close_env(env, "environment made to read its observation space")
+    return True
 
 
 @contextmanager

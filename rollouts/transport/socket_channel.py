@@ -444,8 +444,7 @@ class SocketTransport(Transport):
                 if key.data.is_connected:
                     key.data.receive()
                 continue
-            for channel, call in self.wakeup.take():
-                channel.actor_call_ended(call)
+            self.wakeup.handle(SocketChannel.actor_call_ended)
             self._take_admitted()
 
     # ---- processes ------------------------------------------------------------------------------

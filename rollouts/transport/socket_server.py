@@ -17,6 +17,7 @@ from polopt.rollouts.transport.sockets import (
     limit,
     send_whole,
     shut_down,
+    unread_bytes,
 )
 
 #: Each call and each answer begin with the number of the call, in this many bytes.
@@ -114,13 +115,13 @@ class SocketServer:
             raise
 
     def _send(self, connection: Connection, message: bytes) -> None:
-        """Sends an answer. If the answer does not fit into the kernel's buffer, another thread
-        sends it. The driver may be busy with an update before it reads the answer, and this process
-        can continue in the meantime."""
+        """Sends an answer. If the answer does not fit into the kernel's buffer, beside the answers
+        that the driver has not read yet, another thread sends it. The driver may be busy with an
+        update before it reads the answer, and this process can continue in the meantime."""
         if self._sending is not None:
             self._sending.result()  # waits, because answers must be sent in order
             self._sending = None
-        if len(message) <= self._room:
+        if len(message) + unread_bytes(connection) <= self._room:
             send_whole(connection, message)
         else:
             self._sending = self._sender.submit(send_whole, connection, message)

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import queue
+import select
 import signal
 import socket
 import subprocess
@@ -14,13 +15,17 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from polopt.rollouts.transport import sockets
+from polopt.rollouts.transport.socket_server import SocketServer
 from polopt.rollouts.transport.sockets import (
     CONNECTION_ERRORS,
     LEFT_BEHIND_S,
@@ -30,6 +35,7 @@ from polopt.rollouts.transport.sockets import (
     hang_up,
     limit,
 )
+from polopt.rollouts.transport.wakeup import Wakeup
 
 LIMIT_S = 60.0
 KEY = b"the key of this run"
@@ -382,3 +388,49 @@ def test_message_that_fits_into_the_buffer_never_waits(listener: Listener) -> No
             dialed.send_bytes(b"")
         hang_up(dialed)
         hang_up(accepted)
+
+
+def test_answers_that_the_driver_has_not_read_take_room(listener: Listener) -> None:
+    """Each answer fits into the empty buffer, but both do not. The process can still continue."""
+    dialed, accepted = listener.greet()
+    server = SocketServer()
+    server._connection, server._room = accepted, sockets.buffer_bytes(accepted)
+    answer = bytes(server._room - 1000)
+
+    def send() -> None:
+        for _ in range(2):
+            server._send(accepted, answer)
+
+    sending = threading.Thread(target=send, daemon=True)
+    sending.start()
+    until_s = time.monotonic() + 10.0
+    while server._sending is None and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert server._sending is not None, "another thread must send the answer that does not fit"
+    for _ in range(2):
+        assert dialed.recv_bytes() == answer
+    server._sending.result(LIMIT_S)
+    server.close()
+    hang_up(dialed)
+
+
+def test_interrupted_handler_of_a_wakeup_loses_no_call() -> None:
+    wakeup, handled = Wakeup(), []
+    futures: list[Future[Any]] = [Future() for _ in range(3)]
+    for number, future in enumerate(futures):
+        wakeup.watch(SimpleNamespace(future=lambda own=future: own), number)  # type: ignore[arg-type]
+        future.set_result(None)
+
+    def handle(number: int, future: Future[Any]) -> None:
+        if number == 1 and len(handled) == 1:
+            handled.append("interrupted")
+            raise KeyboardInterrupt
+        handled.append(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        wakeup.handle(handle)
+    assert select.select([wakeup], [], [], 0.0)[0], "the selector returns at once"
+    wakeup.handle(handle)
+    assert handled == [0, "interrupted", 1, 2]
+    assert not select.select([wakeup], [], [], 0.0)[0]
+    wakeup.close()
