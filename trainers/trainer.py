@@ -34,7 +34,6 @@ from polopt.trainers.best_checkpoint import BestCheckpoint
 from polopt.trainers.checkpoints import REPLAY, CheckpointError, write_checkpoint
 from polopt.trainers.evaluation import Evaluation, evaluation_config
 from polopt.trainers.experiment import Experiment, with_keywords
-from polopt.trainers.notebooks import ProgressMetrics
 from polopt.trainers.play_episodes import EvaluationResult, evaluate_now
 from polopt.trainers.preset_help import PresetDoc, PresetSignature
 from polopt.trainers.prometheus_exporter import PrometheusExporter
@@ -64,6 +63,7 @@ from polopt.trainers.stop_when import StopWhen
 from polopt.trainers.tab_file import write_tab
 from polopt.trainers.trace_file import StepTrace
 from polopt.trainers.trial_resources import bundles
+from polopt.trainers.tune_callbacks import ProgressMetrics
 from polopt.trainers.tune_storage import following, next_checkpoint, results_folder
 
 if TYPE_CHECKING:
