@@ -27,7 +27,6 @@ from polopt.policies.networks.network import Network
 from polopt.policies.normalization import Normalizer
 from polopt.policies.policy import Policy, reduce_gradient
 
-
 #: The type of the option `target_network_update_freq`.
 UpdateFrequency = Annotated[
     int,

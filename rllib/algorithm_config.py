@@ -91,7 +91,7 @@ class AlgorithmConfig:
 
     @property
     def _preset(self) -> type[PolicyOptimizerTrainer]:
-        return PRESETS[self.preset_name]
+        return self.algo_class
 
     def __repr__(self) -> str:
         given = ", ".join(f"{key}={value!r}" for key, value in self._given.items())

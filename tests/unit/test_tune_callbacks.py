@@ -20,8 +20,8 @@ import polopt
 from polopt.common.config import ConfigError
 from polopt.rllib.algorithms import algorithm_of
 from polopt.trainers import tune_callbacks
-from polopt.trainers.tune_callbacks import Checks
 from polopt.trainers.presets import SyncPPO
+from polopt.trainers.tune_callbacks import Checks
 
 KEYS = {"episode_return_mean", "num_env_steps_sampled_lifetime"}
 
