@@ -15,6 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 from polopt.common.config import (
     Config,
     ConfigError,
+    Problems,
     canonical,
     differ,
     nearest_of,
@@ -22,7 +23,7 @@ from polopt.common.config import (
     unknown_key,
     without_fixed,
 )
-from polopt.common.other_libraries import RLLIB_FIXED, instead_of, instead_of_algorithm
+from polopt.common.other_libraries import RLLIB_FIXED, fixed, instead_of, instead_of_algorithm
 from polopt.common.registry import Registry, load_path
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
@@ -35,6 +36,12 @@ from polopt.rollouts.resources import Amount
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.callbacks import resolve_callbacks
 from polopt.rollouts.workers.worker_config import WorkerConfig, make_worker_config
+
+
+_NO_ENV = (
+    "key 'env' is missing. Allowed: a Gymnasium id, a name registered with "
+    "ray.tune.registry.register_env, or a callable that makes an environment"
+)
 
 
 class EvaluationConfig(Config):
@@ -193,7 +200,8 @@ class Experiment:
                 but may not name an optimizer or policy other than the preset's.
 
         Raises:
-            ConfigError: a key is unknown, a value is wrong, or some options cannot be combined.
+            ConfigError: keys are unknown, values are wrong, or some options cannot be combined. The
+                message has one line for each wrong key.
         """
         _check_mapping(options)
         options, preset = with_preset(options, preset)
@@ -208,21 +216,46 @@ class Experiment:
             "optimizer": _name(optimizer_name, OPTIMIZERS),
             "policy": _name(policy_name, POLICIES),
         }
-        options = without_fixed(options, RLLIB_FIXED, _known(owners))
+        problems, known = Problems(), _known(owners)
+        with problems.collected():
+            without_fixed(options, RLLIB_FIXED, known)
+        former = {key for owner in owners.values() for key in (*owner.renamed, *owner.removed)}
         for owner in owners.values():
-            owner.check_former_keys(options)
+            with problems.collected():
+                owner.check_former_keys(options)
+        options = {
+            key: value
+            for key, value in options.items()
+            if key in known or not (key in former or fixed(key, RLLIB_FIXED))
+        }
         merged = canonical(preset, aliases) | canonical(options, aliases)
         parts: dict[str, dict[str, Any]] = {name: {} for name in owners}
         for key, value in merged.items():
             if key not in ("optimizer", "policy"):
-                parts[_owner(key, owners, names, preset)][key] = value
+                with problems.collected():
+                    parts[_owner(key, owners, names, preset)][key] = value
         for plugin, only in (("optimizer", optimizer_only), ("policy", policy_only)):
             keys = _keys(owners[plugin])
-            for key in (own := without_fixed(only, RLLIB_FIXED, keys)):
-                if key not in keys and instead_of(key):
-                    raise ConfigError(f"{plugin} {names[plugin]!r}: {unknown_key(key, keys)}")
+            with problems.collected():
+                without_fixed(only, RLLIB_FIXED, keys)
+            own = {
+                key: value
+                for key, value in only.items()
+                if key in keys or not fixed(key, RLLIB_FIXED)
+            }
+            foreign = [key for key in own if key not in keys and instead_of(key)]
+            problems.lines += [
+                f"{plugin} {names[plugin]!r}: {unknown_key(key, keys)}" for key in foreign
+            ]
+            own = {key: value for key, value in own.items() if key not in foreign}
             parts[plugin] |= canonical(own, owners[plugin].aliases)
-        parsed: dict[str, Any] = {name: owners[name].parse(parts[name]) for name in owners}
+        parsed: dict[str, Any] = {}
+        for name, owner in owners.items():
+            with problems.collected():
+                parsed[name] = owner.parse(parts[name])
+        if problems.lines and merged.get("env") is None:
+            problems.lines.append(_NO_ENV)
+        problems.raise_all()
         experiment = cls(
             policy_name=names["policy"],
             policy_class=policy_class,
@@ -301,10 +334,7 @@ class Experiment:
 
     def _check_combinations(self) -> None:
         if self.rollout.env is None:
-            raise ConfigError(
-                "key 'env' is missing. Allowed: a Gymnasium id, a name registered with "
-                "ray.tune.registry.register_env, or a callable that makes an environment"
-            )
+            raise ConfigError(_NO_ENV)
         if self.trainer.record_restarts and not self.rollout.record_arrivals:
             raise ConfigError(
                 "key 'record_restarts': got True without record_arrivals. Allowed: False, or "

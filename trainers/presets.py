@@ -175,8 +175,8 @@ def register(override: bool | None = None) -> None:
             another class. `None` registers it and logs a warning. True registers it without a
             warning. False does not register it, and only `polopt/A3C` and so on are available.
 
-    polopt has no name `PPO`, because its preset is `SyncPPO`. If Tune trains RLlib's algorithm under
-    such a name, polopt logs a warning.
+    polopt has no name `PPO`, because its preset is `SyncPPO`. If Tune trains an algorithm of RLlib
+    under such a name, polopt logs a warning.
 
     Stop conditions use the result keys of RLlib 2.60. If the first result of a trial does not
     contain a stop key, the experiment ends with a ConfigError:

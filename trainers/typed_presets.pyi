@@ -141,6 +141,7 @@ class _ReplayConfig(TypedDict, total=False):
     n_step: int
     tau: float
     target_network_update_freq: int
+    target_network_update_timesteps: int | None
     random_timesteps: int
     fast_gpu: bool
 
@@ -327,6 +328,7 @@ class AnyOptions(PluginOptions, total=False):
     target_network_update_freq: int
     n_step: int
     tau: float
+    target_network_update_timesteps: int | None
     random_timesteps: int
     fast_gpu: bool
     actor_lr: float | Sequence[Sequence[int | float]] | None
