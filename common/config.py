@@ -41,11 +41,11 @@ class ConfigError(ValueError):
 class Problems:
     """Collects the messages of several ConfigErrors, so that one error can name all wrong keys.
 
-        problems = Problems()
-        for key in options:
-            with problems.collected():
-                check(key)                       # raises a ConfigError
-        problems.raise_all()                     # one error, with one line for each problem
+    problems = Problems()
+    for key in options:
+        with problems.collected():
+            check(key)                       # raises a ConfigError
+    problems.raise_all()                     # one error, with one line for each problem
     """
 
     def __init__(self) -> None:

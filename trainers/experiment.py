@@ -29,6 +29,7 @@ from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.policies.learning.policy_config import PolicyConfig
+from polopt.policies.learning.schedules import Schedule
 from polopt.policies.networks.model_config import ModelConfig
 from polopt.policies.policy import Policy
 from polopt.policies.policy_registry import POLICIES
@@ -36,7 +37,6 @@ from polopt.rollouts.resources import Amount
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.callbacks import resolve_callbacks
 from polopt.rollouts.workers.worker_config import WorkerConfig, make_worker_config
-
 
 _NO_ENV = (
     "key 'env' is missing. Allowed: a Gymnasium id, a name registered with "
@@ -331,6 +331,44 @@ class Experiment:
                 f"key 'num_gpus': got {num_gpus:g}, but torch finds no GPU. Allowed: 0"
             )
         return "cuda" if num_gpus else "cpu"
+
+    def doubtful(self) -> list[str]:
+        """Returns a warning for each option that is allowed, but is probably a mistake."""
+        policy, texts = self.policy, []
+        rates = {
+            name: getattr(policy, name)
+            for name in type(policy).model_fields
+            if name == "lr" or name.endswith("_lr")
+        }
+        further = [value for name, value in rates.items() if name != "lr"]
+        if further and None not in further:
+            del rates["lr"]  # no segment uses it
+        for name, rate in rates.items():
+            if rate is not None and Schedule(rate).is_zero:
+                texts.append(
+                    f"{name}={shown(rate)}: the weights with this learning rate never change"
+                )
+        size, rows = getattr(policy, "sgd_minibatch_size", None), self._largest_batch
+        field = type(policy).model_fields.get("sgd_minibatch_size")
+        if field is not None and size not in (None, field.default) and size > rows:
+            texts.append(
+                f"sgd_minibatch_size={size}: a batch has at most {rows} rows, so each epoch is one "
+                "update with the whole batch. For more rows, raise rollout_fragment_length, "
+                "num_envs_per_worker or num_workers"
+            )
+        return texts
+
+    @property
+    def _largest_batch(self) -> int:
+        """An upper bound of the number of rows from which a learner learns at once, if it learns
+        from fragments."""
+        rollout = self.rollout
+        rows = rollout.rollout_fragment_length * rollout.num_envs_per_worker
+        rows *= max(rollout.num_workers_below, 1)
+        given = getattr(self.optimizer, "train_batch_size", None)
+        if given is not None:
+            return int(-(-given // rows) * rows)
+        return rows * (1 if self.optimizer_class.needs_gradients else max(rollout.num_workers, 1))
 
     def _check_combinations(self) -> None:
         if self.rollout.env is None:

@@ -302,6 +302,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         limit_threads(max(1, threads))
         worker_config = experiment.make_worker_config()
         experiment.optimizer.check_spaces(worker_config)
+        for text in experiment.doubtful():
+            logger.warning(text)
         evaluation = evaluation_config(experiment.trainer, worker_config)
         worker_config = dataclasses.replace(worker_config, arrivals=self.recorded)
         self._callbacks = CallbackCaller(worker_config.callbacks, "driver")

@@ -86,6 +86,11 @@ class Schedule:
         self._steps = [float(step) for step, _ in points]
         self._values = [float(v) for _, v in points]
 
+    @property
+    def is_zero(self) -> bool:
+        """Whether the number is always 0."""
+        return not any(self._values)
+
     def __call__(self, env_steps: int) -> float:
         """The value after `env_steps` environment steps of all workers together."""
         if len(self._values) == 1:

@@ -210,7 +210,7 @@ def test_unsupported_call_says_what_to_change(code: str) -> None:
     with pytest.raises(ConfigError) as caught:
         eval(code, vars(rllib).copy())
     assert REFUSED[code] in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert all("(): " in line or "config: " in line for line in str(caught.value).splitlines())
 
 
 # ---- options ----------------------------------------------------------------------------------
@@ -242,6 +242,15 @@ def test_misspelled_name_is_a_type_error_with_the_nearest() -> None:
     said = r"PPOConfig.training\(\) got an unexpected .* 'lamda_'; did you mean 'lambda_'"
     with pytest.raises(TypeError, match=said):
         rllib.PPOConfig().training(lamda_=0.9)
+
+
+def test_one_error_names_every_wrong_option_of_a_call() -> None:
+    with pytest.raises(TypeError) as caught:
+        rllib.PPOConfig().training(lrr=1e-3, gama=0.9, use_gae=False)
+    for line, name in zip(str(caught.value).splitlines(), ("lrr", "gama", "use_gae"), strict=True):
+        assert repr(name) in line
+    with pytest.raises(ConfigError, match="(?s)'noisy'.*\n.*'num_atoms'"):
+        rllib.DQNConfig.from_dict({"noisy": True, "num_atoms": 51})
 
 
 def test_ignored_options_are_in_the_tables() -> None:

@@ -27,6 +27,7 @@ from polopt.common.config import ConfigError
 from polopt.dashboards.tensorboard import TensorBoardLayout
 from polopt.metrics.diagnosis import diagnose
 from polopt.rollouts.envs.env_sources import env_name
+from polopt.rollouts.ray_session import warn_if_crowded
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.command_line.names import name_on_command_line
 from polopt.trainers.command_line.output import say, say_findings
@@ -144,6 +145,8 @@ def run(
             say(f"ended       {reason or _ENDED_ITSELF}")
         _report(folder, planned.experiment, exists, stopped)
 
+    for text in dict.fromkeys(t for one in planned.experiments for t in one.doubtful()):
+        say(f"warning     {text}")
     error = ""
     signals.before_exit = report
     with progress, suppress(Stopped):
@@ -357,6 +360,7 @@ def start_ray(planned: Plan, verbose: bool = False) -> None:
             max(one.trainer.num_cpus_for_driver + one.remote_cpus for one in planned.experiments)
         )
         options |= {"num_cpus": max(os.cpu_count() or 1, needed), "include_dashboard": False}
+        warn_if_crowded(max(one.num_remote_processes for one in planned.experiments))
     if planned.folder not in (None, Path.cwd()):  # Ray itself adds the current directory
         paths = [str(planned.folder), *filter(None, [os.environ.get("PYTHONPATH")])]
         options["runtime_env"] = {"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}}
