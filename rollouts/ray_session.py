@@ -184,10 +184,10 @@ def warn_if_crowded(num_processes: int) -> None:
     cores = os.cpu_count() or 1
     if num_processes > _CROWDED * cores:
         _warn(
-            f"the run starts {num_processes} worker processes, but this machine has {cores} cores. "
-            "They start slowly, share the cores, and may exceed worker_startup_timeout_s. Use a "
-            "smaller num_workers with a larger num_envs_per_worker, or RAY_ADDRESS with the address "
-            "of a larger cluster"
+            f"the run starts {num_processes} worker processes, but this machine has {cores} "
+            "cores. The processes share the cores and start slowly, maybe too slowly for "
+            "worker_startup_timeout_s. Use a smaller num_workers with a larger "
+            "num_envs_per_worker, or RAY_ADDRESS with the address of a larger cluster"
         )
 
 

@@ -6,9 +6,9 @@ this file.
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict, overload
+from typing import Any, Literal, overload
 
-from typing_extensions import Self, Unpack
+from typing_extensions import Self, TypedDict, Unpack
 
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.policies.policy import Policy
@@ -398,6 +398,9 @@ class AnyOptions(PluginOptions, total=False):
     trace: bool
     trace_first_step: int
     trace_num_steps: int
+
+class NoSuchOption: ...
+class UnknownOptions(AnyOptions, total=False, extra_items=NoSuchOption): ...
 
 class PolicyOptimizerTrainer(_Trainer):
     # The second form accepts the options of plugins, which are not known here.
@@ -873,4 +876,16 @@ def train(
     restore: _Path | None = None,
     verbose: int = 1,
     **options: Any,
+) -> TrainingResult: ...
+@overload
+def train(
+    experiment: str,
+    config: Mapping[str, Any] | None = None,
+    *,
+    stop: Mapping[str, float] | None = None,
+    log_dir: _Path | None = None,
+    checkpoint_every: int = 20,
+    restore: _Path | None = None,
+    verbose: int = 1,
+    **options: Unpack[UnknownOptions],
 ) -> TrainingResult: ...

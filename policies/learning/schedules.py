@@ -50,25 +50,36 @@ def _between_0_and(largest: float) -> Callable[[_Points], _Points]:
     return check
 
 
-def _schedule(largest: float) -> tuple[Any, ...]:
-    """The checks and the description of a schedule with numbers from 0 to `largest`."""
-    return (
-        pydantic.BeforeValidator(_check_points),
-        pydantic.AfterValidator(_between_0_and(largest)),
-        pydantic.Field(
-            description=f"a number from 0 to {largest:,g}, or a schedule "
-            "[[environment steps, number], ...], whose steps increase"
-        ),
+def _described(largest: float) -> Any:
+    return pydantic.Field(
+        description=f"a number from 0 to {largest:,g}, or a schedule [[environment steps, number], "
+        "...], whose steps increase"
     )
 
 
+_POINTS = pydantic.BeforeValidator(_check_points)
 #: A config value that is a number, or `[[environment steps, value], ...]`.
-ScheduleValue = Annotated[_Points, *_schedule(1e6)]
+ScheduleValue = Annotated[
+    float | list[tuple[int, float]],
+    _POINTS,
+    pydantic.AfterValidator(_between_0_and(1e6)),
+    _described(1e6),
+]
 #: A `ScheduleValue` for a probability.
-ProbabilitySchedule = Annotated[_Points, *_schedule(1.0)]
+ProbabilitySchedule = Annotated[
+    float | list[tuple[int, float]],
+    _POINTS,
+    pydantic.AfterValidator(_between_0_and(1.0)),
+    _described(1.0),
+]
 #: A `ScheduleValue` for a learning rate, from 0 to 10. An update of Adam changes a weight by about
 #: the learning rate, so larger learning rates are not useful.
-LearningRate = Annotated[_Points, *_schedule(10.0)]
+LearningRate = Annotated[
+    float | list[tuple[int, float]],
+    _POINTS,
+    pydantic.AfterValidator(_between_0_and(10.0)),
+    _described(10.0),
+]
 
 
 class Schedule:

@@ -118,8 +118,15 @@ def test_wrong_value_error_has_allowed_values(options: dict[str, Any], allowed: 
 def test_one_error_names_every_wrong_key() -> None:
     """A script ported from Stable-Baselines3 took one start for each of its options."""
     given = {
-        "learning_rate": 3e-4, "n_steps": 128, "batch_size": 64, "framework": "tf",
-        "gamma": "x", "lr": 20.0, "num_workers": -1, "buffer_size": 3, "clip_range": 0.2,
+        "learning_rate": 3e-4,
+        "n_steps": 128,
+        "batch_size": 64,
+        "framework": "tf",
+        "gamma": "x",
+        "lr": 20.0,
+        "num_workers": -1,
+        "buffer_size": 3,
+        "clip_range": 0.2,
         "model": {"fcnet_hidden": [3], "use_lstm": "always", "fcnet_hiddens": ["x", "y"]},
         "optimizer": {"name": "sync_samples", "n_epochs": 3, "trainbatch_size": 5},
     }
