@@ -26,6 +26,7 @@ from rich.console import Console
 from polopt.common.config import ConfigError
 from polopt.dashboards.tensorboard import TensorBoardLayout
 from polopt.metrics.diagnosis import diagnose
+from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.envs.env_sources import env_name
 from polopt.rollouts.ray_session import warn_if_crowded
 from polopt.trainers.checkpoints import CheckpointError
@@ -311,13 +312,14 @@ def _mean(trials: Sequence[SweepTrial]) -> float:
 
 def _next_step(checkpoint: Path, experiment: Experiment) -> str:
     """Returns a command that evaluates a checkpoint. The user has to run the command in the current
-    directory. If the checkpoint cannot contain the environment, the network or values of
-    `env_config`, the command has arguments for them. If no command can evaluate the checkpoint,
+    directory. If the checkpoint cannot contain the environment, the policy, the network or values
+    of `env_config`, the command has arguments for them. If no command can evaluate the checkpoint,
     returns a sentence that says why."""
     command = [*program(), "evaluate", str(checkpoint)]
     network = getattr(getattr(experiment.policy, "model", None), "custom", None)
     env = experiment.trainer.evaluation_config.env or experiment.rollout.env
-    for option, value in (("--env", env), ("--network", network or "")):
+    policy = "" if POLICIES.is_installed(experiment.policy_class) else experiment.policy_class
+    for option, value in (("--env", env), ("--policy", policy), ("--network", network or "")):
         name = name_on_command_line(value)
         if name is None:
             return (
