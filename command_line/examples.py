@@ -28,8 +28,9 @@ import yaml
 
 from polopt.command_line.names import import_file
 from polopt.command_line.sweep import is_grid
-from polopt.common.config import Config, ConfigError, nearest
+from polopt.common.config import Config, ConfigError, Problems, nearest
 from polopt.common.other_libraries import instead_of_algorithm
+from polopt.trainers.options import options_of
 from polopt.trainers.presets import PRESETS
 
 _PACKAGE = "polopt.tuned_examples"
@@ -136,6 +137,10 @@ def apply_changes(example: Example, changes: Sequence[str]) -> tuple[Example, di
             raise ConfigError(
                 f"argument {change!r}. Allowed: stop.KEY=limit, where KEY is a key of results"
             )
+        if key.startswith("config."):
+            raise ConfigError(
+                f"argument {change!r}. Options have no prefix: {change.removeprefix('config.')}"
+            )
         if key in ("run", "preset"):
             run = value
         elif key.startswith("stop."):
@@ -191,7 +196,23 @@ def _example(described: Any, where: str) -> Example:
             f"{where}: key 'run' is missing. Give the name of a preset, such as 'SyncPPO'. The "
             "keys 'config' and 'stop' are on the same level as 'run'"
         )
-    return Example.parse({k: v for k, v in described.items() if v is not None}, where)
+    problems = Problems()
+    for key in [key for key in described if key in _option_names()]:
+        described = {other: value for other, value in described.items() if other != key}
+        problems.lines.append(
+            f"{where}: key {key!r} is an option of the preset. Write it below 'config'"
+        )
+    with problems.collected():
+        example = Example.parse({k: v for k, v in described.items() if v is not None}, where)
+    problems.raise_all()
+    return example
+
+
+def _option_names() -> set[str]:
+    """Returns the names of the options of all presets, except the keys of an experiment."""
+    options = [option for cls in PRESETS.values() for option in options_of(cls.preset)]
+    names = {name for option in options for name in (option.key, *option.aliases)}
+    return names - {*Example.keys(), *Example.aliases}
 
 
 def _of_rllib(described: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from typing import Any
 
+from polopt.command_line.names import named
 from polopt.common.config import ConfigError, nearest_of
 from polopt.common.other_libraries import instead_of_algorithm
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
+from polopt.optimizers.policy_optimizer import PolicyOptimizer
+from polopt.policies.policy import Policy
 from polopt.policies.policy_registry import POLICIES
 from polopt.trainers.options import (
     Option,
@@ -17,6 +21,7 @@ from polopt.trainers.options import (
     shown_default,
 )
 from polopt.trainers.presets import PRESETS
+from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 _WIDTH = 100
 
@@ -26,7 +31,8 @@ def lines(name: str) -> Iterator[str]:
     option give its default, its meaning and the allowed values.
 
     Raises:
-        ConfigError: no preset, optimizer or policy has this name.
+        ConfigError: no preset, optimizer or policy has this name, or `module:Class` or
+            `FILE.py:Class` is not such a class.
     """
     options = _options(name)
     for option in [*options, *nested_options(options)]:
@@ -44,10 +50,20 @@ def _options(name: str) -> list[Option]:
     for registry in (OPTIMIZERS, POLICIES):
         if name in registry.names():
             return own_options(registry.get(name).config_class)
+    if ":" in name:
+        return _options_of(named(name, "argument"), name)
     known = [*PRESETS, *OPTIMIZERS.names(), *POLICIES.names()]
     instead = instead_of_algorithm(name)
     meant = f". {instead}" if instead else nearest_of(name, known)
     raise ConfigError(f"{name!r} is not a preset, an optimizer or a policy{meant}")
+
+
+def _options_of(found: Any, name: str) -> list[Option]:
+    if isinstance(found, type) and issubclass(found, PolicyOptimizerTrainer):
+        return options_of(found.preset)
+    if isinstance(found, type) and issubclass(found, Policy | PolicyOptimizer):
+        return own_options(found.config_class)
+    raise ConfigError(f"{name!r} is {found!r:.100}, and not a preset, an optimizer or a policy")
 
 
 def _wrapped(text: str) -> list[str]:

@@ -21,8 +21,8 @@ FAILED, BAD_INPUT = 1, 2
 
 @contextmanager
 def bad_input() -> Iterator[None]:
-    """Catches an error that a wrong config or a bad checkpoint has caused in the block. Prints the
-    error in one line, and ends the command."""
+    """Catches an error that a wrong config or a bad checkpoint has caused in the block. Prints one
+    line for each line of the error, and ends the command."""
     try:
         yield
     except (ConfigError, RuntimeError) as error:
@@ -30,7 +30,10 @@ def bad_input() -> Iterator[None]:
 
         if not isinstance(error, ConfigError | CheckpointError):
             raise
-        fail(str(error), BAD_INPUT)
+        *first, last = str(error).splitlines() or [""]
+        for line in first:
+            _print_error(line)
+        fail(last, BAD_INPUT)
 
 
 def fail(message: str, code: int) -> NoReturn:
@@ -39,8 +42,12 @@ def fail(message: str, code: int) -> NoReturn:
     This function and `say` escape control characters, because names of files may come from an
     untrusted user.
     """
-    print(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)
+    _print_error(message)
     raise typer.Exit(code)
+
+
+def _print_error(message: str) -> None:
+    print(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)
 
 
 def say(line: str) -> None:

@@ -31,7 +31,9 @@ from polopt.command_line.ray_thread import ray_running
 from polopt.command_line.signals import Stopped, StopSignals
 from polopt.common.add_ons import add_ons
 from polopt.common.config import ConfigError
+from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.envs.env_sources import env_name
+from polopt.rollouts.ray_session import warn_if_crowded
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.run_context import RunContext
@@ -144,6 +146,8 @@ def run(
             say(f"ended       {reason or _ENDED_ITSELF}")
         _report(folder, planned.experiment, exists, stopped)
 
+    for text in dict.fromkeys(t for one in planned.experiments for t in one.doubtful()):
+        say(f"warning     {text}")
     error = ""
     signals.before_exit = report
     with progress, suppress(Stopped):
@@ -308,13 +312,14 @@ def _mean(trials: Sequence[SweepTrial]) -> float:
 
 def _next_step(checkpoint: Path, experiment: Experiment) -> str:
     """Returns a command that evaluates a checkpoint. The user has to run the command in the current
-    directory. If the checkpoint cannot contain the environment, the network or values of
-    `env_config`, the command has arguments for them. If no command can evaluate the checkpoint,
+    directory. If the checkpoint cannot contain the environment, the policy, the network or values
+    of `env_config`, the command has arguments for them. If no command can evaluate the checkpoint,
     returns a sentence that says why."""
     command = [*program(), "evaluate", str(checkpoint)]
     network = getattr(getattr(experiment.policy, "model", None), "custom", None)
     env = experiment.trainer.evaluation_config.env or experiment.rollout.env
-    for option, value in (("--env", env), ("--network", network or "")):
+    policy = "" if POLICIES.is_installed(experiment.policy_class) else experiment.policy_class
+    for option, value in (("--env", env), ("--policy", policy), ("--network", network or "")):
         name = name_on_command_line(value)
         if name is None:
             return (
@@ -357,6 +362,7 @@ def start_ray(planned: Plan, verbose: bool = False) -> None:
             max(one.trainer.num_cpus_for_driver + one.remote_cpus for one in planned.experiments)
         )
         options |= {"num_cpus": max(os.cpu_count() or 1, needed), "include_dashboard": False}
+        warn_if_crowded(max(one.num_remote_processes for one in planned.experiments))
     if planned.folder not in (None, Path.cwd()):  # Ray itself adds the current directory
         paths = [str(planned.folder), *filter(None, [os.environ.get("PYTHONPATH")])]
         options["runtime_env"] = {"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}}

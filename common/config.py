@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 import pydantic
@@ -34,6 +36,33 @@ class ConfigError(ValueError):
 
     For a wrong value, the message names the key, the given value and the allowed values.
     """
+
+
+class Problems:
+    """Collects the messages of several ConfigErrors, so that one error can name all wrong keys.
+
+    problems = Problems()
+    for key in options:
+        with problems.collected():
+            check(key)                       # raises a ConfigError
+    problems.raise_all()                     # one error, with one line for each problem
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """A context that ends at a ConfigError and keeps its message."""
+        try:
+            yield
+        except ConfigError as error:
+            self.lines += [line for line in str(error).splitlines() if line not in self.lines]
+
+    def raise_all(self) -> None:
+        """Raises a ConfigError with the collected messages. Does nothing without messages."""
+        if self.lines:
+            raise ConfigError("\n".join(self.lines))
 
 
 def nearest(name: Any, known: Iterable[str]) -> str:
@@ -104,10 +133,10 @@ def without_fixed(
         where: the name of the dict in error messages.
 
     Raises:
-        ConfigError: if an option has a value that is not allowed. The message says what the user
-            can do instead.
+        ConfigError: if options have values that are not allowed. The message says for each option
+            what the user can do instead.
     """
-    kept, known = {}, set(known)
+    kept, known, problems = {}, set(known), Problems()
     for key, value in options.items():
         row = None if key in known else fixed(key, rows)
         if row is None:
@@ -116,9 +145,10 @@ def without_fixed(
         allowed = row.allowed(key)
         if not any(type(value) is type(same) and value == same for same in allowed):
             values = f"Allowed: {' or '.join(map(repr, allowed))}" if allowed else "Leave it out"
-            raise ConfigError(
+            problems.lines.append(
                 f"{where}: key {key!r}: got {shown(value)}. {values}. {instead_of(key)}"
             )
+    problems.raise_all()
     return kept
 
 
@@ -205,38 +235,47 @@ class Config(pydantic.BaseModel):
         Raises:
             ConfigError: if `options` is not a mapping, if a key is unknown, was renamed or was
                 removed, if a value has a wrong type or is out of range, or if a key has different
-                values under two names. For an unknown key, the message suggests known keys.
+                values under two names. The message has one line for each wrong key. For an unknown
+                key, it suggests known keys.
         """
-        options = canonical(options, cls.aliases, where)
-        cls.check_former_keys(options, where)
+        options, problems = canonical(options, cls.aliases, where), Problems()
+        with problems.collected():
+            cls.check_former_keys(options, where)
         known = set(cls.keys()) | set(cls.model_fields)
-        for key in options:
-            if key not in known:
-                instead = instead_of(key)
-                if not set(cls.keys()) & set(re.findall(r"\w+", instead)):
-                    instead = ""  # the text names no key of this config
-                meant = nearest_of(key, [*cls.keys(), *cls.aliases], cls.keys())
-                raise ConfigError(
-                    f"{where}: unknown key {key!r}" + (f". {instead}" if instead else meant)
-                )
+        former = {*cls.renamed, *cls.removed}
+        for key in [key for key in options if key not in known]:
+            del options[key]
+            if key in former:
+                continue
+            instead = instead_of(key)
+            if not set(cls.keys()) & set(re.findall(r"\w+", instead)):
+                instead = ""  # the text names no key of this config
+            meant = nearest_of(key, [*cls.keys(), *cls.aliases], cls.keys())
+            problems.lines.append(
+                f"{where}: unknown key {key!r}" + (f". {instead}" if instead else meant)
+            )
         try:
-            return cls(**options)
+            made = cls(**options)
         except pydantic.ValidationError as error:
-            raise ConfigError(f"{where}: {_first_problem(cls, error)}") from None
+            problems.lines += [f"{where}: {problem}" for problem in _problems(cls, error)]
+        problems.raise_all()
+        return made
 
     @classmethod
     def check_former_keys(cls, options: Iterable[str], where: str = "config") -> None:
         """Checks that no key is a former key of this config.
 
         Raises:
-            ConfigError: if a key was renamed or removed. The message gives the current name or the
-                reason.
+            ConfigError: if keys were renamed or removed. The message gives the current name or the
+                reason for each.
         """
+        problems = Problems()
         for key in options:
             if key in cls.renamed:
-                raise ConfigError(f"{where}: key {key!r} is now {cls.renamed[key]!r}")
-            if key in cls.removed:
-                raise ConfigError(f"{where}: key {key!r} was removed: {cls.removed[key]}")
+                problems.lines.append(f"{where}: key {key!r} is now {cls.renamed[key]!r}")
+            elif key in cls.removed:
+                problems.lines.append(f"{where}: key {key!r} was removed: {cls.removed[key]}")
+        problems.raise_all()
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the options as a dict that `type(self).parse` accepts. Values of options with the
@@ -282,9 +321,18 @@ def _is_of_any_type(annotation: Any) -> bool:
     return annotation is Any or any(map(_is_of_any_type, get_args(annotation)))
 
 
-def _first_problem(cls: type[Config], error: pydantic.ValidationError) -> str:
-    problem = error.errors()[0]
-    path = ".".join(str(part) for part in problem["loc"] if not _is_type_tag(part))
+def _problems(cls: type[Config], error: pydantic.ValidationError) -> list[str]:
+    """Returns one message for each wrong key. Pydantic may have several errors for a key, one for
+    each type of a union and for each part of a list. The message is of the first of them."""
+    first: dict[tuple[str, ...], str] = {}
+    for problem in error.errors():
+        path = [part for part in problem["loc"] if not _is_type_tag(part)]
+        key = tuple(itertools.takewhile(lambda part: isinstance(part, str), path))
+        first.setdefault(key, _message(cls, problem, ".".join(map(str, path))))
+    return list(first.values())
+
+
+def _message(cls: type[Config], problem: Any, path: str) -> str:
     if problem["type"] == "extra_forbidden":
         owner = _owner(cls, problem["loc"])
         instead = instead_of(problem["loc"][-1]) if owner is None or owner.advises else ""
@@ -298,9 +346,13 @@ def _first_problem(cls: type[Config], error: pydantic.ValidationError) -> str:
     if not path or complete:  # the message of a validator of the whole config names the key
         return message
     allowed = _PLAIN_WORDS.get(kind, message.removeprefix("Input should be "))
-    if described and kind in ("tuple_type", "missing", "too_long"):
+    is_whole = not any(isinstance(part, int) for part in problem["loc"])
+    if described and (is_whole or kind in ("tuple_type", "missing", "too_long")):
         allowed = described
-    return f"key {path!r}: got {shown(problem['input'])}; allowed: {allowed}"
+    given = problem["input"]
+    if hasattr(given, "sample") or (isinstance(given, Mapping) and "grid_search" in given):
+        allowed += ". Search spaces need `tune.Tuner` or a file for `polopt train`"
+    return f"key {path!r}: got {shown(given)}; allowed: {allowed}"
 
 
 #: Maps kinds of pydantic's errors to the allowed values in plain words.

@@ -128,7 +128,7 @@ RLLIB = (
     Option(
         "`min_sample_timesteps_per_iteration`",
         "`min_sample_timesteps_per_iteration`. 0 means that each iteration is one step of the "
-        "optimizer",
+        "optimizer, and is the default of `PPOConfig` and `DDPPOConfig` of `polopt.rllib`",
         "0 | 4000",
     ),
     Option("`num_gpus_per_learner`", "`num_gpus`. RLlib's name is also accepted", "0 | 0"),
@@ -206,7 +206,8 @@ RLLIB_REPLAY = (
     ),
     Option(
         "`training_intensity`. None means one batch after each round of sampling",
-        "`training_intensity`, the number of learned rows per environment step of all workers",
+        "`training_intensity`, the number of learned rows per environment step of all workers. The "
+        "builders of `polopt.rllib` compute it for None",
         "None | 8.0",
     ),
     Option(
@@ -227,10 +228,11 @@ RLLIB_REPLAY = (
         "[[0, 1.0], [10000, 0.05]] | the same",
     ),
     Option(
-        "`target_network_update_freq`, in environment steps",
-        "`target_network_update_freq`, in updates: divide RLlib's value by the number of "
-        "environment steps per update",
-        "500 | 250",
+        "`target_network_update_freq`, in environment steps. 0 means every update",
+        "`target_network_update_timesteps`, in environment steps. polopt's own "
+        "`target_network_update_freq` counts updates, and 1 means every update. `DQNConfig`, "
+        "`SACConfig` and `ApexDQNConfig` of `polopt.rllib` take RLlib's name in environment steps",
+        "500; SAC: 0 | 250 updates; SAC: 1 update",
     ),
     Option("`tau`", "`tau`", "1.0; SAC: 0.005 | 1.0; SAC: 0.005"),
     Option(
@@ -895,7 +897,7 @@ STABLE_BASELINES3_REPLAY = (
     Option("`tau`", "`tau`", "1.0; SAC: 0.005 | 1.0; SAC: 0.005"),
     Option(
         "`target_update_interval`, in environment steps. SAC: in updates",
-        "`target_network_update_freq`, in updates",
+        "`target_network_update_timesteps`. SAC: `target_network_update_freq`",
         "10000; SAC: 1 | 250; SAC: 1",
     ),
     Option(

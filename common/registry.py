@@ -119,6 +119,13 @@ class Registry:
         """Returns a name of `cls`, or None if `cls` is not registered."""
         return next((n for n, known in self._known.items() if known in (cls, _path(cls))), None)
 
+    def is_installed(self, cls: type) -> bool:
+        """Returns whether a class is built in or installed as an entry point. A new process then
+        finds the class by its name."""
+        built_in = [known for known in self._known.values() if isinstance(known, str)]
+        entries = [entry.value for entry in metadata.entry_points(group=self._group)]
+        return _path(cls) in (*built_in, *entries)
+
     def names(self) -> list[str]:
         """Returns all known names, sorted."""
         return sorted(self.paths())

@@ -47,7 +47,13 @@ class ReplayOptions(OptimizerConfig):
     buffer_size: int = pydantic.Field(default=50_000, ge=1, le=2**31 - 1)
     learning_starts: int = pydantic.Field(default=1000, ge=0, le=10**10)
     train_batch_size: int = pydantic.Field(default=32, ge=1, le=10**8)
-    training_intensity: float = pydantic.Field(default=8.0, gt=0.0, le=1e6)
+    training_intensity: float = pydantic.Field(
+        default=8.0,
+        gt=0.0,
+        le=1e6,
+        description="a number above 0, at most 1e+06. For one update after every n environment "
+        "steps, train_batch_size / n",
+    )
     prioritized_replay: bool = False
     prioritized_replay_alpha: float = pydantic.Field(default=0.6, gt=0.0, le=10.0)
     prioritized_replay_beta: float = pydantic.Field(default=0.4, ge=0.0, le=10.0)

@@ -6,7 +6,6 @@ import copy
 from typing import Any, Literal
 
 import numpy as np
-import pydantic
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -24,6 +23,7 @@ from polopt.policies.networks.q_network import QModelConfig
 from polopt.policies.replay_policy import (
     ReplayConfig,
     ReplayPolicy,
+    UpdateFrequency,
     bootstrapped,
 )
 
@@ -42,7 +42,7 @@ class DQNConfig(EpsilonGreedyConfig, ReplayConfig):
     """
 
     lr: LearningRate = 5e-4
-    target_network_update_freq: int = pydantic.Field(default=250, ge=1, le=10**9)
+    target_network_update_freq: UpdateFrequency = 250
     model: QModelConfig = QModelConfig()
     double_q: bool = True
     dueling: bool = True

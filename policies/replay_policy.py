@@ -7,13 +7,14 @@ import math
 from abc import abstractmethod
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pydantic
 import torch
 from torch import Tensor, nn
 
+from polopt.common.config import Automatic, shown
 from polopt.common.overrides import Replacement
 from polopt.common.transitions import Sequences, Transitions
 from polopt.common.weights import Gradients
@@ -26,6 +27,17 @@ from polopt.policies.networks.backend import aligned, as_tensor
 from polopt.policies.networks.network import Network
 from polopt.policies.normalization import Normalizer
 from polopt.policies.policy import Policy, reduce_gradient
+
+#: The type of the option `target_network_update_freq`.
+UpdateFrequency = Annotated[
+    int,
+    pydantic.Field(
+        ge=1,
+        le=10**9,
+        description="a whole number from 1 to 1,000,000,000. With 1, the target networks move with "
+        "every update",
+    ),
+]
 
 
 class ReplayConfig(NormalizingConfig):
@@ -40,7 +52,11 @@ class ReplayConfig(NormalizingConfig):
         tau: how far each move brings a target network towards the trained network, as a fraction of
             their distance. With 1, the target network becomes a copy of the trained network.
         target_network_update_freq: the target networks move once in this number of updates of the
-            weights. (The DQN of RLlib and of Stable-Baselines3 counts environment steps instead.)
+            weights. With `target_network_update_timesteps`, this option has no effect.
+        target_network_update_timesteps: the target networks move once in this number of environment
+            steps of all workers, as in the DQN of RLlib and of Stable-Baselines3. They move with
+            the first update after each multiple of this number. `None` means that
+            `target_network_update_freq` counts updates instead.
         random_timesteps: the number of environment steps at the beginning of a run in which actions
             are uniformly random. After these steps, the policy chooses the actions.
         fast_gpu: whether to record the gradient as a CUDA graph if the policy learns on a GPU. This
@@ -53,7 +69,8 @@ class ReplayConfig(NormalizingConfig):
     gamma: float = pydantic.Field(default=0.99, ge=0.0, le=1.0)
     n_step: int = pydantic.Field(default=1, ge=1, le=10_000)
     tau: float = pydantic.Field(default=1.0, gt=0.0, le=1.0)
-    target_network_update_freq: int = pydantic.Field(default=1, ge=1, le=10**9)
+    target_network_update_freq: UpdateFrequency = 1
+    target_network_update_timesteps: Automatic = pydantic.Field(default=None, ge=0, le=2**62)
     random_timesteps: int = pydantic.Field(default=0, ge=0, le=2**62)
     fast_gpu: bool = True
 
@@ -97,6 +114,7 @@ class ReplayPolicy(Policy):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._updated_at = 0  # environment steps at the last update
         self._acts_fast: NumpyMLP | None = None
         if self.config.fast_cpu and is_supported(self.model):
             self._acts_fast = NumpyMLP(self.model)
@@ -287,9 +305,32 @@ class ReplayPolicy(Policy):
                 module.eval()
 
     def on_update(self) -> None:
-        """Moves the target networks once in every `target_network_update_freq` updates."""
-        if self.version % self.config.target_network_update_freq == 0:
+        """Moves the target networks if `target_network_update_timesteps` environment steps, or
+        otherwise `target_network_update_freq` updates, are complete."""
+        every = self.config.target_network_update_timesteps
+        if every is None:
+            is_due = self.version % self.config.target_network_update_freq == 0
+        else:
+            is_due = self.env_steps // every > self._updated_at // every
+        self._updated_at = self.env_steps
+        if is_due:
             self.flat.refresh_copies(self.config.tau)
+
+    # ---- state ----------------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any]:
+        return {**super().get_state(), "updated_at": self._updated_at}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        # Older versions saved no `updated_at`.
+        updated_at = state.get("updated_at", state["env_steps"])
+        if type(updated_at) is not int or not 0 <= updated_at <= state["env_steps"]:
+            raise ValueError(
+                f"'updated_at' must be a number of environment steps, at most "
+                f"{state['env_steps']}; got {shown(updated_at)}"
+            )
+        super().set_state(state)
+        self._updated_at = updated_at
 
 
 def bootstrapped(rows: Any, values: Tensor) -> Tensor:

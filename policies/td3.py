@@ -27,6 +27,7 @@ from polopt.policies.networks.critics import (
 from polopt.policies.replay_policy import (
     ReplayConfig,
     ReplayPolicy,
+    UpdateFrequency,
     bootstrapped,
     frozen,
 )
@@ -58,7 +59,7 @@ class TD3Config(ReplayConfig):
     lr: LearningRate = 1e-3
     grad_clip: float | None = pydantic.Field(default=None, gt=0.0)
     tau: float = pydantic.Field(default=0.005, gt=0.0, le=1.0)
-    target_network_update_freq: int = pydantic.Field(default=2, ge=1, le=10**9)
+    target_network_update_freq: UpdateFrequency = 2
     random_timesteps: int = pydantic.Field(default=1000, ge=0, le=2**62)
     model: CriticModelConfig = CriticModelConfig()
     actor_lr: LearningRate | None = None

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from polopt.common.config import ConfigError
+from polopt.common.config import ConfigError, canonical, differ, shown
+from polopt.optimizers.optimizer_registry import OPTIMIZERS
+from polopt.policies.policy_registry import POLICIES
 from polopt.recording.arrival_log import (
     Departure,
     RecordEnded,
@@ -19,12 +21,16 @@ from polopt.recording.arrival_log import (
 from polopt.recording.run_record import PATTERN, this_machine
 from polopt.rollouts.envs.env_sources import env_name
 from polopt.rollouts.workers.errors import RerunDifference
-from polopt.trainers.experiment import merged_options
+from polopt.trainers.experiment import aliases_for, merged_options
 from polopt.trainers.saved_config import argument_for, decode_config
 from polopt.trainers.saved_config import described as described_values
 from polopt.trainers.saved_experiment import argument_of, is_given, refuse_imports
 from polopt.trainers.saved_trainer import checkpoint_path
 from polopt.trainers.trainer import PolicyOptimizerTrainer
+
+_REGISTRIES = {"optimizer": OPTIMIZERS, "policy": POLICIES}
+#: Places of code that the record only names.
+_CODE = ("env", "evaluation_config.env", "callbacks", "policy.model.custom")
 
 
 def rerun(
@@ -58,17 +64,19 @@ def rerun(
         before: a function that is called with the index of each event before the event is repeated.
             In each file of the record, the first event has the index 0.
         changes: values of the config that the record lacks, such as a callable `env`. Nested dicts
-            are merged. Also give each option that names a module, because a name in the record
-            alone does not import the module. `policy` and `optimizer` may be classes. `network` is
-            the class of a custom network.
+            are merged. A value that the record has cannot be changed, except `env`. Also give each
+            option that names a module, because a name in the record alone does not import the
+            module. `policy` and `optimizer` may be classes. `network` is the class of a custom
+            network.
 
     Yields:
         the trainer after each result.
 
     Raises:
-        ConfigError: the record is missing or damaged, `trial` has the records of several trials, or
-            a value of the config is missing. Also raised if the recorded run was never restored
-            from `start`, or if the record names a module that `changes` do not name.
+        ConfigError: the record is missing or damaged, `trial` has the records of several trials, a
+            value of the config is missing, or `changes` differ from the record. Also raised if the
+            recorded run was never restored from `start`, or if the record names a module that
+            `changes` do not name.
         CheckpointError: a checkpoint in the record cannot be restored.
         RerunDifference: the rerun differs from the record. Raised at the first difference.
     """
@@ -78,7 +86,7 @@ def rerun(
     for path in paths:
         header, recorded = read_log(path)
         config = _config_of(header, path, changes)
-        for trainer in _rerun_one(header, recorded, config, path, until, before):
+        for trainer in _rerun_one(header, recorded, config, changes, path, before):
             yield trainer
             if until is not None and trainer.iteration >= until:
                 return
@@ -149,7 +157,7 @@ def _config_of(header: Mapping[str, Any], path: Path, changes: Mapping[str, Any]
     config = decode_config(header["config"], f"{path}: field 'config")
     given = dict(changes)
     network = given.pop("network", None)
-    for plugin in ("optimizer", "policy"):
+    for plugin in _REGISTRIES:
         if isinstance(given.get(plugin), type | str):
             given[plugin] = {"name": given[plugin]}
     if network is not None:
@@ -159,15 +167,94 @@ def _config_of(header: Mapping[str, Any], path: Path, changes: Mapping[str, Any]
         for place, kind in header["unsaved"].items()
         if not is_given(given, argument_for(place).split("."))
     }
+    for plugin, registry in _REGISTRIES.items():
+        name = _options(config, plugin).get("name")
+        unknown = isinstance(name, str) and ":" not in name and name not in registry.names()
+        if unknown and not is_given(given, (plugin, "name")):
+            missing[plugin] = f"the class {name}"
     if missing:
         raise ConfigError(
             f"{path} does not contain {described_values(missing)}. Give the missing values with "
             "polopt.rerun(trial, KEY=VALUE), or on the command line with --env, --policy, "
             "--optimizer, --network or --callbacks"
         )
+    given = _refuse_changes(config, given, header["unsaved"])
     config = merged_options(config, given)
     refuse_imports(config, given, str(path), _argument_of)
     return config
+
+
+def _refuse_changes(
+    recorded: Mapping[str, Any], given: Mapping[str, Any], unsaved: Mapping[str, str]
+) -> dict[str, Any]:
+    """Refuses values that differ from the values in the record, because a rerun repeats the
+    recorded run. Returns the given values in the form of the record, in which the options of the
+    policy and of the optimizer are in the dicts `policy` and `optimizer`.
+
+    The environment may differ, because its name in the record may not be the name under which it
+    can be imported here. Code that the record only names may be given.
+
+    Raises:
+        ConfigError: a value differs. The message has one line for each value.
+    """
+    own = {plugin: _options(recorded, plugin) for plugin in _REGISTRIES}
+    # A module that only the record names is not imported. `refuse_imports` refuses it later.
+    names = {
+        plugin: options["name"]
+        for plugin, options in (merged_options(own, given)).items()
+        if plugin in own
+        and "name" in options
+        and (":" not in str(options["name"]) or is_given(given, (plugin, "name")))
+    }
+    aliases = aliases_for(names, {})
+    placed: dict[str, Any] = {}
+    for key, value in canonical(given, aliases, "polopt.rerun").items():
+        owner = next((p for p in own if key not in recorded and key in own[p]), None)
+        placed = merged_options(placed, {key: value} if owner is None else {owner: {key: value}})
+    places = {argument_for(place) for place in unsaved}
+    problems = [
+        f"polopt.rerun: key {place!r}: got {shown(value)}, but the record has {shown(before)}. A "
+        "rerun repeats the recorded config. Leave the key out, or train a new run"
+        for place, value, before in _changed(recorded, placed)
+        if not any(place == known or place.startswith(f"{known}.") for known in (*places, *_CODE))
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return placed
+
+
+def _options(config: Mapping[str, Any], plugin: str) -> Mapping[str, Any]:
+    """Returns the options of the policy or the optimizer in a record."""
+    options = config.get(plugin)
+    return options if isinstance(options, Mapping) else {"name": options}
+
+
+def _changed(
+    recorded: Mapping[str, Any], given: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yields `(place, given value, recorded value)` of each value that differs. The recorded value
+    is None if a dict in the record lacks the key."""
+    for key, value in given.items():
+        if not prefix and key not in recorded:
+            continue  # not an option: the trainer's config names it in its error
+        before, place = recorded.get(key), f"{prefix}{key}"
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            yield from _changed(before, value, f"{place}.")
+        elif isinstance(before, str) and ":" in before:
+            continue  # a module that the record names, and that the user replaces
+        elif differ(_plain(value), _plain(before)):
+            yield place, value, before
+
+
+def _plain(value: Any) -> Any:
+    """A value in the form that the record has: the name of a class, and lists in place of
+    tuples."""
+    if isinstance(value, type):
+        names = (registry.name_of(value) for registry in _REGISTRIES.values())
+        return next(filter(None, names), value.__name__)
+    if isinstance(value, str) and ":" in value:
+        return value.rpartition(":")[2]
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _argument_of(key: str) -> str:
@@ -181,8 +268,8 @@ def _rerun_one(
     header: Mapping[str, Any],
     recorded: dict[str, Any],
     config: dict[str, Any],
+    changes: Mapping[str, Any],
     path: Path,
-    until: int | None,
     before: Callable[[int], None] | None,
 ) -> Iterator[PolicyOptimizerTrainer]:
     """Reruns the events in one file of the record."""
@@ -218,7 +305,7 @@ def _rerun_one(
         return
     except Departure as departure:
         raise RerunDifference(
-            departure.event, _sentence(departure, recorded["events"], header, config)
+            departure.event, _sentence(departure, recorded["events"], header, config, changes)
         ) from None
     finally:
         if log is not None:
@@ -239,16 +326,25 @@ def _sentence(
     events: list[Any],
     header: Mapping[str, Any],
     config: Mapping[str, Any],
+    changes: Mapping[str, Any],
 ) -> str:
     iterations = sum(event[0] == "train" for event in events[: departure.event + 1])
     return (
         f"at event {departure.event}, in iteration {max(iterations, 1)} of this record, the rerun "
-        f"differs: {departure}. A likely cause: {_cause(departure, header, config)}"
+        f"differs: {departure}. A likely cause: {_cause(departure, header, config, changes)}"
     )
 
 
-def _cause(departure: Departure, header: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+def _cause(
+    departure: Departure,
+    header: Mapping[str, Any],
+    config: Mapping[str, Any],
+    changes: Mapping[str, Any],
+) -> str:
     """Returns the most likely cause of a difference."""
+    saved = header["config"].get("env")
+    if "env" in changes and differ(_plain(changes["env"]), _plain(saved)) and saved is not None:
+        return f"env={shown(changes['env'])} was given, but the record has {shown(saved)}"
     recorded, own = header["made_by"], this_machine()
     changed = [
         f"{name} {own.get(name, 'none')} (recorded with {recorded.get(name, 'none')})"
@@ -262,9 +358,13 @@ def _cause(departure: Departure, header: Mapping[str, Any], config: Mapping[str,
             f"another processor rounds differently: {own['processor']} (recorded with "
             f"{recorded.get('processor')})"
         )
+    code = ", ".join(f"{key}={shown(value)}" for key, value in changes.items())
     if "answered with" in str(departure) or "the weights of" in str(departure):
         return (
             f"the environment {env_name(config['env'])!r} is not deterministic: it depends on the "
             "clock, on other processes, or on random numbers that its seed does not set"
+            + (f". Or what was given differs from the recorded run: {code}" if code else "")
         )
+    if code:
+        return f"what was given differs from the recorded run: {code}"
     return "the program has changed since the run was recorded"

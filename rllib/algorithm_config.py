@@ -91,7 +91,7 @@ class AlgorithmConfig:
 
     @property
     def _preset(self) -> type[PolicyOptimizerTrainer]:
-        return PRESETS[self.preset_name]
+        return self.algo_class
 
     def __repr__(self) -> str:
         given = ", ".join(f"{key}={value!r}" for key, value in self._given.items())
@@ -102,6 +102,7 @@ class AlgorithmConfig:
     def _set(self, method: str, options: Mapping[str, Any]) -> Any:
         where = f"{type(self).__name__}.{method}()"
         found: dict[str, Any] = {}
+        errors: list[Exception] = []
         for name, value in options.items():
             self._check_not_frozen(name)
             if key_of(name, self._preset) == "callbacks":
@@ -110,7 +111,12 @@ class AlgorithmConfig:
                 before = self[name]  # RLlib merges configs of the same type of exploration
                 if value.get("type", before.get("type")) == before.get("type"):
                     value = {**before, **value}
-            found |= checked(name, value, self._preset, where)
+            try:
+                found |= checked(name, value, self._preset, where)
+            except (ConfigError, TypeError) as error:
+                errors.append(error)
+        if errors:  # one error names all wrong options
+            raise type(errors[0])("\n".join(map(str, errors)))
         if "env_config" in found:  # RLlib merges the new dict into the previous dict
             found["env_config"] = {**self._given.get("env_config", {}), **found["env_config"]}
         if isinstance(found.get("model"), Mapping) and isinstance(

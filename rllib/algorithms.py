@@ -24,6 +24,8 @@ OLD_RESULTS = {
     "num_agent_steps_trained": "num_env_steps_trained_lifetime",
     "agent_timesteps_total": "num_env_steps_sampled_lifetime",
 }
+#: Presets of the algorithms for which an iteration of RLlib is one training batch.
+_ONE_BATCH = ("SyncPPO", "DDPPO")
 #: Attributes of RLlib's algorithms that a trainer does not have, and what to use instead.
 _INSTEAD = {
     "add_policy": "get_policy() for the only policy that polopt trains",
@@ -166,7 +168,10 @@ def algorithm_of(preset_name: str) -> type[PolicyOptimizerTrainer]:
     algorithm in RLlib."""
     preset = PRESETS[preset_name]
     name = "PPO" if preset_name == "SyncPPO" else preset_name
-    made = type(name, (Algorithm, preset), {"__doc__": preset.__doc__, "__module__": __name__})
+    attributes = {"__doc__": preset.__doc__, "__module__": __name__}
+    if preset_name in _ONE_BATCH:
+        attributes["preset"] = {**preset.preset, "min_sample_timesteps_per_iteration": 0}
+    made = type(name, (Algorithm, preset), attributes)
     return made
 
 

@@ -40,7 +40,7 @@ def from_rllib(algorithm_config: Any, verbose: bool = True) -> AlgorithmConfig:
         except (ConfigError, TypeError) as error:
             lines["dropped"].append(f"{name}={shown(value)}: {error}")
             continue
-        key = key_of(name, PRESETS[builder.preset_name])
+        key = key_of(name, builder.algo_class)
         new = [k for k, v in builder.given.items() if k not in before or before[k] is not v]
         if builder.given == before and key not in before:
             lines["dropped"].append(

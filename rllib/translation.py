@@ -52,6 +52,12 @@ _OPTIMIZATION = {
     "critic_learning_rate": "critic_lr",
     "entropy_learning_rate": "alpha_lr",
 }
+#: polopt's options for the moves of target networks. In RLlib, `target_network_update_freq` is a
+#: number of environment steps for algorithms with a replay buffer.
+_UPDATES, _TIMESTEPS = "target_network_update_freq", "target_network_update_timesteps"
+#: Number of updates with a whole batch in the unit of `target_network_update_freq` of RLlib's APPO.
+#: RLlib multiplies its two defaults: 8 batches in its circular buffer, and 2 iterations per batch.
+_APPO_UNIT = 16
 #: Options whose meaning depends on other options. `resolved` translates them.
 _TOGETHER = (
     "clip_rewards",
@@ -94,7 +100,10 @@ def key_of(name: str, preset: type[PolicyOptimizerTrainer]) -> str:
     key in polopt."""
     aliases = _aliases(preset)
     name = name if name in aliases else _SAME.get(name, name)
-    return aliases.get(name, name)
+    key = aliases.get(name, name)
+    # RLlib's algorithms with a replay buffer count environment steps, and polopt counts updates.
+    timed = key == _UPDATES and _TIMESTEPS in defaults(preset)
+    return _TIMESTEPS if timed else key
 
 
 def checked(
@@ -125,14 +134,20 @@ def checked(
         return of_exploration(value, where)
     if key == "optimization_config" and "actor_lr" in defaults(preset):
         return _of_optimization(value, where)
+    if key == _TIMESTEPS and type(value) is int and value == 0:  # RLlib: with every update
+        return {_UPDATES: 1, _TIMESTEPS: None}
     if key in defaults(preset) or key in _TOGETHER:
         return {key: value}
     row = fixed(key, RLLIB_FIXED)
     if key in RLLIB_IGNORED:
         if row is None or not _is_accepted(value, row.allowed(key)):
-            logger.warning(
-                "%s: %s=%s is ignored. %s", where, name, shown(value), instead_of(key) or _IGNORED
-            )
+            instead = instead_of(key) or _IGNORED
+            if key == "num_learners" and isinstance(value, int) and value > 1:
+                instead += (
+                    ". For the batches of RLlib, multiply train_batch_size_per_learner and "
+                    f"minibatch_size by {value}"
+                )
+            logger.warning("%s: %s=%s is ignored. %s", where, name, shown(value), instead)
         return {}
     if row is not None:
         try:
@@ -186,6 +201,10 @@ def resolved(
       the same length if the preset's fragments would exceed the batch. The preset's default is used
       in both cases for A3C, for presets with a replay buffer, and if `train_batch_size` is not
       given.
+    - `training_intensity=None` becomes the intensity with one batch for each round, in which every
+      environment samples one fragment.
+    - `target_network_update_freq` of APPO becomes the number of updates that RLlib makes in this
+      number of its units.
     - In DD-PPO, `train_batch_size` is the batch of one worker. The batch consists of one fragment
       of each environment of the worker. With a number for `rollout_fragment_length`,
       `train_batch_size` has no effect.
@@ -240,7 +259,43 @@ def resolved(
         options["model"] = _model(options["model"])
     _resolve_evaluation(options, where)
     _resolve_batch(options, known, where)
+    _resolve_intensity(options, known, where)
+    if _UPDATES in options and _TIMESTEPS not in known:
+        options[_UPDATES] = _updates_of_appo(options, known, where)
     return options
+
+
+def _resolve_intensity(options: dict[str, Any], known: Mapping[str, Any], where: str) -> None:
+    if options.get("training_intensity", 1.0) is not None:
+        return
+    keys = ("train_batch_size", "rollout_fragment_length", "num_envs_per_worker", "num_workers")
+    batch, *sizes = [options.get(key, known[key]) for key in keys]
+    if "num_replay_shards" in known or not all(isinstance(size, int) for size in (batch, *sizes)):
+        raise ConfigError(
+            f"{where}: training_intensity=None. polopt needs the number of rows learned per row "
+            "sampled, because the learner does not take turns with the samplers, or Tune chooses a "
+            f"size. The preset has training_intensity={known['training_intensity']:g}"
+        )
+    options["training_intensity"] = batch / math.prod(max(size, 1) for size in sizes)
+
+
+def _updates_of_appo(options: Mapping[str, Any], known: Mapping[str, Any], where: str) -> Any:
+    """Returns the number of updates between two moves of APPO's target network. In RLlib, `freq`
+    counts units of 16 updates, each with a whole batch. polopt makes one update for each
+    minibatch."""
+    freq = options[_UPDATES]
+    batch, minibatch = (
+        options.get(key, known[key]) for key in ("train_batch_size", "sgd_minibatch_size")
+    )
+    if isinstance(freq, bool) or not isinstance(freq, int | float):
+        return freq  # Tune chooses it, or the preset refuses it
+    if not 0.0 < freq < math.inf or not isinstance(minibatch, int | None):
+        raise ConfigError(
+            f"{where}: {_UPDATES}={shown(freq)}. Allowed: a number above 0, in units of "
+            f"{_APPO_UNIT} batches, if the size of minibatches is also a number"
+        )
+    minibatches = math.ceil(batch / minibatch) if minibatch else 1
+    return max(1, round(freq * _APPO_UNIT * minibatches))
 
 
 def _model(given: Any) -> Any:

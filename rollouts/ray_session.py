@@ -28,6 +28,8 @@ _CONNECT_S = 5.0
 _HTTP2_OPENING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 #: The size of a frame header in bytes: length (3), type (1), flags (1), stream (4).
 _FRAME_HEADER_BYTES = 9
+#: A run is crowded if it has more than this number of worker processes for each core.
+_CROWDED = 4
 #: The same warning is logged at most once in this number of seconds, because Tune makes the check
 #: for each trial.
 _REPEAT_S = 60.0
@@ -71,6 +73,7 @@ def attach_or_start(
         check_address(address)
         if address in ("", "local"):
             check_memory(num_processes)
+            warn_if_crowded(num_processes)
         _connect(num_cpus, init_config)
     # In a trial of Tune, there is a placement group, and Tune has already requested the resources.
     if ray.util.get_current_placement_group() is None:
@@ -175,6 +178,19 @@ def check_memory(num_processes: int) -> None:
         )
 
 
+def warn_if_crowded(num_processes: int) -> None:
+    """Warns if a run starts many more worker processes than this machine has cores. polopt's own
+    Ray has a CPU for each of them, so that they all start, but they share the cores."""
+    cores = os.cpu_count() or 1
+    if num_processes > _CROWDED * cores:
+        _warn(
+            f"the run starts {num_processes} worker processes, but this machine has {cores} "
+            "cores. The processes share the cores and start slowly, maybe too slowly for "
+            "worker_startup_timeout_s. Use a smaller num_workers with a larger "
+            "num_envs_per_worker, or RAY_ADDRESS with the address of a larger cluster"
+        )
+
+
 def warn_if_larger(
     who: str,
     request: Mapping[str, float],
@@ -207,6 +223,10 @@ def warn_if_larger(
             f", or call ray.init(num_cpus={math.ceil(request['CPU'])}) first: Ray's CPUs are "
             "logical, and the machine may have fewer"
         )
+    _warn(warning)
+
+
+def _warn(warning: str) -> None:
     now_s = time.monotonic()
     if now_s - _warned_at.get(warning, -_REPEAT_S) >= _REPEAT_S:
         _warned_at[warning] = now_s

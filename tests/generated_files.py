@@ -38,9 +38,9 @@ this file.
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict, overload
+from typing import Any, Literal, overload
 
-from typing_extensions import Self, Unpack
+from typing_extensions import Self, TypedDict, Unpack
 
 from polopt.command_line.train_function import TrainingResult
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
@@ -133,6 +133,10 @@ def _any_options(blocks: Iterable[Sequence[Option]]) -> str:
     for key, texts in types_of.items():
         none = ["None"] if "None" in texts else []
         lines.append(f"    {key}: {' | '.join([*(t for t in texts if t != 'None'), *none])}")
+    # With these, the error of pyright for an unknown option of `train` names the option. Without
+    # them, it says that the first argument has a wrong type.
+    lines += ["", "class NoSuchOption: ...", ""]
+    lines.append("class UnknownOptions(AnyOptions, total=False, extra_items=NoSuchOption): ...")
     return "\n".join(lines)
 
 
@@ -196,6 +200,7 @@ def _train() -> str:
         if options != f"{PolicyOptimizerTrainer.__name__}Options"
     ]
     forms += [("str", "AnyOptions"), ("None", "AnyOptions"), ("type[_Trainer]", "")]
+    forms += [("str", "UnknownOptions")]
     lines = []
     for experiment, options in forms:
         given = f"Unpack[{options}]" if options else "Any"

@@ -16,6 +16,7 @@ from polopt.common.add_ons import add_ons
 from polopt.common.config import (
     Config,
     ConfigError,
+    Problems,
     canonical,
     differ,
     nearest_of,
@@ -23,12 +24,13 @@ from polopt.common.config import (
     unknown_key,
     without_fixed,
 )
-from polopt.common.other_libraries import RLLIB_FIXED, instead_of, instead_of_algorithm
+from polopt.common.other_libraries import RLLIB_FIXED, fixed, instead_of, instead_of_algorithm
 from polopt.common.registry import Registry, load_path
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.policies.learning.policy_config import PolicyConfig
+from polopt.policies.learning.schedules import Schedule
 from polopt.policies.networks.model_config import ModelConfig
 from polopt.policies.policy import Policy
 from polopt.policies.policy_registry import POLICIES
@@ -38,6 +40,10 @@ from polopt.rollouts.workers.callbacks import resolve_callbacks
 from polopt.rollouts.workers.worker_config import WorkerConfig, make_worker_config
 
 C = TypeVar("C", bound=Config)
+_NO_ENV = (
+    "key 'env' is missing. Allowed: a Gymnasium id, a name registered with "
+    "ray.tune.registry.register_env, or a callable that makes an environment"
+)
 
 
 class EvaluationConfig(Config):
@@ -183,7 +189,8 @@ class Experiment:
                 but may not name an optimizer or policy other than the preset's.
 
         Raises:
-            ConfigError: a key is unknown, a value is wrong, or some options cannot be combined.
+            ConfigError: keys are unknown, values are wrong, or some options cannot be combined. The
+                message has one line for each wrong key.
         """
         _check_mapping(options)
         options, preset = with_preset(options, preset)
@@ -198,23 +205,48 @@ class Experiment:
             "optimizer": _name(optimizer_name, OPTIMIZERS),
             "policy": _name(policy_name, POLICIES),
         }
-        options = without_fixed(options, RLLIB_FIXED, _known(owners))
+        problems, known = Problems(), _known(owners)
+        with problems.collected():
+            without_fixed(options, RLLIB_FIXED, known)
+        former = {key for owner in owners.values() for key in (*owner.renamed, *owner.removed)}
         for owner in owners.values():
-            owner.check_former_keys(options)
+            with problems.collected():
+                owner.check_former_keys(options)
+        options = {
+            key: value
+            for key, value in options.items()
+            if key in known or not (key in former or fixed(key, RLLIB_FIXED))
+        }
         merged = canonical(preset, aliases) | canonical(options, aliases)
         parts: dict[str, dict[str, Any]] = {name: {} for name in owners}
         for key, value in merged.items():
             if key not in ("optimizer", "policy"):
-                parts[_owner(key, owners, names, preset)][key] = value
+                with problems.collected():
+                    parts[_owner(key, owners, names, preset)][key] = value
         for plugin, only in (("optimizer", optimizer_only), ("policy", policy_only)):
             keys = _keys(owners[plugin])
-            for key in (own := without_fixed(only, RLLIB_FIXED, keys)):
-                if key not in keys and instead_of(key):
-                    raise ConfigError(f"{plugin} {names[plugin]!r}: {unknown_key(key, keys)}")
+            with problems.collected():
+                without_fixed(only, RLLIB_FIXED, keys)
+            own = {
+                key: value
+                for key, value in only.items()
+                if key in keys or not fixed(key, RLLIB_FIXED)
+            }
+            foreign = [key for key in own if key not in keys and instead_of(key)]
+            problems.lines += [
+                f"{plugin} {names[plugin]!r}: {unknown_key(key, keys)}" for key in foreign
+            ]
+            own = {key: value for key, value in own.items() if key not in foreign}
             parts[plugin] |= canonical(own, owners[plugin].aliases)
         given = {*canonical(options, aliases), *canonical(optimizer_only, aliases)}
         parts["optimizer"] = optimizer_class.config_class.fit_preset(parts["optimizer"], given)
-        parsed: dict[str, Any] = {name: owners[name].parse(parts[name]) for name in owners}
+        parsed: dict[str, Any] = {}
+        for name, owner in owners.items():
+            with problems.collected():
+                parsed[name] = owner.parse(parts[name])
+        if problems.lines and merged.get("env") is None:
+            problems.lines.append(_NO_ENV)
+        problems.raise_all()
         experiment = cls(
             add_ons=tuple(parsed.pop(name) for name in owners if name not in _CORE_PARTS),
             policy_name=names["policy"],
@@ -297,12 +329,47 @@ class Experiment:
             )
         return "cuda" if num_gpus else "cpu"
 
+    def doubtful(self) -> list[str]:
+        """Returns a warning for each option that is allowed, but is probably a mistake."""
+        policy, texts = self.policy, []
+        rates = {
+            name: getattr(policy, name)
+            for name in type(policy).model_fields
+            if name == "lr" or name.endswith("_lr")
+        }
+        further = [value for name, value in rates.items() if name != "lr"]
+        if further and None not in further:
+            del rates["lr"]  # no segment uses it
+        for name, rate in rates.items():
+            if rate is not None and Schedule(rate).is_zero:
+                texts.append(
+                    f"{name}={shown(rate)}: the weights with this learning rate never change"
+                )
+        size, rows = getattr(policy, "sgd_minibatch_size", None), self._largest_batch
+        field = type(policy).model_fields.get("sgd_minibatch_size")
+        if field is not None and size not in (None, field.default) and size > rows:
+            texts.append(
+                f"sgd_minibatch_size={size}: a batch has at most {rows} rows, so each epoch is one "
+                "update with the whole batch. For more rows, raise rollout_fragment_length, "
+                "num_envs_per_worker or num_workers"
+            )
+        return texts
+
+    @property
+    def _largest_batch(self) -> int:
+        """An upper bound of the number of rows from which a learner learns at once, if it learns
+        from fragments."""
+        rollout = self.rollout
+        rows = rollout.rollout_fragment_length * rollout.num_envs_per_worker
+        rows *= max(rollout.num_workers_below, 1)
+        given = getattr(self.optimizer, "train_batch_size", None)
+        if given is not None:
+            return int(-(-given // rows) * rows)
+        return rows * (1 if self.optimizer_class.needs_gradients else max(rollout.num_workers, 1))
+
     def _check_combinations(self) -> None:
         if self.rollout.env is None:
-            raise ConfigError(
-                "key 'env' is missing. Allowed: a Gymnasium id, a name registered with "
-                "ray.tune.registry.register_env, or a callable that makes an environment"
-            )
+            raise ConfigError(_NO_ENV)
         given = self.optimizer_class.batches_of(self.optimizer)
         _check_fit(
             self.optimizer_name, self.optimizer_class, given, self.policy_name, self.policy_class

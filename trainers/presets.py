@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from polopt.common.tune_registry import registered_trainable, rllib_is_imported
 from polopt.trainers.trainer import PolicyOptimizerTrainer
+from polopt.trainers.tune_callbacks import add_callbacks
 
 logger = logging.getLogger("polopt")
 #: Options of SAC and TD3. They result in one update with 256 transitions for each environment step.
@@ -174,8 +175,11 @@ def register(override: bool | None = None) -> None:
             another class. `None` registers it and logs a warning. True registers it without a
             warning. False does not register it, and only `polopt/A3C` and so on are available.
 
-    Stop conditions use the result keys of RLlib 2.60. If results do not contain a key, Tune only
-    logs a warning. The old keys therefore never stop a run:
+    polopt has no name `PPO`, because its preset is `SyncPPO`. If Tune trains an algorithm of RLlib
+    under such a name, polopt logs a warning.
+
+    Stop conditions use the result keys of RLlib 2.60. If the first result of a trial does not
+    contain a stop key, the experiment ends with a ConfigError:
 
     | old key | current key |
     |---|---|
@@ -196,6 +200,7 @@ def register_names(
     """Registers trainers with Tune under the keys of `presets`. See `register`."""
     from ray.tune.registry import register_trainable
 
+    add_callbacks()
     for name, cls in presets.items():
         register_trainable(PREFIX + name, cls)
         other = registered_trainable(name)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from ray.tune.utils import flatten_dict
 
 from polopt.common.config import ConfigError, nearest_of
 from polopt.metrics.custom_metrics import CustomMetrics
@@ -129,6 +131,29 @@ def check_stop_key(path: str) -> None:
             f"stop: unknown result key {path!r}{nearest_of(path, result_keys())} (all keys in "
             "optimizer/ are also allowed)"
         )
+
+
+def check_stop_keys(keys: Iterable[str], result: Mapping[str, Any]) -> None:
+    """Checks that a result has all keys of a stop criterion. A custom metric may be missing,
+    because no episode may have reported it yet.
+
+    Args:
+        keys: the stop keys, which are paths such as `env_runners/episode_return_mean`.
+        result: the first result of a run.
+
+    Raises:
+        ConfigError: the result lacks a key. The message names all missing keys, and the new name of
+            each, or the most similar keys.
+    """
+    known = flatten_dict(dict(result))
+    problems = []
+    for key in keys:
+        if key not in known and "/custom_metrics/" not in key:
+            now = RENAMED_KEYS.get(key)
+            instead = nearest_of(key, known) if now is None else f". It is now {now!r}"
+            problems.append(f"stop: results have no key {key!r}, so no run would reach it{instead}")
+    if problems:
+        raise ConfigError("\n".join(problems))
 
 
 def look_up(result: Mapping[str, Any], path: str) -> float:

@@ -430,6 +430,11 @@ def read_or_fall_back(directory: str | Path) -> tuple[Path, State]:
 
 
 def _check_exists(directory: Path) -> None:
+    if directory.is_file():
+        raise CheckpointError(
+            f"{directory} is a file, but a checkpoint of polopt is a directory. polopt cannot read "
+            "models of other libraries, such as the zip files of Stable-Baselines3"
+        )
     if not directory.is_dir():
         raise CheckpointError(f"no such directory: {directory}{name_previous(directory)}")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polopt.common.config import ConfigError
-from polopt.trainers.results import look_up
+from polopt.trainers.results import check_stop_keys, look_up
 
 
 class StopWhen:
@@ -33,6 +33,7 @@ class StopWhen:
     def __init__(self, limits: Mapping[str, float], stop_file: Path | None = None) -> None:
         self._limits = dict(limits)
         self._stop_file = stop_file
+        self._checked: set[str] = set()  # trials whose first result has all keys of the limits
         self.is_requested = False
         self.error: ConfigError | None = None
         self.reason = ""
@@ -51,6 +52,9 @@ class StopWhen:
         if self.is_requested:
             return True
         try:
+            if trial_id not in self._checked:
+                check_stop_keys(self._limits, result)
+                self._checked.add(trial_id)
             for key, limit in self._limits.items():
                 if (value := look_up(result, key)) >= limit:
                     self.reason = f"{key} reached {_number(value)} (stop: {_number(limit)})"

@@ -36,7 +36,6 @@ from polopt.trainers.best_checkpoint import BestCheckpoint
 from polopt.trainers.checkpoints import REPLAY, CheckpointError, write_checkpoint
 from polopt.trainers.evaluation import Evaluation, evaluation_config
 from polopt.trainers.experiment import Experiment, with_keywords
-from polopt.trainers.notebooks import ProgressMetrics
 from polopt.trainers.play_episodes import EvaluationResult, evaluate_now
 from polopt.trainers.preset_help import PresetDoc, PresetSignature
 from polopt.trainers.result_files import ResultFiles
@@ -62,6 +61,7 @@ from polopt.trainers.saved_trainer import (
 )
 from polopt.trainers.stop_when import StopWhen
 from polopt.trainers.trial_resources import bundles
+from polopt.trainers.tune_callbacks import ProgressMetrics
 from polopt.trainers.tune_storage import following, next_checkpoint, results_folder
 
 if TYPE_CHECKING:
@@ -314,6 +314,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         limit_threads(max(1, threads))
         worker_config = experiment.make_worker_config()
         experiment.optimizer.check_spaces(worker_config)
+        for text in experiment.doubtful():
+            logger.warning(text)
         evaluation = evaluation_config(experiment.trainer, worker_config)
         worker_config = self._adapted(worker_config)
         self._callbacks = CallbackCaller(worker_config.callbacks, "driver")

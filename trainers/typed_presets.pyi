@@ -6,9 +6,9 @@ this file.
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict, overload
+from typing import Any, Literal, overload
 
-from typing_extensions import Self, Unpack
+from typing_extensions import Self, TypedDict, Unpack
 
 from polopt.command_line.train_function import TrainingResult
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
@@ -140,6 +140,7 @@ class _ReplayConfig(TypedDict, total=False):
     n_step: int
     tau: float
     target_network_update_freq: int
+    target_network_update_timesteps: int | None
     random_timesteps: int
     fast_gpu: bool
 
@@ -330,6 +331,7 @@ class AnyOptions(PluginOptions, total=False):
     target_network_update_freq: int
     n_step: int
     tau: float
+    target_network_update_timesteps: int | None
     random_timesteps: int
     fast_gpu: bool
     actor_lr: float | Sequence[Sequence[int | float]] | None
@@ -400,6 +402,9 @@ class AnyOptions(PluginOptions, total=False):
     trace_num_steps: int
     record_arrivals: bool
     record_restarts: bool
+
+class NoSuchOption: ...
+class UnknownOptions(AnyOptions, total=False, extra_items=NoSuchOption): ...
 
 class PolicyOptimizerTrainer(_Trainer):
     # The second form accepts the options of plugins, which are not known here.
@@ -897,4 +902,16 @@ def train(
     restore: _Path | None = None,
     verbose: int = 1,
     **options: Any,
+) -> TrainingResult: ...
+@overload
+def train(
+    experiment: str,
+    config: Mapping[str, Any] | None = None,
+    *,
+    stop: Mapping[str, float] | None = None,
+    log_dir: _Path | None = None,
+    checkpoint_every: int = 20,
+    restore: _Path | None = None,
+    verbose: int = 1,
+    **options: Unpack[UnknownOptions],
 ) -> TrainingResult: ...

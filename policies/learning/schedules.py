@@ -50,19 +50,35 @@ def _between_0_and(largest: float) -> Callable[[_Points], _Points]:
     return check
 
 
+def _described(largest: float) -> Any:
+    return pydantic.Field(
+        description=f"a number from 0 to {largest:,g}, or a schedule [[environment steps, number], "
+        "...], whose steps increase"
+    )
+
+
 _POINTS = pydantic.BeforeValidator(_check_points)
 #: A config value that is a number, or `[[environment steps, value], ...]`.
 ScheduleValue = Annotated[
-    float | list[tuple[int, float]], _POINTS, pydantic.AfterValidator(_between_0_and(1e6))
+    float | list[tuple[int, float]],
+    _POINTS,
+    pydantic.AfterValidator(_between_0_and(1e6)),
+    _described(1e6),
 ]
 #: A `ScheduleValue` for a probability.
 ProbabilitySchedule = Annotated[
-    float | list[tuple[int, float]], _POINTS, pydantic.AfterValidator(_between_0_and(1.0))
+    float | list[tuple[int, float]],
+    _POINTS,
+    pydantic.AfterValidator(_between_0_and(1.0)),
+    _described(1.0),
 ]
 #: A `ScheduleValue` for a learning rate, from 0 to 10. An update of Adam changes a weight by about
 #: the learning rate, so larger learning rates are not useful.
 LearningRate = Annotated[
-    float | list[tuple[int, float]], _POINTS, pydantic.AfterValidator(_between_0_and(10.0))
+    float | list[tuple[int, float]],
+    _POINTS,
+    pydantic.AfterValidator(_between_0_and(10.0)),
+    _described(10.0),
 ]
 
 
@@ -80,6 +96,11 @@ class Schedule:
         points = [(0, float(value))] if isinstance(value, int | float) else value
         self._steps = [float(step) for step, _ in points]
         self._values = [float(v) for _, v in points]
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether the number is always 0."""
+        return not any(self._values)
 
     def __call__(self, env_steps: int) -> float:
         """The value after `env_steps` environment steps of all workers together."""

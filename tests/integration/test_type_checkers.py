@@ -42,10 +42,15 @@ polopt.SyncPPO(env="CartPole-v1", transport="zeromq")  # transport
 polopt.SyncPPO(env="CartPole-v1", max_rollout_lag=3)  # max_rollout_lag
 polopt.SyncPPO(env="CartPole-v1", model={"use_lsmt": True})  # use_lsmt
 polopt.train("SyncPPO", env="CartPole-v1", verbos=0)  # train
+polopt.train("SyncPPO", env="CartPole-v1", num_wokers=2)  # train
 polopt.SyncPP0(env="CartPole-v1")  # SyncPP0
 trainer.comput_single_action([0.0])  # comput_single_action
 polopt.RolloutConfig(num_workers="two")  # num_workers
 """
+
+
+#: The part of an error of pyright that names an unknown option of `polopt.train`.
+UNKNOWN = re.compile(r'parameter "(\w+)" of type "NoSuchOption"')
 
 
 def tool(name: str) -> str:
@@ -122,6 +127,9 @@ def test_errors_of_a_user_are_found_and_nothing_else(check: Any, tmp_path: Path)
     assert {number for _, number, _ in found} == set(wrong)
     for number, said in wrong.items():
         assert any(said in text for _, at, text in found if at == number), said
+    if check is pyright:  # it said that "SyncPPO" is not a class of trainers
+        named = {match[1] for *_, text in found if (match := UNKNOWN.search(text))}
+        assert named == {"verbos", "num_wokers"}
 
 
 def test_editor_completes_options(tmp_path: Path) -> None:

@@ -531,6 +531,60 @@ class OwnPPO(PPOPolicy):
     """A policy that is not registered."""
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"lr": 0.5}, ["'policy.lr': got 0.5, but the record has 0.001"]),
+        ({"gamma": 0.5, "entropy_coeff": 1.0}, ["'policy.gamma'", "'policy.entropy_coeff'"]),
+        ({"policy": {"gamma": 0.5}}, ["'policy.gamma': got 0.5, but the record has 0.99"]),
+        ({"train_batch_size": 64}, ["'optimizer.train_batch_size': got 64, but the record has"]),
+        ({"seed": 3}, ["'seed': got 3, but the record has 5"]),
+        ({"policy": "a2c"}, ["'policy.name': got 'a2c', but the record has 'ppo'"]),
+        ({"num_rollout_workers": 2}, ["'num_workers': got 2, but the record has 0"]),
+        ({"model": {"fcnet_hiddens": [4]}}, ["'policy.model.fcnet_hiddens': got [4]"]),
+        ({"env_config": {"sutton_barto_reward": True}}, ["'env_config.sutton_barto_reward'"]),
+    ],
+)
+def test_a_change_of_what_the_record_has_is_refused(
+    changes: dict[str, Any], said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`polopt.rerun(trial, lr=0.5)` ran with the recorded learning rate."""
+    trainer, digests = trained(tmp_path, monkeypatch, seed=5)
+    with pytest.raises(ConfigError) as caught:
+        rerun_digests(trainer.logdir, **changes)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == len(said)
+    assert all(text in line for text, line in zip(said, lines, strict=True))
+    same = {"seed": 5, "lr": 1e-3, "policy": "ppo", "model": {"fcnet_hiddens": [8]}}
+    assert rerun_digests(trainer.logdir, **same) == digests, "the same values are accepted"
+
+
+def test_difference_names_what_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, _ = trained(tmp_path / "1", monkeypatch)
+    with pytest.raises(polopt.RerunDifference) as error:
+        rerun_digests(trainer.logdir, env="Acrobot-v1")
+    said = "A likely cause: env='Acrobot-v1' was given, but the record has 'CartPole-v1'"
+    assert str(error.value).endswith(said)
+    trainer, _ = trained(tmp_path / "2", monkeypatch, policy=OwnPPO)
+    other = type("OwnPPO", (OwnPPO,), {"learn_on_batch": lambda self, batch, reducer=None: {}})
+    with pytest.raises(polopt.RerunDifference, match=r"what was given differs .*policy=.*OwnPPO"):
+        rerun_digests(trainer.logdir, policy=other)
+
+
+def test_classes_that_a_record_needs_are_named_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error for an optimizer of a module was that the optimizer is unknown."""
+    trainer, _ = trained(tmp_path, monkeypatch)
+    with_config(
+        find_records(trainer.logdir)[0], {"optimizer": {"name": "Gone"}, "policy": {"name": "Lost"}}
+    )
+    done = CliRunner().invoke(app, ["rerun", trainer.logdir])
+    assert done.exit_code == 2
+    for text in ("optimizer (the class Gone)", "policy (the class Lost)", "--optimizer"):
+        assert text in done.output
+
+
 def with_config(record: Path, changes: dict[str, Any]) -> None:
     """Changes values of the config in a file of a record."""
     lines = gzip.decompress(record.read_bytes()).splitlines()

@@ -35,6 +35,7 @@ from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.trainers import play_episodes
 from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
+from polopt.trainers.experiment import Experiment
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.results import look_up
 from polopt.trainers.saved_policy import policy_of
@@ -532,6 +533,58 @@ def test_names_on_the_command_line() -> None:
     spec = gymnasium.spec("CartPole-v1")
     assert name_on_command_line(spec) == "CartPole-v1"
     assert name_on_command_line(dataclasses.replace(spec, max_episode_steps=7)) is None
+
+
+PLUGINS = """
+from polopt.optimizers.sync_samples import SyncSamples
+from polopt.policies.a2c import A2CPolicy
+
+
+class Own(A2CPolicy):
+    "A policy of a module."
+
+
+class Waits(SyncSamples):
+    "An optimizer of a module."
+"""
+
+
+def test_next_command_names_the_policy_of_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The printed command failed: the checkpoint names a class that a new process cannot find."""
+    (tmp_path / "own_plugins.py").write_text(PLUGINS)
+    monkeypatch.syspath_prepend(tmp_path)
+    options = {"env": "CartPole-v1", "optimizer": "sync_samples", "num_workers": 0}
+    own = Experiment.parse({**options, "policy": "own_plugins:Own"}, {})
+    command = tune_run._next_step(tmp_path / "checkpoint", own)
+    assert command.endswith(f"--policy {tmp_path / 'own_plugins.py'}:Own")
+    built_in = Experiment.parse({**options, "policy": "a2c"}, {})
+    assert "--policy" not in tune_run._next_step(tmp_path / "checkpoint", built_in)
+    local = type("Local", (own.policy_class,), {})
+    said = tune_run._next_step(tmp_path, Experiment.parse({**options, "policy": local}, {}))
+    assert said.startswith("polopt evaluate needs --policy, but the command line cannot name")
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("own_plugins:Own", "entropy_coeff = 0.01"),
+        ("own_plugins.py:Waits", "train_batch_size = None"),
+        ("polopt.trainers.presets:DQN", "buffer_size = 50000"),
+    ],
+)
+def test_options_of_a_class_of_a_module_are_listed(
+    name: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_plugins.py").write_text(PLUGINS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_plugins", raising=False)
+    done = polopt("list", name)
+    assert done.exit_code == 0, done.output
+    assert option in done.output.splitlines()
+    assert "and not a preset, an optimizer or a policy" in error_of(polopt("list", "os:path"))
 
 
 # ---- the command itself -----------------------------------------------------------------------

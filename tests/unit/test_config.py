@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import numpy as np
 import pydantic
 import pytest
 import torch
+from ray import tune
 
 from polopt.common.config import Config, ConfigError, canonical, differ, nearest
 from polopt.policies.actor_critic import ActorCriticConfig
 from polopt.policies.ppo import PPOConfig
+from polopt.trainers.experiment import Experiment
 
 
 def message(options: Any, where: str = "config") -> str:
@@ -110,6 +113,53 @@ def test_wrong_value_error_has_allowed_values(options: dict[str, Any], allowed: 
     assert text.startswith(f"config: key {key!r}: got {value!r}; allowed: ")
     assert allowed in text.partition("allowed:")[2]
     assert "valid" not in text
+
+
+def test_one_error_names_every_wrong_key() -> None:
+    """A script ported from Stable-Baselines3 took one start for each of its options."""
+    given = {
+        "learning_rate": 3e-4,
+        "n_steps": 128,
+        "batch_size": 64,
+        "framework": "tf",
+        "gamma": "x",
+        "lr": 20.0,
+        "num_workers": -1,
+        "buffer_size": 3,
+        "clip_range": 0.2,
+        "model": {"fcnet_hidden": [3], "use_lstm": "always", "fcnet_hiddens": ["x", "y"]},
+        "optimizer": {"name": "sync_samples", "n_epochs": 3, "trainbatch_size": 5},
+    }
+    with pytest.raises(ConfigError) as caught:
+        Experiment.parse(given, {})
+    named = re.findall(r"key '([\w.]+)'", str(caught.value))
+    options = [key for key in given if key not in ("model", "optimizer")]
+    inner = ["model.fcnet_hidden", "model.use_lstm", "model.fcnet_hiddens.0"]
+    assert sorted(named) == sorted([*options, *inner, "n_epochs", "trainbatch_size", "env"])
+    assert len(str(caught.value).splitlines()) == len(named)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"lr": lambda progress: 1e-3}, "a number from 0 to 10, or a schedule [[environment steps"),
+        ({"lr": 20.0}, "a number from 0 to 10, or a schedule [[environment steps, number], ...]"),
+        ({"lr": tune.loguniform(1e-4, 1e-2)}, "Search spaces need `tune.Tuner` or a file for"),
+        ({"gamma": {"grid_search": [0.9]}}, "a number. Search spaces need `tune.Tuner` or a file"),
+        ({"policy": "dqn", "target_network_update_freq": 0}, "With 1, the target networks move"),
+        (
+            {"policy": "dqn", "training_intensity": None},
+            "n environment steps, train_batch_size / n",
+        ),
+    ],
+)
+def test_allowed_values_are_complete(options: dict[str, Any], said: str) -> None:
+    """The error for a learning rate allowed only a number, although a schedule is allowed."""
+    if "policy" in options:
+        options = {**options, "optimizer": "sync_replay"}
+    with pytest.raises(ConfigError) as caught:
+        Experiment.parse({"env": "CartPole-v1", **options}, {})
+    assert said in str(caught.value).partition("allowed: ")[2]
 
 
 @pytest.mark.parametrize(

@@ -130,8 +130,9 @@ def mutated(changes: dict[str, Any], base: dict[str, Any] = SMALL) -> dict[str, 
 
 
 def check_message(message: str) -> None:
-    assert "\n" not in message
-    assert 0 < len(message) < 1000
+    lines = message.split("\n")
+    assert len(set(lines)) == len(lines), "one line for each wrong key"
+    assert all(0 < len(line) < 1000 for line in lines)
 
 
 def is_small(experiment: Experiment) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -187,6 +187,45 @@ def test_target_network_moves_towards_the_network(tau: float, freq: int) -> None
         if update % freq == 0:
             expected = expected + tau * (policy.flat.get_params()[network] - expected)
         np.testing.assert_allclose(policy.flat.get_params()[target], expected, atol=1e-6)
+
+
+def moves(policy: Any, env_steps: Iterable[int]) -> list[int]:
+    """Makes one update at each number of environment steps. Returns the numbers at which the target
+    network moved."""
+    rows, found = transitions(policy), []
+    target = policy.flat.segments["target"]
+    for steps in env_steps:
+        policy.env_steps = steps
+        before = policy.flat.get_params()[target]
+        policy.learn_on_transitions(rows)
+        if (policy.flat.get_params()[target] != before).any():
+            found.append(steps)
+    return found
+
+
+def test_target_network_follows_environment_steps() -> None:
+    """The average of RLlib's `target_network_update_freq`, whatever the updates per step."""
+    every = {"target_network_update_timesteps": 10}
+    assert moves(shaken(replay_policy("dqn", **every)), range(0, 60, 4)) == [12, 20, 32, 40, 52]
+    several = [steps for steps in range(0, 60, 4) for _ in range(3)]  # three updates at each
+    assert moves(shaken(replay_policy("dqn", **every)), several) == [12, 20, 32, 40, 52]
+    # A sampler's fragment may have more steps than the period, and several arrive at once.
+    assert moves(shaken(replay_policy("dqn", **every)), [7, 41, 41, 49, 58, 60]) == [41, 58, 60]
+
+
+@pytest.mark.parametrize("restored_at", [11, 19, 20])
+def test_restored_policy_moves_its_target_at_the_same_steps(restored_at: int) -> None:
+    """Environment steps may have been sampled between the last update and the checkpoint."""
+    options = {"target_network_update_timesteps": 10}
+    policy, other = (shaken(replay_policy("dqn", **options), seed=seed) for seed in (1, 2))
+    assert moves(policy, [9, 11]) == [11]
+    policy.env_steps = restored_at
+    other.set_state(policy.get_state())
+    assert moves(other, [22, 29, 31]) == moves(policy, [22, 29, 31]) == [22, 31]
+    state = other.get_state()
+    for wrong in (-1, True, 32, "3"):
+        with pytest.raises(ValueError, match="'updated_at' must be a number of environment steps"):
+            other.set_state({**state, "updated_at": wrong})
 
 
 def test_update_that_is_not_finite_is_skipped() -> None:

@@ -27,6 +27,7 @@ import polopt
 from polopt.common.config import ConfigError
 from polopt.common.weights import Weights
 from polopt.metrics.record import Record
+from polopt.rollouts import ray_session
 from polopt.rollouts.ray_session import attach_or_start
 from polopt.rollouts.sampling.seeds import evaluation_seeds, worker_seeds
 from polopt.rollouts.sampling.whole_episodes import WholeEpisodes, shares
@@ -342,6 +343,28 @@ def test_warning_tells_whether_training_waits_for_cpus(
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == len(said)
     assert all(start in message for start, message in zip(said, messages, strict=True))
+
+
+@pytest.mark.parametrize(("num_processes", "warns"), [(8, False), (9, True), (50, True)])
+def test_many_more_processes_than_cores_are_a_warning(
+    num_processes: int,
+    warns: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """`num_workers=50` started 42 processes on two cores, with Ray's warnings only."""
+    monkeypatch.setattr(ray_session, "_warned_at", {})
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 100.0})
+    monkeypatch.setattr(ray.util, "get_current_placement_group", lambda: None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    for _ in range(2):
+        attach_or_start(float(num_processes), num_processes)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == warns
+    assert not warns or f"starts {num_processes} worker processes, but this machine" in messages[0]
 
 
 def test_duration_is_of_the_worker_that_played_longest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,3 +105,22 @@ def test_python_file_with_variables_or_a_function(tmp_path: Path) -> None:
 def test_deeply_nested_yaml_is_one_error(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^deep\.yaml: nested too deeply$"):
         read_yaml(text, "deep.yaml")
+
+
+def test_options_beside_config_are_refused_with_their_place(tmp_path: Path) -> None:
+    """The error for `seed` asked for `seeds`, which trains several trials."""
+    path = tmp_path / "mine.yaml"
+    path.write_text("run: SyncPPO\nseed: 3\nclip_param: 0.3\nsed: 1\nconfig: {env: CartPole-v1}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_example(str(path))
+    *placed, unknown = str(caught.value).splitlines()
+    assert [
+        f"key {key!r} is an option of the preset. Write it below 'config'" in line
+        for key, line in zip(("seed", "clip_param"), placed, strict=True)
+    ] == [True, True]
+    assert "unknown key 'sed'" in unknown
+
+
+def test_argument_with_the_prefix_config_is_refused_with_the_right_form() -> None:
+    with pytest.raises(ConfigError, match=r"'config.lr=1e-3'. Options have no prefix: lr=1e-3$"):
+        apply_changes(load_example("cartpole_a3c"), ["config.lr=1e-3"])

@@ -430,6 +430,11 @@ def test_load_takes_what_save_returned(tmp_path: Path) -> None:
     made.stop()
     with pytest.raises(CheckpointError, match="no such directory"):
         polopt.load(tmp_path / "gone")
+    (tmp_path / "model.zip").touch()
+    with pytest.raises(
+        CheckpointError, match=r"model.zip is a file, but a checkpoint of polopt is"
+    ):
+        polopt.load(str(tmp_path / "model.zip"))
 
 
 class Mine(A2CPolicy):

@@ -210,7 +210,7 @@ def test_unsupported_call_says_what_to_change(code: str) -> None:
     with pytest.raises(ConfigError) as caught:
         eval(code, vars(rllib).copy())
     assert REFUSED[code] in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert all("(): " in line or "config: " in line for line in str(caught.value).splitlines())
 
 
 # ---- options ----------------------------------------------------------------------------------
@@ -244,6 +244,15 @@ def test_misspelled_name_is_a_type_error_with_the_nearest() -> None:
         rllib.PPOConfig().training(lamda_=0.9)
 
 
+def test_one_error_names_every_wrong_option_of_a_call() -> None:
+    with pytest.raises(TypeError) as caught:
+        rllib.PPOConfig().training(lrr=1e-3, gama=0.9, use_gae=False)
+    for line, name in zip(str(caught.value).splitlines(), ("lrr", "gama", "use_gae"), strict=True):
+        assert repr(name) in line
+    with pytest.raises(ConfigError, match=r"(?s)'noisy'.*\n.*'num_atoms'"):
+        rllib.DQNConfig.from_dict({"noisy": True, "num_atoms": 51})
+
+
 def test_ignored_options_are_in_the_tables() -> None:
     without = {name for name in RLLIB_IGNORED if not instead_of(name)}
     assert len(without) < 12, "most ignored options have a row in the tables"
@@ -259,6 +268,7 @@ def test_ignored_option_warns_and_its_own_value_does_not(caplog: pytest.LogCaptu
     assert config.to_dict() == {}
     (message,) = caplog.messages
     assert message.startswith("PPOConfig.learners(): num_learners=3 is ignored. For 'num_learners'")
+    assert message.endswith("multiply train_batch_size_per_learner and minibatch_size by 3")
 
 
 def test_later_value_replaces_an_earlier_one_under_another_name() -> None:
@@ -394,6 +404,112 @@ def test_dicts_add_up() -> None:
 )
 def test_options_that_mean_something_together(given: Any, expected: Any) -> None:
     assert rllib.PPOConfig().training(**given).to_dict() == expected
+
+
+# ---- units ------------------------------------------------------------------------------------
+
+
+def test_target_of_replay_counts_environment_steps() -> None:
+    """RLlib: "Update the target network every `target_network_update_freq` sample steps"."""
+    for builder in (rllib.DQNConfig, rllib.SACConfig, rllib.ApexDQNConfig):
+        config = builder().training(target_network_update_freq=500)
+        assert config.to_dict() == {"target_network_update_timesteps": 500}
+        assert config.target_network_update_freq == 500
+        config.target_network_update_freq *= 2
+        assert config.to_dict() == {"target_network_update_timesteps": 1000}
+        # With 0, the default of RLlib's SAC, the target moves with every update.
+        config.training(target_network_update_freq=0)
+        every = {"target_network_update_freq": 1, "target_network_update_timesteps": None}
+        assert config.to_dict() == every
+        config.training(target_network_update_freq=tune.choice([256]))
+        assert isinstance(
+            config.to_dict()["target_network_update_timesteps"], tune.search.sample.Domain
+        )
+
+
+@pytest.mark.parametrize(("intensity", "expected"), [(8.0, 8.0), (1.0, 1.0), (None, 4.0)])
+def test_dqn_trains_in_the_units_of_rllib(intensity: Any, expected: float) -> None:
+    """Without an intensity, RLlib learns from one batch of 32 rows for each round of 8 steps."""
+    algo: Any = (
+        rllib.DQNConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=0, num_envs_per_env_runner=2, rollout_fragment_length=4)
+        .training(
+            target_network_update_freq=50,
+            train_batch_size=32,
+            training_intensity=intensity,
+            num_steps_sampled_before_learning_starts=100,
+            model={"fcnet_hiddens": [4]},
+        )
+        .reporting(min_sample_timesteps_per_iteration=500)
+        .build_algo()
+    )
+    moved = mock.Mock(wraps=algo.get_policy().flat.refresh_copies)
+    algo.get_policy().flat.refresh_copies = moved
+    result = algo.train()
+    algo.stop()
+    sampled = result["num_env_steps_sampled_lifetime"]
+    learned = result["num_env_steps_trained_lifetime"]
+    assert learned / (sampled - 100) == pytest.approx(expected, rel=0.1)
+    assert moved.call_count == pytest.approx((sampled - 100) / 50, abs=1.1)
+
+
+def test_intensity_that_cannot_be_computed_is_refused_with_advice() -> None:
+    for config in (
+        rllib.ApexDQNConfig().training(training_intensity=None),
+        rllib.DQNConfig().training(training_intensity=None, train_batch_size=tune.choice([32])),
+    ):
+        with pytest.raises(ConfigError, match=r"training_intensity=None. .* The preset has train"):
+            config.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("freq", "others", "updates"),
+    [
+        (2, {}, 32),  # RLlib: 2 * 8 batches of its circular buffer * 2 iterations per batch
+        (0.125, {}, 2),
+        (2, {"train_batch_size": 500, "minibatch_size": 200}, 96),  # 3 updates for each batch
+        (1e-9, {}, 1),
+    ],
+)
+def test_target_of_appo_counts_units_of_sixteen_batches(
+    freq: float, others: dict[str, Any], updates: int
+) -> None:
+    config = rllib.APPOConfig().training(target_network_update_freq=freq, **others)
+    assert config.to_dict()["target_network_update_freq"] == updates
+
+
+def test_target_of_appo_in_units_that_are_not_a_number_is_refused() -> None:
+    for freq in (0, -1.0, math.inf, math.nan):
+        with pytest.raises(ConfigError, match=r"target_network_update_freq=.* in units of 16"):
+            rllib.APPOConfig().training(target_network_update_freq=freq).to_dict()
+
+
+@pytest.mark.parametrize("batch", [256, 1000])
+def test_iteration_of_ppo_is_one_batch(batch: int) -> None:
+    """An iteration of a preset has at least 4000 steps, so a loop trained 2 to 9 times as long."""
+    config = rllib.PPOConfig().environment("CartPole-v1", env_config={})
+    config.env_runners(num_env_runners=0, num_envs_per_env_runner=4)
+    config.training(train_batch_size=batch, num_epochs=1, model={"fcnet_hiddens": [4]})
+    assert config.min_sample_timesteps_per_iteration == 0
+    algo = config.build_algo()
+    steps = [algo.train()["env_runners"]["num_env_steps_sampled"] for _ in range(3)]
+    algo.stop()
+    # Steps of automatic resets do not count.
+    assert all(0.8 * batch <= count <= batch for count in steps)
+    config.reporting(min_sample_timesteps_per_iteration=3000)
+    assert config.to_dict()["min_sample_timesteps_per_iteration"] == 3000
+    assert rllib.DDPPOConfig().min_sample_timesteps_per_iteration == 0
+    assert rllib.DQNConfig().min_sample_timesteps_per_iteration == 1000  # as in RLlib
+
+
+def test_schedules_count_environment_steps_in_both_libraries() -> None:
+    points = [[0, 1e-3], [1000, 1e-4]]
+    for builder in (rllib.PPOConfig, rllib.DQNConfig):
+        assert builder().training(lr=points).to_dict() == {"lr": points}
+    exploration = {"epsilon_timesteps": 5000, "final_epsilon": 0.1, "warmup_timesteps": 100}
+    config = rllib.DQNConfig().exploration(exploration_config=exploration)
+    assert config.to_dict()["epsilon"] == [[0, 1.0], [100, 1.0], [5100, 0.1]]
 
 
 def test_batch_of_ddppo_is_one_fragment_of_a_worker() -> None:

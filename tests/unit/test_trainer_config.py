@@ -4,6 +4,7 @@ before Ray starts."""
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from typing import Any
 
@@ -17,7 +18,7 @@ from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.workers.callbacks import Callbacks
 from polopt.trainers.experiment import Experiment, aliases_for
-from polopt.trainers.presets import A2C, A3C, DDPPO, PRESETS, SyncPPO
+from polopt.trainers.presets import A2C, A3C, DDPPO, PRESETS, SAC, SyncPPO
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 ENV = {"env": "CartPole-v1"}
@@ -334,3 +335,47 @@ def test_only_workers_that_compute_gradients_reserve_gpus() -> None:
     request = A3C.default_resource_request({**ENV, **options})
     gradient_worker, below = {"CPU": 1.0, "GPU": 0.5}, {"CPU": 1.0}
     assert request.bundles == [{"CPU": 1.0}, *[gradient_worker] * 2, *[below] * 6]
+
+
+# ---- options that are probably mistakes -------------------------------------------------------
+
+#: A batch of 2 * 16 rows.
+ROWS = {"rollout_fragment_length": 16, "num_envs_per_worker": 2, "num_workers": 0}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sgd_minibatch_size": 4096}, "sgd_minibatch_size=4096: a batch has at most 32 rows"),
+        ({"sgd_minibatch_size": 97, "num_workers": 3}, "a batch has at most 96 rows"),
+        ({"sgd_minibatch_size": 49, "train_batch_size": 33}, ""),  # two fragments, 64 rows
+        ({"sgd_minibatch_size": 65, "train_batch_size": 33}, "a batch has at most 64 rows"),
+        ({"sgd_minibatch_size": 96, "num_workers": 3}, ""),
+        ({"sgd_minibatch_size": 128}, ""),  # the default
+        ({"sgd_minibatch_size": None}, ""),
+        ({"lr": 0}, "lr=0.0: the weights with this learning rate never change"),
+        ({"lr": [[0, 0.0], [100, 0.0]]}, "never change"),
+        ({"lr": [[0, 1e-3], [100, 0.0]]}, ""),
+        (
+            {"sgd_minibatch_size": 97, "num_workers": 3, "optimizer": "sync_gradients"},
+            "a batch has at most 32 rows",
+        ),
+    ],
+)
+def test_options_that_are_probably_a_mistake_warn(options: dict[str, Any], said: str) -> None:
+    texts = Experiment.parse({"env": "CartPole-v1", **ROWS, **options}, {}).doubtful()
+    assert len(texts) == bool(said)
+    assert all(said in text for text in texts)
+
+
+def test_learning_rate_that_no_segment_uses_may_be_zero() -> None:
+    rates = {"actor_lr": 1e-4, "critic_lr": 1e-4, "alpha_lr": 1e-4}
+    for given, said in (({**rates, "lr": 0}, []), ({**rates, "alpha_lr": 0}, ["alpha_lr=0.0"])):
+        texts = Experiment.parse({"env": "Pendulum-v1", **given}, SAC.preset).doubtful()
+        assert [text.partition(":")[0] for text in texts] == said
+
+
+def test_trainer_logs_what_is_probably_a_mistake(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "polopt"):
+        PolicyOptimizerTrainer(env="CartPole-v1", **ROWS, lr=0).stop()
+    assert [text for text in caplog.messages if "never change" in text]
