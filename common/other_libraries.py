@@ -765,13 +765,14 @@ STABLE_BASELINES3 = (
     ),
     Option(
         "`features_extractor_class`, `features_extractor_kwargs`",
-        "`custom` and `custom_options` of `model`, which replace the "
-        "[whole network](networks.md#a-network-of-your-own)",
+        "`custom` and `custom_options` of `model`, which replace the [whole "
+        "network](networks.md#a-features-extractor-of-stable-baselines3)",
     ),
     Option(
         "`ortho_init`",
-        "polopt has no such option: initial weights are always orthogonal",
-        "True | always True",
+        "polopt has no such option: the weights of built-in networks are orthogonal. A `custom` "
+        "network [initialises itself](networks.md#a-features-extractor-of-stable-baselines3)",
+        "True | True for built-in networks",
     ),
     Option(
         "`optimizer_class`, `optimizer_kwargs`",
