@@ -116,7 +116,7 @@ RLLIB = (
     Option(
         '`evaluation_config={"explore": False, "env_config": {...}}`',
         "`evaluation_config`, with `env`, `env_config`, options of sampling, and `explore`, which "
-        "is False by default. See [docs/results.md](results.md#evaluation-while-training)",
+        "is False by default. See [docs/train.md](train.md#evaluation-while-training)",
         "explores | does not explore",
     ),
     Option(

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from polopt.metrics.episode_window import EpisodeWindow
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-PAGES = ["memory.md", "normalization.md", "results.md", "wrappers.md"]
+PAGES = ["memory.md", "normalization.md", "results.md", "train.md", "wrappers.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -21,3 +23,11 @@ def test_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.Monk
     names = {"__name__": f"code_of_{Path(page).stem}"}
     for block in blocks:
         exec(compile(block, page, "exec"), names)
+
+
+def test_results_page_has_every_key_of_episodes() -> None:
+    page = (DOCS / "results.md").read_text()
+    keys = {re.sub(r"_(min|max|p\d+)$", "_mean", key) for key in EpisodeWindow().report()}
+    named = set(re.findall(r"`(?:env_runners/)?(\w+)`", page))
+    assert len(keys) > 5
+    assert keys - named == set()
