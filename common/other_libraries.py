@@ -116,7 +116,7 @@ RLLIB = (
     Option(
         '`evaluation_config={"explore": False, "env_config": {...}}`',
         "`evaluation_config`, with `env`, `env_config`, options of sampling, and `explore`, which "
-        "is False by default. See [docs/results.md](results.md#evaluation-while-training)",
+        "is False by default. See [docs/train.md](train.md#evaluation-while-training)",
         "explores | does not explore",
     ),
     Option(
@@ -767,13 +767,14 @@ STABLE_BASELINES3 = (
     ),
     Option(
         "`features_extractor_class`, `features_extractor_kwargs`",
-        "`custom` and `custom_options` of `model`, which replace the "
-        "[whole network](networks.md#a-network-of-your-own)",
+        "`custom` and `custom_options` of `model`, which replace the [whole "
+        "network](networks.md#a-features-extractor-of-stable-baselines3)",
     ),
     Option(
         "`ortho_init`",
-        "polopt has no such option: initial weights are always orthogonal",
-        "True | always True",
+        "polopt has no such option: the weights of built-in networks are orthogonal. A `custom` "
+        "network [initialises itself](networks.md#a-features-extractor-of-stable-baselines3)",
+        "True | True for built-in networks",
     ),
     Option(
         "`optimizer_class`, `optimizer_kwargs`",

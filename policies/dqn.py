@@ -36,7 +36,8 @@ class DQNConfig(EpsilonGreedyConfig, ReplayConfig):
         double_q: whether to use double Q-learning (van Hasselt et al., 2016). With True, the
             trained network chooses the best next action, and the target network evaluates this
             action. With False, the target network does both.
-        dueling: whether the network computes a state value and advantages. See `QNetwork`.
+        dueling: whether the network computes a state value and advantages (Wang et al., 2016). The
+            Q-value of an action is the state value plus the advantage, minus the mean advantage.
         td_error_loss_fn: the loss of a TD error, `huber` or `mse`. Both losses are half the squared
             error, but beyond an absolute error of 1, the Huber loss grows only linearly.
     """

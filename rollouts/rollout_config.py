@@ -26,11 +26,11 @@ class RolloutConfig(Config):
     Attributes:
         env: a Gymnasium id, `module:id` or `module:callable`, a name registered with
             `ray.tune.registry.register_env`, or a callable that makes an environment. See
-            `polopt.rollouts.envs.env_sources.resolve_env`. RLlib: `env`.
+            `docs/environments.md`. RLlib: `env`.
         env_config: a dict with the options of the environment. Each environment receives a copy. A
             Gymnasium id receives the options as arguments of `gymnasium.make`. A callable receives
             them as keyword arguments, or as an `EnvContext`, which also holds the indices of the
-            environment (see `polopt.rollouts.envs.creators.call_creator`). RLlib: `env_config`.
+            environment (see `docs/environments.md`). RLlib: `env_config`.
         num_workers: the number of remote rollout workers. 0 means that the driver's process
             samples. RLlib: `num_env_runners` (0.8: `num_workers`).
         min_workers: the minimum number of workers. A run starts when this number of workers is up,
@@ -38,9 +38,9 @@ class RolloutConfig(Config):
             workers, up to `num_workers`, as resources become free, for example in an autoscaling
             cluster. `None` means `num_workers`.
         num_workers_below: the number of remote rollout workers below each remote worker. If this is
-            greater than 0, the remote worker is a `GradientWorker`: it does not sample itself, but
+            greater than 0, the remote worker is a gradient worker: it does not sample itself, but
             computes gradients from the fragments of the workers below.
-        collection: how a process that computes gradients, such as the driver or a `GradientWorker`,
+        collection: how a process that computes gradients, such as the driver or a gradient worker,
             collects fragments from several workers. With `sync`, it waits for the fragments of all
             workers, which are sampled with the newest weights. With `overlapped`, the workers
             sample the next fragments while the process learns, with weights that are one batch
@@ -52,9 +52,12 @@ class RolloutConfig(Config):
             collection.
         fraction_samples_below: a fragment that is stopped early keeps at least this share of its
             steps, in [0, 1].
-        compress_data: the codec that compresses fragments before they are sent. See
-            `polopt.common.compression`. RLlib 0.8: `compress_observations`.
-        compress_gradients: the codec that compresses gradients before they are sent.
+        compress_data: the codec that compresses fragments before they are sent. `fp16` and `bf16`
+            halve the bytes and round. `lz4` does not round, and is useful for images. RLlib 0.8:
+            `compress_observations`.
+        compress_gradients: the codec that compresses gradients before they are sent. `fp16` and
+            `bf16` halve the bytes and round. `topk` sends the largest elements, and adds the rest
+            to the next gradient.
         topk_share: the share of the elements that `compress_gradients: topk` sends, in (0, 1].
         num_envs_per_worker: the number N of environments of one worker. RLlib:
             `num_envs_per_env_runner` (0.8: `num_envs_per_worker`).

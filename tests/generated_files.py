@@ -1,4 +1,5 @@
-"""Generates files from the config classes: `docs/options.md`, and the type stub of the presets.
+"""Generates files from config classes, signatures and docstrings: `docs/options.md`, `docs/api.md`,
+and the type stub of the presets.
 
 `python tests/generated_files.py` writes the files. `tests/unit/test_options.py` compares them with
 the config classes.
@@ -6,29 +7,43 @@ the config classes.
 
 from __future__ import annotations
 
+import inspect
 import keyword
 import re
 import subprocess
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import yaml
+
+import polopt
 from polopt.common.add_ons import add_ons
 from polopt.common.config import Config
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.networks.model_config import ModelConfig
 from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.rollout_config import RolloutConfig
-from polopt.trainers.experiment import EvaluationConfig, TrainerConfig
-from polopt.trainers.options import Option, config_classes, own_options, shown_default
+from polopt.trainers.experiment import EvaluationConfig, TrainerConfig, plugin_names
+from polopt.trainers.options import (
+    Option,
+    config_classes,
+    first_sentence,
+    nested_config,
+    options_of,
+    own_options,
+    shown_default,
+)
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 ROOT = Path(__file__).parents[1]
 STUB = ROOT / "trainers" / "typed_presets.pyi"
 PAGE = ROOT / "docs" / "options.md"
+API_PAGE = ROOT / "docs" / "api.md"
 _NESTED = {ModelConfig: "ModelOptions", EvaluationConfig: "EvaluationOptions"}
 _HEAD = '''"""The signatures of the presets and of `polopt.train` for type checkers and editors.
 
@@ -252,68 +267,294 @@ def _quoted(value: Any) -> str:
 
 def page() -> str:
     """Returns the text of `docs/options.md`."""
-    return "\n".join(_page_lines()) + "\n"
+    return _linked("\n".join(_page_lines()) + "\n")
+
+
+def _linked(text: str) -> str:
+    """Replaces the paths of pages, as in docstrings, by links to these pages."""
+    return re.sub(r"`docs/([\w-]+\.md)`", r"[\1](\1)", text)
 
 
 def _page_lines() -> Iterator[str]:
-    yield "# Options"
-    yield ""
-    yield (
-        "All keys of a config, with their defaults. `polopt list PRESET` prints the options of one "
-        "preset with its own defaults. The last column has aliases of the key, which polopt "
-        "accepts, and names of this option in RLlib. If polopt does not accept a name of "
-        "RLlib, the error message names the key to use."
+    presets = [f"[{name}](#{name.lower()})" for name in PRESETS]
+    yield from (
+        "# Options",
+        "",
+        "This page has two parts. The tables explain each option once. The sections after the "
+        "tables show each preset whole, with all its options and its own defaults: "
+        f"{', '.join(presets)}. `polopt list PRESET` prints both for one preset.",
+        "",
+        "In the tables, the column *default* begins with the default of most presets. Other "
+        "defaults follow with the names of the presets, or with the names of policies and "
+        "optimizers that no preset uses. The last column has aliases of the key, which polopt "
+        "accepts, and names of this option in RLlib. If polopt does not accept a name of RLlib, "
+        "the error message names the key to use.",
+        "",
+        "This page is made from the config classes: `python tests/generated_files.py` writes it.",
+        "",
+        "## What the options mean",
     )
-    yield ""
-    yield "This page is made from the config classes: `python tests/generated_files.py` writes it."
-    seen: set[tuple[type[Config] | None, str]] = set()
-    for title, config in _sections():
-        options = [
-            option
-            for option in own_options(config)
-            if (option.owner, option.key) not in seen or option.default != _default(option)
-        ]
-        seen |= {(option.owner, option.key) for option in options}
-        yield ""
-        yield f"## {title}"
-        yield ""
-        if not options:
-            yield "No options of its own."
-            continue
+    users = _users()
+    for title, owners in _groups():
+        yield from ("", f"### {title}", "")
         yield "| key | default | allowed | meaning | other names, RLlib's names |"
         yield "|---|---|---|---|---|"
-        for option in options:
-            names = ", ".join(f"`{name}`" for name in option.other_names)
-            cells = (
-                f"`{option.key}`",
-                f"`{shown_default(option.default)}`",
-                option.allowed.replace("'", "`"),
-                option.meaning,
-                names,
-            )
-            yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+        for owner in owners:
+            for option in own_options(owner):
+                if option.owner is owner:
+                    key = (owner, option.key)
+                    yield _row({name: users[name][key] for name in users if key in users[name]})
+    for name, cls in PRESETS.items():
+        yield from _preset_section(name, cls.preset)
 
 
-def _default(option: Option) -> Any:
-    """Returns the default of the class that declares the option first."""
+def _row(users: Mapping[str, Option]) -> str:
+    """Returns the row of an option. `users` maps each preset that has the option to the option."""
+    option = next(iter(users.values()))
     assert option.owner is not None
-    return next(o.default for o in own_options(option.owner) if o.key == option.key)
+    names = ", ".join(f"`{name}`" for name in option.other_names)
+    cells = (
+        f"`{option.key}`",
+        _variants({name: f"`{shown_default(one.default)}`" for name, one in users.items()}, "; "),
+        option.allowed.replace("'", "`"),
+        _variants({name: one.meaning for name, one in users.items()}, " "),
+        names,
+    )
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def _sections() -> Iterator[tuple[str, type[Config]]]:
-    yield "Sampling", RolloutConfig
-    yield "Trainer and evaluation", TrainerConfig
+def _variants(texts: Mapping[str, str], separator: str) -> str:
+    """Returns the most common text, and then the other texts with the names that have them."""
+    names: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        names.setdefault(text, []).append(name)
+    first, *others = sorted(names, key=lambda text: -len(names[text]))
+    return separator.join([first, *(f"{', '.join(names[text])}: {text}" for text in others)])
+
+
+def _users() -> dict[str, dict[tuple[type[Config] | None, str], Option]]:
+    """Returns the options of each preset, and of each policy and optimizer that no preset uses."""
+    used = {name for preset in PRESETS.values() for name in plugin_names({}, preset.preset)}
+    found = {name: options_of(preset.preset) for name, preset in PRESETS.items()}
+    for registry in (OPTIMIZERS, POLICIES):
+        for name in _builtin(registry):
+            if name not in used:
+                found[f"`{name}`"] = own_options(registry.get(name).config_class)
+    for options in found.values():
+        for option in [*options]:
+            nested = nested_config(option.annotation)
+            if nested is not None:
+                values = option.default.to_dict()
+                options += [replace(one, default=values[one.key]) for one in own_options(nested)]
+    return {name: {(one.owner, one.key): one for one in found[name]} for name in found}
+
+
+def _builtin(registry: Any) -> list[str]:
+    names = registry.names()
+    return [name for name in names if registry.get(name).__module__.startswith("polopt.")]
+
+
+def _groups() -> Iterator[tuple[str, list[type[Config]]]]:
+    """Yields the config classes that introduce options, each with a title that says whose options
+    these are."""
+    yield "Sampling", [RolloutConfig]
+    yield "Trainer and evaluation", [TrainerConfig]
     for config in add_on_configs():
-        yield config.__name__.removesuffix("Config"), config
-    yield "`evaluation_config`", EvaluationConfig
-    yield "`model`", ModelConfig
-    for kind, registry in (("Optimizer", OPTIMIZERS), ("Policy", POLICIES)):
-        for name in registry.names():
-            plugin = registry.get(name)
-            if re.match(r"polopt\.", plugin.__module__):
-                yield f"{kind} `{name}`", plugin.config_class
+        yield config.__name__.removesuffix("Config"), [config]
+    yield "`evaluation_config`", [EvaluationConfig]
+    yield "`model`", [ModelConfig]
+    for kind, registry in (("optimizer", OPTIMIZERS), ("policy", POLICIES)):
+        plural = "policies" if kind == "policy" else "optimizers"
+        every, users = _builtin(registry), dict[type[Config], list[str]]()
+        for name in every:
+            options = own_options(registry.get(name).config_class)
+            for owner in dict.fromkeys(option.owner for option in options):
+                assert owner is not None
+                users.setdefault(owner, []).append(name)
+        groups: dict[tuple[str, ...], list[type[Config]]] = {}
+        for owner, names in users.items():
+            groups.setdefault(tuple(names), []).append(owner)
+        for group in sorted(groups, key=len, reverse=True):
+            listed = f"{kind if len(group) == 1 else plural} {', '.join(f'`{n}`' for n in group)}"
+            title = f"all {plural}" if len(group) == len(every) else listed
+            yield title.capitalize(), groups[group]
+
+
+def _preset_section(name: str, preset: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the section of a preset: its whole config as YAML."""
+    optimizer, policy = plugin_names({}, preset)
+    first = (inspect.getdoc(PRESETS[name]) or "").partition("\n\n")[0].replace("\n", " ")
+    yield from ("", f"## {name}", "")
+    if preset:
+        yield f"{first} Optimizer `{optimizer}`, policy `{policy}`."
+        yield "The preset itself sets the values that are marked with `# *`."
+    else:
+        yield "Any optimizer with any policy that fits it. These are the options for the optimizer"
+        yield f"`{optimizer}` and the policy `{policy}`, which are the defaults."
+    yield from ("", "```yaml", f"run: {name}", "config:")
+    sampling, for_policy, for_optimizer, for_trainer = config_classes(preset)
+    parts = {
+        f"policy {policy}": for_policy,
+        f"optimizer {optimizer}": for_optimizer,
+        "sampling": sampling,
+        "trainer and evaluation": for_trainer,
+    }
+    for title, config in parts.items():
+        yield f"  # {title}"
+        for option in own_options(config, preset):
+            nested = nested_config(option.annotation)
+            if nested is not None:
+                yield f"  {option.key}:"
+                values = option.default.to_dict()
+                yield from (f"    {key}: {_yaml(value)}" for key, value in values.items())
+            else:
+                mark = "  # *" if option.key in preset else ""
+                yield f"  {option.key}: {_yaml(option.default)}{mark}"
+    yield "```"
+
+
+def _yaml(value: Any) -> str:
+    plain = list(value) if isinstance(value, tuple) else value
+    text = yaml.safe_dump(plain, default_flow_style=True, width=10_000)
+    return text.removesuffix("...\n").strip()
+
+
+#: The public names with a section of their own in `docs/api.md`, by the heading above them. For a
+#: class, the names of the methods that users call follow.
+_API: dict[str, dict[str, tuple[str, ...]]] = {
+    "Functions": {
+        "train": (),
+        "evaluate": (),
+        "load": (),
+        "rerun": (),
+        "register": (),
+        "foreach_worker": (),
+    },
+    "Trainers and results": {
+        "PolicyOptimizerTrainer": (
+            *("train", "evaluate", "save", "restore", "from_checkpoint", "request_stop"),
+            *("get_policy", "compute_single_action", "stop"),
+        ),
+        "TrainingResult": ("stop_reason",),
+        "EvaluationResult": ("episode_return_mean",),
+        "Policy": ("predict", "export_onnx", "get_weights", "set_weights", "set_option"),
+        "Episode": (),
+        "Callbacks": ("on_episode_step", "on_episode_end", "on_sample_end", "on_train_result"),
+    },
+    "Data": {
+        "SampleBatch": (
+            *("obs", "bootstrap_obs", "shape", "env_steps", "versions", "flat", "iter_rows"),
+            *("select", "steps", "concat", "to_tensordict"),
+        ),
+        "Transitions": (),
+        "Sequences": (),
+        "Weights": (),
+        "Gradients": (),
+        "StepResult": (),
+    },
+}
+
+
+def api_page() -> str:
+    """Returns the text of `docs/api.md`."""
+    return _linked("\n".join(_api_lines()) + "\n")
+
+
+def _api_lines() -> Iterator[str]:
+    yield from (
+        "# Python interface",
+        "",
+        "The functions and classes that users call, with their arguments, fields and errors. "
+        "[write-an-optimizer.md](write-an-optimizer.md#public-names) lists what strategies use, "
+        "and [options.md](options.md) lists the options. In Python, `help(polopt.NAME)` shows the "
+        "same text for every name.",
+        "",
+        "This page is made from the docstrings: `python tests/generated_files.py` writes it.",
+    )
+    shown = []
+    for heading, names in _API.items():
+        yield from ("", f"## {heading}")
+        for name, methods in names.items():
+            shown.append(name)
+            owner = getattr(polopt, name)
+            yield from ("", f"### `{name}`", "", *_described(f"polopt.{name}", owner))
+            for method in methods:
+                member = inspect.getattr_static(owner, method)
+                called = f"{name}.{method}" if _is_static(member) else method
+                yield from ("", f"#### `{name}.{method}`", "")
+                yield from _described(called, getattr(owner, method))
+    yield from ("", "## All other public names", "", "| name | what it is |", "|---|---|")
+    for name in sorted({*polopt.__all__} - {*shown, "__version__", "WEIGHTS", *PRESETS}):
+        value = getattr(polopt, name)
+        first = first_sentence(" ".join((inspect.getdoc(value) or "").split()))
+        yield f"| `polopt.{name}` | {first.replace('|', chr(92) + '|')} |"
+    yield from ("", "[options.md](options.md) has the presets.")
+
+
+def _is_static(member: Any) -> bool:
+    return isinstance(member, classmethod | staticmethod)
+
+
+def _described(called: str, value: Any) -> Iterator[str]:
+    """Yields the signature of a function, method or class, and its docstring as Markdown."""
+    if callable(value) and not (isinstance(value, type) and issubclass(value, polopt.Policy)):
+        yield from ("```python", _signature(called, value), "```", "")
+    yield from _as_markdown(inspect.getdoc(value) or "")
+
+
+def _signature(called: str, value: Any) -> str:
+    """Returns a call with the parameters of a function, method or class. Omits the options of a
+    trainer, because `docs/options.md` has them."""
+    empty, parts = inspect.Parameter.empty, []
+    signature = inspect.signature(value)
+    is_trainer = value is polopt.PolicyOptimizerTrainer
+    for one in signature.parameters.values():
+        if one.name == "self" or (
+            one.default is not empty and is_trainer and "log_dir=None" in parts
+        ):
+            continue
+        if one.kind is one.KEYWORD_ONLY and not any(part.startswith("*") for part in parts):
+            parts.append("*")
+        name = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "") + one.name
+        kind = "" if one.annotation is empty else f": {_annotation(one.annotation)}"
+        equals = " = " if kind else "="
+        parts.append(name + kind + ("" if one.default is empty else f"{equals}{one.default!r}"))
+    end = signature.return_annotation
+    result = "" if isinstance(value, type) or end is empty else f" -> {_annotation(end)}"
+    text = f"{called}({', '.join(parts)}){result}"
+    if len(text) > 88:
+        text = "\n    ".join([f"{called}(", *(f"{part}," for part in parts)]) + f"\n){result}"
+    return text.replace("=<factory>", "=...").replace("= <factory>", "= ...")
+
+
+def _annotation(annotation: Any) -> str:
+    text = getattr(annotation, "__forward_arg__", annotation)
+    return text if isinstance(text, str) else inspect.formatannotation(text)
+
+
+def _as_markdown(doc: str) -> Iterator[str]:
+    """Yields the lines of a docstring. Its sections, such as `Args:`, become lists."""
+    section = ""
+    for line in doc.splitlines():
+        heading = re.fullmatch(r"(Args|Attributes|Returns|Raises|Yields):", line)
+        entry = re.match(r"    ([\w, ]+):(?: (.*))?$", line)
+        if heading:
+            section = heading[1]
+            yield from (f"**{section}**", "")
+        elif line and not line.startswith(" "):
+            section = ""
+            yield line
+        elif not section:
+            yield line
+        elif entry and section not in ("Returns", "Yields"):
+            yield f"- `{entry[1]}`: {entry[2] or ''}".rstrip()
+        elif section in ("Returns", "Yields"):
+            yield line.removeprefix("    ")
+        else:
+            yield f"  {line.strip()}".rstrip()
 
 
 if __name__ == "__main__":
     STUB.write_text(stub())
     PAGE.write_text(page())
+    API_PAGE.write_text(api_page())

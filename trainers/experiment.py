@@ -62,9 +62,8 @@ class EvaluationConfig(Config):
         num_envs_per_worker: the number of environments in each evaluation worker. `None` means the
             value of training.
         vectorization_mode: how each evaluation worker steps its environments. `None` means the
-            value of training. See `RolloutConfig`.
-        autoreset_mode: Gymnasium's autoreset mode. `None` means the value of training. See
-            `RolloutConfig`.
+            value of training.
+        autoreset_mode: Gymnasium's autoreset mode. `None` means the value of training.
         max_frames_per_traj: the number of environment steps after which an episode is truncated.
             `None` means the value of training.
     """
@@ -121,8 +120,8 @@ class TrainerConfig(Config):
             training continues. Each actor reserves the resources of a rollout worker except GPUs.
             With 0, the driver plays the episodes between two iterations, and training waits.
             RLlib: `evaluation_num_env_runners`.
-        evaluation_config: the options for the actions and the environments of evaluation. See
-            `EvaluationConfig`. RLlib: `evaluation_config`, where `explore` is True by default.
+        evaluation_config: the options for the actions and the environments of evaluation.
+            RLlib: `evaluation_config`, where `explore` is True by default.
         callbacks: a subclass of `polopt.Callbacks`, or its path as `module:Class`. The workers call
             methods of this class during sampling, and the driver calls a method with each result.
             RLlib: `callbacks`.

@@ -63,7 +63,7 @@ class ModelConfig(Config):
     Attributes:
         fcnet_hiddens: the widths of the hidden layers. This option and `fcnet_activation` have no
             effect if the observation is one image with convolutions.
-        fcnet_activation: the activation of the hidden layers. See `ACTIVATIONS`.
+        fcnet_activation: the activation of the hidden layers.
         conv_filters: a tuple `(channels, kernel, stride)` or `(channels, kernel, stride, padding)`
             for each convolution over an image `[C, H, W]` or `[H, W, C]`. A ReLU follows each
             convolution. Each image of a Dict or Tuple has its own convolutions. An empty list
@@ -90,9 +90,9 @@ class ModelConfig(Config):
             to the bounds. If `free_log_std` is False, this is the initial bias of the layer that
             computes the log standard deviation.
         squash_actions: whether to squash Box actions into the box with tanh. With True,
-            `normalize_actions` and `clip_actions` of `PolicyConfig` have no effect.
+            `normalize_actions` and `clip_actions` have no effect.
         custom: a `torch.nn.Module` class that replaces the network. Pass the class, its registered
-            name, or `module:Class`. See `CustomNetwork`. Of the options above, only
+            name, or `module:Class`. See `docs/networks.md`. Of the options above, only
             `squash_actions` has an effect together with `custom`, and `use_lstm` raises an error.
         custom_options: the keyword arguments of the constructor of `custom`.
     """

@@ -1,4 +1,4 @@
-"""The network that docs/networks.md prints trains unchanged, also under a registered name and on
+"""The networks that docs/networks.md prints train unchanged, also under a registered name and on
 several ranks."""
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 PAGE = Path(__file__).parents[2] / "docs" / "networks.md"
-MODULE, SCRIPT = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+MODULE, SCRIPT, EXTRACTOR, PORT = re.findall(
+    r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL
+)
 CHECK = """
 length = result["env_runners"]["episode_len_mean"]
 assert length < 20.0, length
@@ -60,6 +62,7 @@ print("trained", optimizer["num_updates"])
 
 def run(folder: Path, script: str) -> str:
     (folder / "grid.py").write_text(MODULE)
+    (folder / "ported_extractor.py").write_text(EXTRACTOR)
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=120
     )
@@ -69,6 +72,34 @@ def run(folder: Path, script: str) -> str:
 
 def test_printed_network_with_a_mask_trains(tmp_path: Path) -> None:
     assert float(run(tmp_path, SCRIPT + CHECK).split()[-1]) < 20.0
+
+
+#: The network for a box has the initial weights of Stable-Baselines3: orthogonal, with these gains.
+INITIAL = """
+import math
+import gymnasium
+import torch
+
+env = gymnasium.make("Pendulum-v1")
+network = PortedPolicy(env.observation_space, env.action_space, 2)
+gains = {"action_net": 0.01, "value_net": 1.0}
+for name, layer in network.named_modules():
+    if isinstance(layer, torch.nn.Linear):
+        gain, rows = gains.get(name, math.sqrt(2.0)), layer.weight.detach()
+        rows = rows if len(rows) <= rows.shape[1] else rows.T
+        expected = gain**2 * torch.eye(len(rows))
+        torch.testing.assert_close(rows @ rows.T, expected, atol=1e-5, rtol=1e-5)
+        assert not layer.bias.any()
+params, values = network(torch.ones(5, 3))
+assert params.shape == (5, 2) and values.shape == (5,)
+assert not params[:, 1].any()  # log standard deviations
+"""
+
+
+def test_ported_extractor_of_stable_baselines3_learns(tmp_path: Path) -> None:
+    printed = [float(text) for text in run(tmp_path, PORT + INITIAL).split()]
+    assert len(printed) == 8
+    assert printed[-1] > 80.0
 
 
 def test_registered_network_reaches_trials_and_ranks(tmp_path: Path) -> None:

@@ -34,9 +34,27 @@ def run(tmp_path: Path, script: str) -> str:
 
 
 def test_printed_loss_trains(tmp_path: Path) -> None:
-    (script,) = (block for block in BLOCKS if "trainer.train()" in block)
+    (script,) = (block for block in BLOCKS if "import behaviour_a2c" in block)
     script = script.replace("trainer.stop()", CHECK.format(name="BehaviourA2C"))
     assert "trained" in run(tmp_path, script)
+
+
+def test_printed_replay_policy_learns(tmp_path: Path) -> None:
+    """Random actions have a mean return of about 22, and the errors of `errors_of` are those of
+    `add_gradient`."""
+    (script,) = (block for block in BLOCKS if "import munchausen_dqn" in block)
+    check = """
+import numpy as np
+
+policy = trainer.get_policy()
+rows = trainer.optimizer.buffer.sample(16)
+_, errors = policy.backward(rows)
+np.testing.assert_allclose(policy.errors_of(rows), errors, rtol=1e-4, atol=1e-5)
+trainer.stop()
+"""
+    printed = run(tmp_path, script.replace("trainer.stop()", check)).split()
+    assert len(printed) == 12
+    assert float(printed[-1]) > 40.0
 
 
 def test_printed_network_trains(tmp_path: Path) -> None:

@@ -1,16 +1,18 @@
-"""Tests that help, signatures, type checkers and `docs/options.md` agree with the config
-classes."""
+"""Tests that help, signatures, type checkers, `docs/options.md` and `docs/api.md` agree with the
+config classes and docstrings."""
 
 from __future__ import annotations
 
 import inspect
 import pydoc
+import re
 from typing import Any, ClassVar
 
 import generated_files
 import pydantic
 import pytest
 import typer
+import yaml
 
 import polopt
 from polopt.command_line.cli import list_
@@ -77,6 +79,66 @@ def test_generated_files_are_up_to_date() -> None:
     command = "python tests/generated_files.py"
     assert generated_files.STUB.read_text() == generated_files.stub(), command
     assert generated_files.PAGE.read_text() == generated_files.page(), command
+    assert generated_files.API_PAGE.read_text() == generated_files.api_page(), command
+
+
+def parsed(config: dict[str, Any], preset: dict[str, Any]) -> dict[str, Any]:
+    experiment = Experiment.parse({**config, "env": "CartPole-v1"}, preset)
+    parts = (experiment.trainer, experiment.rollout, experiment.policy, experiment.optimizer)
+    return {key: value for part in parts for key, value in part.model_dump(by_alias=True).items()}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_page_shows_each_preset_whole_with_its_own_defaults(name: str) -> None:
+    section = generated_files.PAGE.read_text().partition(f"\n## {name}\n")[2]
+    block = section.partition("```yaml\n")[2].partition("```")[0]
+    shown, preset = yaml.safe_load(block), PRESETS[name].preset
+    assert shown["run"] == name
+    real = parsed({}, preset)
+    assert {*shown["config"]} == {*real}
+    for key in ("model", "evaluation_config"):
+        assert {*shown["config"][key]} == {*real[key]}
+    # A config with all the values of the page equals the config without any of them.
+    assert parsed(shown["config"], preset) == real
+    # The plain texts are the same, too: `Experiment.parse` would also accept other forms.
+    for key, value in shown["config"].items():
+        if key not in ("env", "model", "evaluation_config"):
+            assert value == as_plain(real[key]), key
+    marked = set(re.findall(r"^  (\w+): .*# \*$", block, re.MULTILINE))
+    assert marked == {*preset} - {"optimizer", "policy"}
+
+
+def as_plain(value: Any) -> Any:
+    return [as_plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def test_names_on_the_page_can_be_looked_up() -> None:
+    """A class is public, or another library's."""
+    page, api = generated_files.page(), generated_files.api_page()
+    others = {"None", "True", "False", "EnvContext", "SyncVectorEnv"}
+    classes = set(re.findall(r"`([A-Z]\w+)`", page)) - others
+    public = set(re.findall(r"^(?:### |\| )`(?:polopt\.)?(\w+)`", api, re.MULTILINE))
+    assert classes - public == set()
+    assert re.findall(r"`polopt\.\w+\.[\w.]+`", page) == []
+
+
+def test_api_page_has_every_public_name_and_field() -> None:
+    page = generated_files.api_page()
+    for name in polopt.__all__:
+        heading, row = f"\n### `{name}`\n", f"\n| `polopt.{name}` | "
+        assert heading in page or row in page or name in {*PRESETS, "__version__", "WEIGHTS"}, name
+    for cls in (polopt.SampleBatch, polopt.Transitions, polopt.Weights, polopt.Gradients):
+        section = page.partition(f"\n### `{cls.__name__}`\n")[2].partition("\n### ")[0]
+        fields = getattr(cls, "_fields", None) or cls.__dataclass_fields__
+        assert len(fields) >= 6
+        for field in fields:
+            assert f"\n- `{field}`: " in section, field
+    for name in ("train", "evaluate", "load", "rerun"):
+        section = page.partition(f"\n### `{name}`\n")[2].partition("\n### ")[0]
+        for parameter in inspect.signature(getattr(polopt, name)).parameters:
+            assert f"- `{parameter}`: " in section, parameter
+    assert "\nforeach_worker" not in page  # functions are shown with their module
+    assert "    *args: Any,\n    only: int | None = None,\n" in page
 
 
 def test_page_has_every_option() -> None:
