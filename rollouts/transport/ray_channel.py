@@ -332,8 +332,8 @@ def _actor_class(of: type) -> Any:
     Ray exports each new actor class to its control service, and waits for the export without a time
     limit.
 
-    Without `enable_task_events=False`, Ray's control service keeps events of the last 100,000
-    calls, which take a few hundred MB."""
+    Without `enable_task_events=False`, Ray's control service keeps events of each call, and its
+    memory grows by tens of MB a minute with Ape-X."""
     if of not in _CLASSES:
         options: dict[str, Any] = {"enable_task_events": False}  # Ray's types lack this option
         _CLASSES[of] = ray.remote(**options)(of)
