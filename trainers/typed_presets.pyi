@@ -400,7 +400,9 @@ class AnyOptions(PluginOptions, total=False):
     trace_num_steps: int
 
 class NoSuchOption: ...
-class UnknownOptions(AnyOptions, total=False, extra_items=NoSuchOption): ...
+class UnknownOptions(  # type: ignore[call-arg]  # mypy does not know `extra_items`
+    AnyOptions, total=False, extra_items=NoSuchOption
+): ...
 
 class PolicyOptimizerTrainer(_Trainer):
     # The second form accepts the options of plugins, which are not known here.
@@ -878,7 +880,7 @@ def train(
     **options: Any,
 ) -> TrainingResult: ...
 @overload
-def train(
+def train(  # type: ignore[overload-cannot-match]
     experiment: str,
     config: Mapping[str, Any] | None = None,
     *,
