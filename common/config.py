@@ -327,7 +327,7 @@ def _problems(cls: type[Config], error: pydantic.ValidationError) -> list[str]:
     first: dict[tuple[str, ...], str] = {}
     for problem in error.errors():
         path = [part for part in problem["loc"] if not _is_type_tag(part)]
-        key = tuple(itertools.takewhile(lambda part: isinstance(part, str), path))
+        key = tuple(map(str, itertools.takewhile(lambda part: isinstance(part, str), path)))
         first.setdefault(key, _message(cls, problem, ".".join(map(str, path))))
     return list(first.values())
 

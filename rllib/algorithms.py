@@ -168,7 +168,7 @@ def algorithm_of(preset_name: str) -> type[PolicyOptimizerTrainer]:
     algorithm in RLlib."""
     preset = PRESETS[preset_name]
     name = "PPO" if preset_name == "SyncPPO" else preset_name
-    attributes = {"__doc__": preset.__doc__, "__module__": __name__}
+    attributes: dict[str, Any] = {"__doc__": preset.__doc__, "__module__": __name__}
     if preset_name in _ONE_BATCH:
         attributes["preset"] = {**preset.preset, "min_sample_timesteps_per_iteration": 0}
     made = type(name, (Algorithm, preset), attributes)

@@ -151,7 +151,10 @@ def _any_options(blocks: Iterable[Sequence[Option]]) -> str:
     # With these, the error of pyright for an unknown option of `train` names the option. Without
     # them, it says that the first argument has a wrong type.
     lines += ["", "class NoSuchOption: ...", ""]
-    lines.append("class UnknownOptions(AnyOptions, total=False, extra_items=NoSuchOption): ...")
+    lines.append(
+        "class UnknownOptions(  # type: ignore[call-arg]  # mypy does not know `extra_items`\n"
+        "    AnyOptions, total=False, extra_items=NoSuchOption\n): ..."
+    )
     return "\n".join(lines)
 
 
@@ -219,9 +222,10 @@ def _train() -> str:
     lines = []
     for experiment, options in forms:
         given = f"Unpack[{options}]" if options else "Any"
+        never = "  # type: ignore[overload-cannot-match]" * (options == "UnknownOptions")
         lines.append(
             "@overload\n"
-            "def train(\n"
+            f"def train({never}\n"
             f"    experiment: {experiment}{' = None' * (experiment == 'None')},\n"
             "    config: Mapping[str, Any] | None = None,\n"
             "    *,\n"

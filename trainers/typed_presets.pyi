@@ -404,7 +404,9 @@ class AnyOptions(PluginOptions, total=False):
     record_restarts: bool
 
 class NoSuchOption: ...
-class UnknownOptions(AnyOptions, total=False, extra_items=NoSuchOption): ...
+class UnknownOptions(  # type: ignore[call-arg]  # mypy does not know `extra_items`
+    AnyOptions, total=False, extra_items=NoSuchOption
+): ...
 
 class PolicyOptimizerTrainer(_Trainer):
     # The second form accepts the options of plugins, which are not known here.
@@ -904,7 +906,7 @@ def train(
     **options: Any,
 ) -> TrainingResult: ...
 @overload
-def train(
+def train(  # type: ignore[overload-cannot-match]
     experiment: str,
     config: Mapping[str, Any] | None = None,
     *,
