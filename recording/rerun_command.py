@@ -154,9 +154,7 @@ def _at(event: int | None, debug: bool) -> Callable[[int], None] | None:
             raise _Here
         import pdb
 
-        say(
-            f"before event {event}. `up` leads to the optimizer's step, and `c` continues the rerun"
-        )
+        say(f"before event {event}. Repeat `up` to reach the optimizer's step. `c` continues")
         debugger = pdb.Pdb()
         here = inspect.currentframe()
         debugger.set_trace(here.f_back if here is not None else None)
