@@ -156,7 +156,7 @@ class GradientWorker(RolloutWorker):
         super().complete(record)
         if isinstance(self.workers.transport, RecordedTransport):
             below = self.workers.transport.log.take()
-            if below["events"]:
+            if below["events"] or below["clock"]:
                 record.timing["below"] = below
 
     def set_weights(self, weights: Weights | None) -> None:
