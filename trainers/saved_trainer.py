@@ -129,11 +129,11 @@ def _evaluation_problems(state: Mapping[str, Any]) -> Iterator[tuple[str, Any, s
         if not _is_int(value) or not 0 <= value <= _LARGEST_COUNT:
             yield f"evaluation/{key}", value, "an integer from 0 to 2**62"
     best = state.get("best")
-    if best is not None and not _is_score(best):
+    if best is not None and not is_score(best):
         yield "best", best, "null, or a number, a version and a directory"
 
 
-def _is_score(saved: Any) -> bool:
+def is_score(saved: Any) -> bool:
     """Returns whether a value from JSON has the keys and types of a `Score`, which `BestCheckpoint`
     saves."""
     keys = ("episode_return_mean", "policy_version", "directory")
@@ -372,7 +372,7 @@ def find_checkpoint(path: Path) -> Path:
     # required, too.
     found = [
         (
-            manifest.parent.name != BEST,
+            not manifest.parent.name.startswith(BEST),
             manifest.stat().st_mtime_ns,
             str(manifest.parent),
             manifest.parent,
