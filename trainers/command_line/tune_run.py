@@ -35,6 +35,7 @@ from polopt.trainers.command_line.progress_table import Progress, SweepTrial
 from polopt.trainers.command_line.ray_thread import ray_running
 from polopt.trainers.command_line.signals import Stopped, StopSignals
 from polopt.trainers.experiment import Experiment
+from polopt.trainers.result_files import ResultTable, TensorBoardEvents
 from polopt.trainers.run_context import RunContext
 from polopt.trainers.saved_config import argument_for, encode_config, unsaved_in
 from polopt.trainers.saved_trainer import BEST, find_checkpoint
@@ -91,7 +92,14 @@ def run(
         name=folder.name,
         storage_path=str(folder.parent),
         stop=_SweepStopper(stop, progress) if is_sweep else stop,
-        callbacks=[progress, failure, TensorBoardLayout(), *planned.example.callbacks],
+        callbacks=[
+            progress,
+            failure,
+            TensorBoardLayout(),
+            ResultTable(),
+            TensorBoardEvents(),
+            *planned.example.callbacks,
+        ],
         checkpoint_config=tune.CheckpointConfig(
             num_to_keep=_KEPT, checkpoint_frequency=checkpoint_every, checkpoint_at_end=True
         ),
