@@ -42,7 +42,7 @@ _PICKLE = "_dict_checkpoint.pkl"
 _COUNTS = ("num_env_steps_sampled", "num_env_steps_trained", "num_updates", "restore_count")
 _LARGEST_COUNT = 2**62
 #: Errors that `set_state` raises if the state is from another policy, or was edited.
-_MISFITS = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
+_MISFITS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 #: Tune's names for checkpoint directories. Directories with such names in one folder are from the
 #: same trial.
 _TUNE_NAME = re.compile(r"checkpoint_\d{6,}")
@@ -252,7 +252,7 @@ def restore_env_statistics(state: Mapping[str, Any], env: Any) -> None:
         parts = [one["statistics"] for one in workers if one.get("statistics")]
         if parts:
             set_evaluation_statistics(env, parts)
-    except (*_MISFITS, ArithmeticError) as error:
+    except _MISFITS as error:
         why = f"{type(error).__name__}: {error}"
         raise CheckpointError(
             "the running statistics in the checkpoint do not fit the wrappers of the environment. "
