@@ -653,7 +653,7 @@ def test_record_of_many_members_is_read_in_linear_time(tmp_path: Path) -> None:
     ("header", "said"),
     [
         ({}, "key 'trainer'"),
-        ({"trainer": "A b"}, "key 'trainer'"),
+        ({"trainer": "A b", "config": {}, "unsaved": {}, "made_by": {}}, "key 'trainer'"),
         ({"trainer": "A"}, "key 'config'"),
         ({"trainer": "A", "config": []}, "key 'config'"),
         ({"trainer": "A", "config": {}, "unsaved": {"env": 3}, "made_by": {}}, "key 'unsaved'"),
