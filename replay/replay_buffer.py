@@ -876,7 +876,7 @@ class ReplayBuffer:
         for saved in state["tails"]:
             place = saved["place"]
             nodes = np.array(saved["nodes"], dtype=np.int64)
-            if not ((nodes >= 0) & (nodes < filled)).all():
+            if not ((nodes >= 0) & (nodes < self._end)).all():
                 raise RowFilesError(f"{directory}: the ends of the streams do not fit the rows")
             self._tails[int(saved["source"])] = _Tail(
                 place=None if place is None else (int(place[0]), int(place[1])),
