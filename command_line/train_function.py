@@ -25,6 +25,7 @@ from polopt.common.config import ConfigError, shown
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.env_sources import env_name
 from polopt.trainers.experiment import with_keywords
+from polopt.trainers.result_files import ResultFiles
 from polopt.trainers.saved_trainer import BEST
 from polopt.trainers.stop_when import StopWhen
 from polopt.trainers.trainer import PolicyOptimizerTrainer
@@ -77,6 +78,7 @@ def train(
     log_dir: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 20,
     restore: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
     verbose: int = 1,
     **options: Any,
 ) -> TrainingResult:
@@ -102,19 +104,23 @@ def train(
             limit that a result reaches. `None` means the limits of the example or file. Without
             limits, the run ends with Ctrl-C, or when a callback calls `trainer.request_stop`.
         log_dir: directory of results and checkpoints. `None` means a new directory in
-            `~/ray_results/polopt`.
+            `~/ray_results/polopt`. If `restore` is a checkpoint in this directory, the new results
+            are added to the files of that run.
         checkpoint_every: number of iterations between two checkpoints. With 0, a checkpoint is
             saved only at the end. The last three checkpoints are kept.
         restore: a checkpoint to start from, or a directory that contains checkpoints.
+        overwrite: whether to delete the results and checkpoints of an earlier run in `log_dir`.
+            Other files in this directory are kept.
         verbose: how much is shown. 0 shows no progress. 1 shows a table and a progress bar on a
             terminal, and in a notebook if `ipywidgets` is installed. Elsewhere, 1 shows lines of
             text. 2 always shows lines of text, one for each iteration.
         options: further options, such as `env`, as keyword arguments.
 
     Raises:
-        ConfigError: an option, a stop key or `log_dir` is wrong, or the experiment is a sweep. This
-            error is raised before any worker starts. A stop key such as `optimizer/...` is an
-            exception, because it can be checked only with the first result.
+        ConfigError: an option, a stop key or `log_dir` is wrong, or the experiment is a sweep. Also
+            raised if `log_dir` holds the results of another run, or if `overwrite` would delete the
+            checkpoint to restore. This error is raised before any worker starts. A stop key such as
+            `optimizer/...` is an exception, because it can be checked only with the first result.
         CheckpointError: the checkpoint `restore` cannot be restored, or a checkpoint cannot be
             written.
         CallbackError, WorkersFailedError, NonFiniteError, EnvironmentFailedError, FunctionError:
@@ -142,7 +148,7 @@ def train(
         console = Console(force_terminal=False, force_jupyter=False) if verbose == 2 else Console()
         progress = Progress(console, title, limits, folder / "polopt.log")
     with progress or nullcontext():
-        result = _run(planned, folder, StopWhen(limits), checkpoint_every, progress)
+        result = _run(planned, folder, overwrite, StopWhen(limits), checkpoint_every, progress)
     if progress is not None:
         say_findings(progress.findings())
         say(f"ended       {result.stop_reason}")
@@ -191,13 +197,15 @@ def _plan(
 def _run(
     planned: Plan,
     folder: Path,
+    overwrite: bool,
     stop: StopWhen,
     checkpoint_every: int,
     progress: Progress | None,
 ) -> TrainingResult:
     if progress is not None:
         progress.say("starting workers")
-    trainer = planned.preset(planned.config, log_dir=folder)
+    files = ResultFiles.after_restore(folder, planned.restore, overwrite)
+    trainer = planned.preset(planned.config, log_dir=files)
     trainer.stop_when = stop
     saved: list[str] = []
 

@@ -36,6 +36,7 @@ from polopt.rollouts.envs.env_sources import env_name
 from polopt.rollouts.ray_session import warn_if_crowded
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.experiment import Experiment
+from polopt.trainers.result_files import ResultTable, TensorBoardEvents
 from polopt.trainers.run_context import RunContext
 from polopt.trainers.saved_config import argument_for, encode_config, unsaved_in
 from polopt.trainers.saved_trainer import BEST, find_checkpoint
@@ -93,7 +94,14 @@ def run(
         name=folder.name,
         storage_path=str(folder.parent),
         stop=_SweepStopper(stop, progress) if is_sweep else stop,
-        callbacks=[progress, failure, *of_add_ons, *planned.example.callbacks],
+        callbacks=[
+            progress,
+            failure,
+            *of_add_ons,
+            ResultTable(),
+            TensorBoardEvents(),
+            *planned.example.callbacks,
+        ],
         checkpoint_config=tune.CheckpointConfig(
             num_to_keep=_KEPT, checkpoint_frequency=checkpoint_every, checkpoint_at_end=True
         ),

@@ -36,11 +36,16 @@ class ProcessUse(NamedTuple):
     gpu_memory_bytes: int = 0
 
     def then(self, later: ProcessUse) -> ProcessUse:
-        """Returns the use in this interval and a later interval together."""
+        """Returns the use in this interval and a later interval together. If `gpu_s` of one
+        interval is unknown, the GPU is assumed to have been equally busy in both intervals."""
+        wall_s = self.wall_s + later.wall_s
+        known = [use for use in (self, later) if not math.isnan(use.gpu_s)]
+        known_s = sum(use.wall_s for use in known)
+        gpu_s = sum(use.gpu_s for use in known) if known_s else self.gpu_s + later.gpu_s
         return later._replace(
-            wall_s=self.wall_s + later.wall_s,
+            wall_s=wall_s,
             cpu_s=self.cpu_s + later.cpu_s,
-            gpu_s=self.gpu_s + later.gpu_s,
+            gpu_s=gpu_s * (wall_s / known_s) if known_s else gpu_s,
         )
 
     def report(self) -> dict[str, float]:

@@ -59,6 +59,10 @@ EVENT_KINDS = {
 MOST_EVENTS, MOST_READINGS = 20_000, 100_000
 #: `read_log` refuses files above this size.
 MOST_BYTES = 2**33
+#: `read_log` refuses files that unpack to more than this number of bytes for each of their bytes,
+#: plus `_FREE_BYTES`. Records have a ratio of 2 to 10.
+_MOST_UNPACKED, _FREE_BYTES = 40, 1 << 20
+_PIECE_BYTES = 1 << 12
 _US = 1e6
 _HEADER_BYTES = 10  # of a gzip member
 
@@ -239,6 +243,9 @@ class Rerun:
             gradient worker. It therefore lacks the calls after the last of these replies. So the
             end of such a record does not end the rerun, and later calls are not compared.
 
+    Raises:
+        ConfigError: an event names a process or call that the record does not have.
+
     Attributes:
         repeats: True until the end of the record, or until `finish` is called.
         before: a function that is called before each event is repeated, with the number of the
@@ -263,7 +270,10 @@ class Rerun:
         self.failed: set[int] = set()
         self._below: dict[int, list[dict[str, Any]]] = {}
         self._phases: list[list[str]] = []
-        self._index()
+        try:
+            self._index()
+        except (LookupError, TypeError) as error:
+            raise ConfigError(f"the record is damaged: {error!r}. Record the run again") from error
 
     def _index(self) -> None:
         processes: list[int] = []  # the number of the process, by ticket
@@ -495,6 +505,8 @@ def read_log(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         header = None
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error}") from error
+    except RecursionError:
+        header = None
     if not isinstance(header, dict) or header.get("polopt_arrivals") != FORMAT:
         raise ConfigError(
             f"{str(path)!r} is not a record of arrivals of format {FORMAT}, which this version of "
@@ -504,9 +516,14 @@ def read_log(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     deltas: list[int] = []
     try:
         for line in lines:
+            for event in line["events"]:
+                if not isinstance(event, list) or not isinstance(event[0], str):
+                    raise ValueError(f"got event {event!r:.80}")
+            if not all(isinstance(delta, int) for delta in line["clock"]):
+                raise ValueError("a reading of the clock is not an integer")
             events += line["events"]
             deltas += line["clock"]
-    except (KeyError, TypeError, ValueError, RecursionError, zlib.error) as error:
+    except (LookupError, TypeError, ValueError, RecursionError, zlib.error) as error:
         raise ConfigError(
             f"{str(path)!r} is damaged at event {len(events)}: {error!r}. Copy the file again, "
             "or record the run again"
@@ -515,13 +532,25 @@ def read_log(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _lines(data: bytes) -> Iterator[Any]:
-    while data:
-        unpacker = zlib.decompressobj(wbits=31)
-        text = unpacker.decompress(data)
+    """Yields the JSON value of each gzip member. Raises a ValueError if all members together unpack
+    to more than `_MOST_UNPACKED` bytes for each byte of the file."""
+    left, start = _MOST_UNPACKED * len(data) + _FREE_BYTES, 0
+    while start < len(data):
+        unpacker, parts, at = zlib.decompressobj(wbits=31), [], start
+        while not unpacker.eof and at < len(data):
+            # Small pieces, because `unused_data` is a copy of the rest of a piece.
+            piece = data[at : at + _PIECE_BYTES]
+            at += len(piece)
+            parts.append(unpacker.decompress(piece, left + 1))
+            left -= len(parts[-1])
+            if left < 0:
+                raise ValueError(
+                    f"it unpacks to more than {_MOST_UNPACKED} bytes for each of its bytes"
+                )
         if not unpacker.eof:
             # All members begin with the same bytes.
-            if data.find(data[:_HEADER_BYTES], 1) > 0:
+            if data.find(data[start : start + _HEADER_BYTES], start + 1) > 0:
                 raise zlib.error("a gzip member before the last member has no end")
             return  # the process died while it wrote this member
-        yield json.loads(text)
-        data = unpacker.unused_data
+        yield json.loads(b"".join(parts))
+        start = at - len(unpacker.unused_data)

@@ -361,7 +361,7 @@ class RecordedTransport(Transport):
     def take_timing(self) -> dict[str, Any]:
         """Returns the events and clock readings of this log since the previous call."""
         taken = self.log.take()
-        return taken if taken["events"] else {}
+        return taken if taken["events"] or taken["clock"] else {}
 
     def ticket(self, inner: Ticket, channel: RecordedChannel, name: str) -> RecordedTicket:
         """Returns a ticket with the next number."""

@@ -31,6 +31,8 @@ from polopt.trainers.trainer import PolicyOptimizerTrainer
 _REGISTRIES = {"optimizer": OPTIMIZERS, "policy": POLICIES}
 #: Places of code that the record only names.
 _CODE = ("env", "evaluation_config.env", "callbacks", "policy.model.custom")
+#: Types of the values in the header of a record that `polopt.rerun` needs.
+_HEADER = {"trainer": str, "config": dict, "unsaved": dict, "made_by": dict}
 
 
 def rerun(
@@ -154,7 +156,20 @@ def _config_of(header: Mapping[str, Any], path: Path, changes: Mapping[str, Any]
     Raises:
         ConfigError: a value is missing, or the record names a module that `changes` do not name.
     """
-    config = decode_config(header["config"], f"{path}: field 'config")
+    for key, kind in _HEADER.items():
+        if not isinstance(header.get(key), kind):
+            raise ConfigError(
+                f"{str(path)!r} is damaged: key {key!r} of the header: got "
+                f"{shown(header.get(key))}. Allowed: a value of type {kind.__name__}"
+            )
+    if not header["trainer"].isidentifier():
+        raise ConfigError(f"{str(path)!r} is damaged: key 'trainer' of the header is not a name")
+    if not all(isinstance(kind, str) for kind in header["unsaved"].values()):
+        raise ConfigError(f"{str(path)!r} is damaged: key 'unsaved' of the header has no types")
+    try:
+        config = decode_config(header["config"], f"{path}: field 'config")
+    except RecursionError:
+        raise ConfigError(f"{str(path)!r} is damaged: its config is nested too deeply") from None
     given = dict(changes)
     network = given.pop("network", None)
     for plugin in _REGISTRIES:
@@ -273,7 +288,7 @@ def _rerun_one(
     before: Callable[[int], None] | None,
 ) -> Iterator[PolicyOptimizerTrainer]:
     """Reruns the events in one file of the record."""
-    kind = type(str(header["trainer"]), (PolicyOptimizerTrainer,), {"recorded": recorded})
+    kind = type(header["trainer"], (PolicyOptimizerTrainer,), {"recorded": recorded})
     trainer: PolicyOptimizerTrainer | None = None
     log: Rerun | None = None
     try:

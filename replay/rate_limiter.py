@@ -8,6 +8,10 @@ from typing import Any
 
 from polopt.common.config import ConfigError, shown
 
+#: The largest credit in a state, in rows. The credit of a run is below the rows of a batch, or at
+#: most `error_buffer`.
+MOST_CREDIT = 100_000_000
+
 
 class RateLimiter:
     """Keeps the number of rows learned at `intensity` times the number of rows sampled. The idea is
@@ -191,10 +195,19 @@ class RateLimiter:
             state: the state that `get_state` returned.
             rows: number of rows in the restored buffer. `None` means that the buffer has not lost
                 rows.
+
+        Raises:
+            ValueError: a count is negative or too large, or the credit is so large that learning or
+                sampling would not end.
         """
-        self.num_learned = int(state["num_learned"])
-        self.num_counted = int(state["num_counted"])
-        self._credit = Fraction(*map(int, state["credit"]))
-        self._missing = int(state["missing"])
+        counts = {key: int(state[key]) for key in ("num_learned", "num_counted", "missing")}
+        for key, count in counts.items():
+            if not 0 <= count < 2**62:
+                raise ValueError(f"{key}: got {count}; allowed: an integer from 0 below 2**62")
+        credit = Fraction(*map(int, state["credit"]))
+        if abs(credit) > MOST_CREDIT:
+            raise ValueError(f"credit: got {float(credit):g}; allowed: at most {MOST_CREDIT:,}")
+        self.num_learned, self.num_counted = counts["num_learned"], counts["num_counted"]
+        self._missing, self._credit = counts["missing"], credit
         if rows is not None:
             self.set_size(rows)

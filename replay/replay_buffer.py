@@ -886,13 +886,16 @@ class ReplayBuffer:
             self._tree.update(np.arange(filled), leaves)
         for saved in state["tails"]:
             place = saved["place"]
+            nodes = np.array(saved["nodes"], dtype=np.int64)
+            if not ((nodes >= 0) & (nodes < self._end)).all():
+                raise RowFilesError(f"{directory}: the ends of the streams do not fit the rows")
             self._tails[int(saved["source"])] = _Tail(
                 place=None if place is None else (int(place[0]), int(place[1])),
                 steps=[int(step) for step in saved["steps"]],
                 starts=[bool(start) for start in saved["starts"]],
                 priorities=np.array(saved["priorities"], dtype=np.float64),
                 open=np.array(saved["open"], dtype=bool),
-                nodes=np.array(saved["nodes"], dtype=np.int64),
+                nodes=nodes,
                 next_obs=np.array(saved["next_obs"], dtype=specs["obs"].dtype),
             )
         if "states" in state:

@@ -396,12 +396,13 @@ def _preset_section(name: str, preset: Mapping[str, Any]) -> Iterator[str]:
         yield "Any optimizer with any policy that fits it. These are the options for the optimizer"
         yield f"`{optimizer}` and the policy `{policy}`, which are the defaults."
     yield from ("", "```yaml", f"run: {name}", "config:")
-    sampling, for_policy, for_optimizer, for_trainer = config_classes(preset)
+    sampling, for_policy, for_optimizer, for_trainer, *of_add_ons = config_classes(preset)
     parts = {
         f"policy {policy}": for_policy,
         f"optimizer {optimizer}": for_optimizer,
         "sampling": sampling,
         "trainer and evaluation": for_trainer,
+        **{f"add-on {owner_of(config)}": config for config in of_add_ons},
     }
     for title, config in parts.items():
         yield f"  # {title}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import tempfile
@@ -12,7 +13,9 @@ from typing import Any, NamedTuple
 from pyarrow import fs
 
 from polopt.trainers.checkpoints import CheckpointError, write_checkpoint
-from polopt.trainers.saved_trainer import BEST
+from polopt.trainers.saved_trainer import BEST, is_score
+
+_MANIFEST = "manifest.json"
 
 
 class Score(NamedTuple):
@@ -34,13 +37,16 @@ class BestCheckpoint:
     """Saves the trainer's state for a policy version if the evaluation of this version has a higher
     mean return than all earlier evaluations.
 
+    A new checkpoint is first written to `best_checkpoint.new`, and then replaces the old one. So
+    one of the two directories always has a complete checkpoint, even if the process is killed.
+
     Args:
         filesystem: the file system of the run's results. It may be cloud storage.
         folder: directory of the run's results in this file system.
 
     Attributes:
         score: the best evaluation since the run began in `folder`. It is None before the first
-            evaluation whose mean return is not NaN.
+            evaluation whose mean return is not NaN. After `restore`, it is the score of the files.
         directory: directory of the best checkpoint.
     """
 
@@ -67,11 +73,9 @@ class BestCheckpoint:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 write_checkpoint(Path(folder), {**state, "best": score._asdict()})
-                # The directory holds the previous best checkpoint, or files of an interrupted save.
-                if self._filesystem.get_file_info(self.directory).type != fs.FileType.NotFound:
-                    self._filesystem.delete_dir(self.directory)
-                self._filesystem.create_dir(self.directory, recursive=True)
-                fs.copy_files(folder, self.directory, destination_filesystem=self._filesystem)
+                self._delete(self._new)
+                self._copy(folder, fs.LocalFileSystem(), self._new)
+            self._put_in_place()
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise CheckpointError(
@@ -87,12 +91,58 @@ class BestCheckpoint:
             "best_policy_version": self.score.policy_version if self.score else 0,
         }
 
-    def get_state(self) -> dict[str, Any] | None:
-        """Returns the score as a dict for a checkpoint. Returns None if `score` is None."""
-        return None if self.score is None else self.score._asdict()
+    def restore(self) -> None:
+        """Sets the score to that of the checkpoint in `directory`, or to None if there is no
+        complete checkpoint. If the process was killed before the newest checkpoint was in place,
+        first puts it in place.
 
-    def set_state(self, state: Mapping[str, Any] | None) -> None:
-        """Restores the score that `get_state` returned. Ignores the score if its best checkpoint is
-        in another directory."""
-        same = state is not None and state["directory"] == self.directory
-        self.score = Score(**state) if state is not None and same else None
+        Raises:
+            OSError: the file system cannot be read or written.
+        """
+        if not self._is_complete(self.directory) and self._is_complete(self._new):
+            self._put_in_place()
+        self.score = self._saved_score() if self._is_complete(self.directory) else None
+
+    def _saved_score(self) -> Score | None:
+        with self._filesystem.open_input_stream(f"{self.directory}/state.json") as file:
+            try:
+                saved = json.loads(file.read()).get("best")
+            except (ValueError, RecursionError, AttributeError):
+                return None
+        return Score(**saved) if is_score(saved) else None
+
+    @property
+    def _new(self) -> str:
+        return f"{self.directory}.new"
+
+    def _exists(self, path: str) -> bool:
+        return bool(self._filesystem.get_file_info(path).type != fs.FileType.NotFound)
+
+    def _is_complete(self, directory: str) -> bool:
+        return self._exists(f"{directory}/{_MANIFEST}")
+
+    def _delete(self, directory: str) -> None:
+        if self._exists(directory):
+            self._filesystem.delete_dir(directory)
+
+    def _put_in_place(self) -> None:
+        """Replaces the best checkpoint by the new one."""
+        self._delete(self.directory)
+        if isinstance(self._filesystem, fs.LocalFileSystem):
+            self._filesystem.move(self._new, self.directory)
+        else:  # cloud storage cannot move directories
+            self._copy(self._new, self._filesystem, self.directory)
+            self._delete(self._new)
+
+    def _copy(self, source: str, filesystem: fs.FileSystem, target: str) -> None:
+        """Copies a checkpoint. The manifest is copied last, so a directory with a manifest is
+        complete."""
+        self._filesystem.create_dir(target, recursive=True)
+        files = filesystem.get_file_info(fs.FileSelector(source))
+        for name in sorted((file.base_name for file in files), key=_MANIFEST.__eq__):
+            fs.copy_files(
+                f"{source}/{name}",
+                f"{target}/{name}",
+                source_filesystem=filesystem,
+                destination_filesystem=self._filesystem,
+            )

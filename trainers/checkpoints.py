@@ -14,6 +14,7 @@ limited size. The memory for the tensors is at most a few times the size of `ten
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -50,6 +51,11 @@ _MOST_BYTES = {
     "state.json": 64 << 20,
     "manifest.json": 64 << 10,
 }
+
+
+#: The largest ratio of a file's size to its size on the disk. polopt writes files without holes,
+#: but some file systems compress files.
+_MOST_HOLES = 1000
 
 
 class CheckpointError(RuntimeError):
@@ -159,7 +165,8 @@ def read_checkpoint(directory: str | Path) -> dict[str, Any]:
     except RecursionError:
         raise CheckpointError(f"checkpoint {directory}: state.json is nested too deeply") from None
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        # tensors.pt does not have the tensor, or NumPy does not support its dtype or dimensions.
+        # tensors.pt does not have the tensor, state.json names the tensor twice, or NumPy does not
+        # support its dtype or dimensions.
         reason = f"{type(error).__name__}: {error}"
         raise CheckpointError(
             f"checkpoint {directory}: state.json names a tensor that cannot be used: {reason:.200}"
@@ -185,6 +192,12 @@ def check_further_files(directory: str | Path) -> None:
             )
         try:
             with open_regular(directory / name, most_bytes=2**60) as file:
+                status = os.fstat(file.fileno())
+                if status.st_size > _MOST_HOLES * max(status.st_blocks * 512, 1 << 20):
+                    # For example 1 TB without content, for which hashing takes an hour.
+                    raise OSError(
+                        errno.EFBIG, f"{status.st_size:,} bytes, almost all of them holes"
+                    )
                 found = hashlib.sha256()
                 while part := file.read(1 << 20):
                     found.update(part)
@@ -439,12 +452,14 @@ def _encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
     )
 
 
-def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, dict):
+        # `_encode` names each tensor once. If a file could name a tensor many times, and each use
+        # copies it, a small file could take all memory.
         if "__tensor__" in value:
-            return tensors[value["__tensor__"]]
+            return tensors.pop(value["__tensor__"])
         if "__array__" in value:
-            return tensors[value["__array__"]].numpy()
+            return tensors.pop(value["__array__"]).numpy()
         return {k: _decode(v, tensors) for k, v in value.items()}
     if isinstance(value, list):
         return [_decode(v, tensors) for v in value]

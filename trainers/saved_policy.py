@@ -111,6 +111,10 @@ def policy_of(
                 f"it has {saved:,} parameters, but its config and spaces describe a network of "
                 f"{trained:,} parameters"
             )
+        own = getattr(getattr(config, "model", None), "custom", None)
+        if trained is None and own is None and cls.__module__.startswith("polopt."):
+            # The networks of polopt can always be counted, unless an option has an absurd value.
+            raise CheckpointError("its config and spaces describe a network that cannot be made")
         policy = cls(*found, config, device=device)
         problem = restore_state(state, policy)
     except CheckpointError as error:

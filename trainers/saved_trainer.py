@@ -42,7 +42,7 @@ _PICKLE = "_dict_checkpoint.pkl"
 _COUNTS = ("num_env_steps_sampled", "num_env_steps_trained", "num_updates", "restore_count")
 _LARGEST_COUNT = 2**62
 #: Errors that `set_state` raises if the state is from another policy, or was edited.
-_MISFITS = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
+_MISFITS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 #: Tune's names for checkpoint directories. Directories with such names in one folder are from the
 #: same trial.
 _TUNE_NAME = re.compile(r"checkpoint_\d{6,}")
@@ -129,11 +129,11 @@ def _evaluation_problems(state: Mapping[str, Any]) -> Iterator[tuple[str, Any, s
         if not _is_int(value) or not 0 <= value <= _LARGEST_COUNT:
             yield f"evaluation/{key}", value, "an integer from 0 to 2**62"
     best = state.get("best")
-    if best is not None and not _is_score(best):
+    if best is not None and not is_score(best):
         yield "best", best, "null, or a number, a version and a directory"
 
 
-def _is_score(saved: Any) -> bool:
+def is_score(saved: Any) -> bool:
     """Returns whether a value from JSON has the keys and types of a `Score`, which `BestCheckpoint`
     saves."""
     keys = ("episode_return_mean", "policy_version", "directory")
@@ -252,7 +252,7 @@ def restore_env_statistics(state: Mapping[str, Any], env: Any) -> None:
         parts = [one["statistics"] for one in workers if one.get("statistics")]
         if parts:
             set_evaluation_statistics(env, parts)
-    except (*_MISFITS, ArithmeticError) as error:
+    except _MISFITS as error:
         why = f"{type(error).__name__}: {error}"
         raise CheckpointError(
             "the running statistics in the checkpoint do not fit the wrappers of the environment. "
@@ -372,7 +372,7 @@ def find_checkpoint(path: Path) -> Path:
     # required, too.
     found = [
         (
-            manifest.parent.name != BEST,
+            not manifest.parent.name.startswith(BEST),
             manifest.stat().st_mtime_ns,
             str(manifest.parent),
             manifest.parent,

@@ -186,7 +186,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             log_dir: directory to which each `train()` writes its result. The files are the same as
                 in a Tune trial, for example `result.json` and TensorBoard events. `save()`
                 makes its checkpoints in this directory, too. `None` means that no results are
-                written. `save()` then makes its checkpoints in `logdir`.
+                written. `save()` then makes its checkpoints in `logdir`. It may also
+                be a `ResultFiles`, which continues or overwrites an earlier run.
             storage: set by Tune.
             options: further options, as keyword arguments.
 
@@ -287,7 +288,11 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._listeners = [listener for listener in followed if listener is not None]
         self._build()
         if self._files is not None:
-            self._files.begin(self.config)
+            try:
+                self._files.begin(self.config)
+            except BaseException:  # the disk is full
+                self.cleanup()
+                raise
         if run is not None and run.restore is not None:
             self.load_checkpoint(run.restore)
 
@@ -619,7 +624,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._tell(RunListener.saving)
         state = self._state(self.optimizer.get_state(), self.iteration)
         if self.evaluation is not None:
-            state |= {"evaluation": self.evaluation.get_state(), "best": self._best.get_state()}
+            state |= {"evaluation": self.evaluation.get_state()}
 
         state["optimizer"]["files"] = {}
         files: BufferFiles | None = self.optimizer.buffer_files
@@ -719,7 +724,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._runs = [*earlier[-_MOST_EARLIER_RUNS:], own]
         if self.evaluation is not None:
             self.evaluation.set_state(state.get("evaluation", {}))
-            self._best.set_state(state.get("best"))
+            self._best.restore()
         self._tell(RunListener.restored)
         # Some checkpoints have neither `training_iteration` nor `time_total_s`.
         counted, seconds = super().iteration, self._counted_s()
@@ -757,10 +762,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         found, state = read_or_fall_back(find_checkpoint(checkpoint_path(checkpoint)))
         config = config_of(state, f"checkpoint {found}", changes, cls.preset)
         Experiment.parse(config, cls.preset)  # raises before the directory is created
-        files = None
-        if log_dir is not None:
-            continues = Path(log_dir).expanduser().resolve() in found.resolve().parents
-            files = ResultFiles(log_dir, continues)
+        files = None if log_dir is None else ResultFiles.after_restore(log_dir, found)
         trainer = cls(config, log_dir=files)
         try:
             trainer.restore(found)

@@ -21,6 +21,7 @@ NOT_SET = "not set"
 # The keys of a row whose dicts become columns. Other dicts of a row repeat these dicts (`info`,
 # `timers`) or rarely change (`config`).
 _BLOCKS = frozenset({"optimizer", "env_runners", "learners", "fault_tolerance", "evaluation"})
+_FREE_CELLS = 4_000_000  # number of values of a file of any size. They take 32 MB as numbers
 _MAX_LIST = 64  # only the first entries of a list become columns
 _MAX_PROBLEMS = 5
 _MAX_CHANGES = 200  # maximum number of recorded changes of the config
@@ -36,18 +37,47 @@ class RowColumns:
     The name of a column is the nested keys, joined by `/`. An entry of a list has its index as the
     last part of the name. If a row does not have a key, its value is NaN or an empty string.
 
+    A row, a list and a name of a column take memory in every other row or column. So a small file
+    of odd rows could take all memory. Therefore, the number of columns times the number of rows is
+    at most the number of bytes of the file, plus `_FREE_CELLS`.
+
+    Args:
+        num_rows_before: number of earlier rows of the file, which are stored elsewhere.
+        num_columns_before: number of columns of these rows.
+        num_bytes_before: number of bytes of these rows.
+
     Attributes:
         num_rows: number of rows appended so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, num_rows_before: int = 0, num_columns_before: int = 0, num_bytes_before: int = 0
+    ) -> None:
         self.num_rows = 0
+        self._before = num_rows_before
+        self._num_columns = num_columns_before
+        self._num_bytes = num_bytes_before
         self._root: _Node = {}
         self._numbers: dict[str, array[float]] = {}
         self._strings: dict[str, list[str]] = {}
 
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Appends one decoded row: its numbers, and the values of its dicts in `_BLOCKS`."""
+    def append(self, row: Mapping[str, Any], num_bytes: int) -> bool:
+        """Appends one decoded row: its numbers, and the values of its dicts in `_BLOCKS`.
+
+        Args:
+            row: the row.
+            num_bytes: length of its line in the file.
+
+        Returns:
+            False if the row was not appended, or not all of its values, because the columns would
+            take too much memory.
+        """
+        self._num_bytes += num_bytes
+        most = (self._num_bytes + _FREE_CELLS) // (self._before + self.num_rows + 1)
+        if self._num_columns > most:
+            return False
+        self._most_columns = most
+        self._is_whole = True
         top = {key: value for key, value in row.items() if not isinstance(value, dict | str | list)}
         self._add(top, self._root, "", 0)
         for block in _BLOCKS & row.keys():
@@ -55,6 +85,15 @@ class RowColumns:
                 node = self._root.setdefault(f"{block}/", {})
                 self._add(row[block], node, f"{block}/", 1)
         self.num_rows += 1
+        return self._is_whole
+
+    def _new_column(self) -> bool:
+        """Counts a new column. Returns False if there are too many columns."""
+        if self._num_columns >= self._most_columns:
+            self._is_whole = False
+            return False
+        self._num_columns += 1
+        return True
 
     def _add(self, values: Mapping[str, Any], node: _Node, prefix: str, depth: int) -> None:
         """Appends the values of one dict.
@@ -69,12 +108,16 @@ class RowColumns:
             if kind is float or kind is int or kind is bool:
                 numbers = node.get(key)
                 if type(numbers) is not array:
+                    if prefix + key not in self._numbers and not self._new_column():
+                        continue
                     numbers = node[key] = self._numbers.setdefault(prefix + key, array("d"))
                 if len(numbers) < num_rows:
                     numbers.extend([math.nan] * (num_rows - len(numbers)))
                 if len(numbers) == num_rows:  # longer if two paths have the same joined name
                     numbers.append(value if kind is float else _number(value))
             elif kind is str:
+                if prefix + key not in self._strings and not self._new_column():
+                    continue
                 strings = self._strings.setdefault(prefix + key, [])
                 if len(strings) <= num_rows:
                     strings.extend([""] * (num_rows - len(strings)))
@@ -165,7 +208,8 @@ class LineParser:
             if isinstance(config, dict) and config != self.notes.last_config:
                 self._note_config(config)
             row[CONFIG_CHANGES] = len(self.notes.config_changes)
-            into.append(row)
+            if not into.append(row, len(line)):
+                self._skip("it has too many keys for the size of the file")
 
     def _note_config(self, config: dict[str, Any]) -> None:
         notes = self.notes
@@ -190,6 +234,9 @@ def _decoded(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         try:
             row = json.loads(line)  # accepts NaN, which Tune writes before the first episode ends
+            if b"\\u" in line:  # perhaps half of a surrogate pair, which cannot be written as UTF-8
+                text = json.dumps(row, ensure_ascii=False).encode(errors="replace")
+                row = json.loads(text)
         except (ValueError, RecursionError):
             return None
     return row if isinstance(row, dict) else None

@@ -51,7 +51,7 @@ class TrialRows:
         self._cache = TrialCache(cache_folder, folder)
         self._lock = threading.RLock()
         self._header = self._cache.open()
-        self._tail = RowColumns()
+        self._tail = self._new_tail()
         self._seen: tuple[Path, int, int] | None = None  # path, size and mtime at the last refresh
         self._loaded: OrderedDict[str, np.ndarray[Any, Any]] = OrderedDict()
         self._unreadable = ""
@@ -61,10 +61,14 @@ class TrialRows:
         self._begin()
 
     def _begin(self) -> None:
-        self._tail = RowColumns()
+        self._tail = self._new_tail()
         self._parser = LineParser(copy.deepcopy(self._header.notes))
         self._offset, self._fingerprint = self._header.offset, self._header.fingerprint
         self._forget_columns()
+
+    def _new_tail(self) -> RowColumns:
+        names = self._cache.names() if self._header.num_rows else ()
+        return RowColumns(self._header.num_rows, len(names), self._header.offset)
 
     def _forget_columns(self) -> None:
         self._loaded.clear()
@@ -162,7 +166,8 @@ class TrialRows:
         # If the disk is full or not writable, the rows stay in memory.
         with contextlib.suppress(OSError):
             self._cache.write(header, columns)
-            self._header, self._tail = header, RowColumns()
+            self._header = header
+            self._tail = self._new_tail()
 
     def names(self) -> set[str]:
         """Returns the names of all columns."""

@@ -176,7 +176,7 @@ def set_rows(figure: go.Figure, names: Sequence[str]) -> None:
         range=[-0.6, len(names) - 0.4],
         **broken_names(names),
     )
-    lines = max(len(_broken(name)) for name in names)
+    lines = max((len(_broken(name)) for name in names), default=1)
     row = max(_ROW_HEIGHT, 6 + _LINE_HEIGHT * lines)
     around = _AROUND_WITH_LEGEND if any(map(_is_listed, figure.data)) else _AROUND_ROWS
     figure.layout.height = max(HEIGHT, row * len(names) + around)

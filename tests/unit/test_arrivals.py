@@ -678,3 +678,67 @@ def test_without_the_option_nothing_is_written(
     assert trainer.train()["optimizer"]["num_events_recorded"] == 0
     trainer.stop()
     assert not list(tmp_path.rglob(PATTERN))
+
+
+def members(path: Path, *lines: Any) -> Path:
+    path.write_bytes(b"".join(gzip.compress(json.dumps(line).encode()) for line in lines))
+    return path
+
+
+def test_small_record_that_unpacks_to_much_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "arrivals_000000.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps({"polopt_arrivals": 1}).encode()))
+    with path.open("ab") as file:
+        for _ in range(4):
+            file.write(gzip.compress(b"[" + b" " * 3_000_000 + b"]"))
+    with pytest.raises(ConfigError, match="unpacks to more than 40 bytes for each"):
+        read_log(path)
+
+
+def test_record_of_many_members_is_read_in_linear_time(tmp_path: Path) -> None:
+    line = gzip.compress(b'{"events":[["wait",1]],"clock":[1]}')
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"polopt_arrivals":1}') + line * 20_000)
+    began_s = time.process_time()
+    assert len(read_log(path)[1]["events"]) == 20_000
+    assert time.process_time() - began_s < 10.0
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ({}, "key 'trainer'"),
+        ({"trainer": "A b", "config": {}, "unsaved": {}, "made_by": {}}, "key 'trainer'"),
+        ({"trainer": "A"}, "key 'config'"),
+        ({"trainer": "A", "config": []}, "key 'config'"),
+        ({"trainer": "A", "config": {}, "unsaved": {"env": 3}, "made_by": {}}, "key 'unsaved'"),
+    ],
+)
+def test_odd_header_is_one_error(tmp_path: Path, header: dict[str, Any], said: str) -> None:
+    path = members(tmp_path / "a.jsonl.gz", {"polopt_arrivals": 1, **header})
+    with pytest.raises(ConfigError, match=f"is damaged: {said}"):
+        next(polopt.rerun(path))
+
+
+def test_deep_config_of_a_record_is_one_error(tmp_path: Path) -> None:
+    deep: Any = 1
+    for _ in range(900):
+        deep = {"a": deep}
+    header = {"trainer": "A", "config": {"env_config": deep}, "unsaved": {}, "made_by": {}}
+    path = members(tmp_path / "a.jsonl.gz", {"polopt_arrivals": 1, **header})
+    with pytest.raises(ConfigError):
+        next(polopt.rerun(path))
+
+
+@pytest.mark.parametrize("events", [["x"], [[]], [[1]], "ab", 3, [None]])
+def test_odd_events_are_one_error(tmp_path: Path, events: Any) -> None:
+    line = {"events": events, "clock": []}
+    path = members(tmp_path / "a.jsonl.gz", {"polopt_arrivals": 1}, line)
+    with pytest.raises(ConfigError, match="is damaged at event 0"):
+        read_log(path)
+
+
+def test_event_of_an_unknown_process_is_one_error() -> None:
+    for event in (["reply", 7, 0, 0, None, 0, [], {"below": {}}], ["fail", []]):
+        with pytest.raises(ConfigError, match="the record is damaged"):
+            Rerun({"events": [event], "clock": []}, time.monotonic)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -143,3 +144,24 @@ def test_a_failed_write_leaves_no_complete_checkpoint(saved: Path) -> None:
         write_checkpoint(saved, state_of(2), full)
     with pytest.raises(DamagedCheckpoint, match=r"manifest\.json is missing"):
         read_checkpoint(saved)
+
+
+def test_sparse_file_is_not_hashed(saved: Path) -> None:
+    name = next((saved / "replay").iterdir())
+    with name.open("r+b") as file:
+        file.truncate(2**40)
+    with pytest.raises(CheckpointError, match="almost all of them holes"):
+        check_further_files(saved)
+
+
+def test_tensor_may_be_used_only_once(tmp_path: Path) -> None:
+    """Otherwise, a space or a config with many uses of one array could take all memory."""
+    write_checkpoint(tmp_path, {"low": np.zeros(3), "high": np.ones(3)})
+    text = (tmp_path / "state.json").read_text().replace("/high", "/low")
+    (tmp_path / "state.json").write_text(text)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    manifest["sha256"]["state.json"] = hashlib.sha256(text.encode()).hexdigest()
+    del manifest["seal"]
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="names a tensor that cannot be used: KeyError"):
+        read_checkpoint(tmp_path)

@@ -174,9 +174,9 @@ def test_keys_may_come_go_and_change_type(root: Path, cache: Path) -> None:
 def test_dict_of_numbers_may_change_its_types() -> None:
     rows = RowColumns()
     for values in ({"a": 1, "b": 2}, {"a": 3, "b": 4}, {"a": 5, "b": "x"}, {}, {"a": 7, "b": 8}):
-        rows.append({"optimizer": values})
-    rows.append({})
-    rows.append({"optimizer": {"a": 9, "b": None, "c": 10**400}})
+        rows.append({"optimizer": values}, 100)
+    rows.append({}, 2)
+    rows.append({"optimizer": {"a": 9, "b": None, "c": 10**400}}, 100)
     nan = np.nan
     np.testing.assert_equal(rows.column("optimizer/a"), [1, 3, 5, nan, 7, nan, 9])
     np.testing.assert_equal(rows.column("optimizer/c"), [nan] * 6 + [np.inf])
@@ -186,7 +186,7 @@ def test_dict_of_numbers_may_change_its_types() -> None:
 def test_paths_with_the_same_joined_name_are_one_column() -> None:
     rows = RowColumns()
     for number in range(3):
-        rows.append({"optimizer": {"x": {"y": number}, "x/y": 9}, "learners": {"x/y": number}})
+        rows.append({"optimizer": {"x": {"y": number}, "x/y": 9}, "learners": {"x/y": number}}, 100)
     np.testing.assert_equal(rows.column("optimizer/x/y"), [0, 1, 2])
     np.testing.assert_equal(rows.column("learners/x/y"), [0, 1, 2])
 
@@ -610,3 +610,22 @@ def test_unused_cache_files_are_removed(cache: Path) -> None:
     os.utime(old, (1e9, 1e9))
     cache_module.remove_unused(cache)
     assert sorted(cache.iterdir()) == [new]
+
+
+def test_memory_is_bounded_by_the_size_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row has a key of its own. Their columns would need rows x rows numbers."""
+    monkeypatch.setattr("polopt.dashboards.data.rows._FREE_CELLS", 10_000)
+    lines = b"".join(b'{"key %d": 1}\n' % number for number in range(2_000))
+    rows, parser = RowColumns(), LineParser()
+    parser.parse(lines, rows)
+    assert rows.num_rows * len(rows.names()) <= len(lines) + 10_000
+    assert any("too many keys for the size of the file" in one for one in parser.notes.problems)
+    later = RowColumns(1_000, 500, 30_000)
+    assert not later.append({"key": 1}, 10)
+
+
+def test_half_of_a_surrogate_pair_is_replaced() -> None:
+    rows = RowColumns()
+    LineParser().parse(b'{"optimizer": {"name": "\\ud800", "\\udfff": 1, "x": "\\u00e9"}}\n', rows)
+    assert rows.column("optimizer/name").tolist() == ["?"]
+    assert rows.column("optimizer/x").tolist() == ["\u00e9"]

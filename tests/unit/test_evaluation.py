@@ -3,8 +3,10 @@ checkpoint."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -466,15 +468,67 @@ def test_evaluation_without_a_mean_is_never_the_best(tmp_path: Path) -> None:
     assert best.report() == {"best_episode_return_mean": -2.0, "best_policy_version": 2}
 
 
-def test_best_of_another_directory_is_not_kept(tmp_path: Path) -> None:
+def test_score_is_that_of_the_files(tmp_path: Path) -> None:
     best = BestCheckpoint(fs.LocalFileSystem(), str(tmp_path / "one"))
     best.offer(3.0, 1, {})
     again, other = (
         BestCheckpoint(fs.LocalFileSystem(), str(tmp_path / name)) for name in ("one", "other")
     )
-    again.set_state(best.get_state())
-    other.set_state(best.get_state())
+    again.restore()
+    other.restore()
     assert (again.score, other.score) == (best.score, None)
+    shutil.rmtree(tmp_path / "one" / "best_checkpoint")
+    again.restore()
+    assert again.score is None
+    again.offer(1.0, 2, {})
+    assert read_checkpoint(tmp_path / "one" / "best_checkpoint")["best"]["policy_version"] == 2
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("cloud", [False, True], ids=["local", "cloud"])
+@pytest.mark.parametrize("kill_at", range(1, 12))
+def test_kill_at_any_moment_leaves_a_best_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill_at: int, cloud: bool
+) -> None:
+    """The process is killed before one of the calls that change files."""
+    local: Any = fs.LocalFileSystem()
+    calls = 0
+
+    def counted(function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == kill_at:
+                raise Killed
+            return function(*args, **kwargs)
+
+        return call
+
+    # `BestCheckpoint` does not move directories in a file system of this class.
+    filesystem = fs.SubTreeFileSystem("/", local) if cloud else local
+    best = BestCheckpoint(filesystem, str(tmp_path))
+    best.offer(1.0, 1, {"params": torch.zeros(2)})
+    monkeypatch.setattr(best_checkpoint.fs, "copy_files", counted(fs.copy_files))
+    for name in ("_delete", "_put_in_place"):
+        monkeypatch.setattr(BestCheckpoint, name, counted(getattr(BestCheckpoint, name)))
+    with contextlib.suppress(Killed):
+        best.offer(2.0, 2, {"params": torch.ones(2)})
+    monkeypatch.undo()
+    found = read_checkpoint(find_checkpoint(tmp_path))
+    assert found["best"]["policy_version"] in (1, 2)
+    again = BestCheckpoint(filesystem, str(tmp_path))
+    again.restore()
+    assert again.score is not None
+    saved = read_checkpoint(tmp_path / "best_checkpoint")
+    assert saved["best"] == again.score._asdict()
+    assert saved["params"].sum() == (0.0 if again.score.policy_version == 1 else 2.0)
+    again.offer(0.5, 3, {})
+    again.offer(3.0, 4, {})
+    assert read_checkpoint(tmp_path / "best_checkpoint")["best"]["policy_version"] == 4
+    assert not (tmp_path / "best_checkpoint.new").exists()
 
 
 def test_best_that_cannot_be_written_names_the_directory(

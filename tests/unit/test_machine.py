@@ -59,6 +59,14 @@ def test_gpu_seconds_are_weighted_by_the_time_between_readings() -> None:
     assert total["gpu_memory_bytes"] == 7
 
 
+def test_gpu_share_is_known_again_after_a_failed_query() -> None:
+    known, unknown = ProcessUse(wall_s=2.0, gpu_s=1.0), ProcessUse(wall_s=6.0, gpu_s=math.nan)
+    assert known.then(unknown).report()["gpu_share"] == 0.5
+    assert unknown.then(known).report()["gpu_share"] == 0.5
+    assert unknown.then(known).then(known).report()["gpu_share"] == 0.5
+    assert math.isnan(unknown.then(unknown).gpu_s)
+
+
 class Cuda:
     """A fake of `torch.cuda` in a process that holds memory on some GPUs."""
 

@@ -150,3 +150,22 @@ def test_error_buffer_is_the_largest_credit() -> None:
     limiter.inserted(14)
     assert limiter.can_insert(60)
     assert not limiter.can_insert(61)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"credit": [10**12, 1]},
+        {"credit": [-(10**12), 1]},
+        {"credit": [1, 0]},
+        {"num_learned": -1},
+        {"num_counted": 2**70},
+        {"missing": -5},
+    ],
+)
+def test_edited_state_is_refused(change: dict[str, Any]) -> None:
+    limiter = RateLimiter(1.0, 10)
+    state = limiter.get_state()
+    with pytest.raises((ValueError, ZeroDivisionError)):
+        limiter.set_state(state | change)
+    assert limiter.get_state() == state

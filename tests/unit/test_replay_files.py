@@ -259,3 +259,12 @@ def test_buffer_of_another_kind_is_refused(
     state = buffer.save(tmp_path)
     with pytest.raises(ConfigError, match=said):
         ReplayBuffer(**{"capacity": 200, "gamma": GAMMA, **options}).load(tmp_path, state)
+
+
+def test_edited_ends_of_streams_are_refused(tmp_path: Path) -> None:
+    buffer = made("uniform")
+    use(buffer, Streams("same_step", 1), 60)
+    state = buffer.save(tmp_path / "rows")
+    state["tails"][0]["nodes"] = state["tails"][0]["nodes"] + 10**12
+    with pytest.raises(RowFilesError, match="ends of the streams"):
+        made("uniform").load(tmp_path / "rows", state)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import errno
+import io
 import json
 import math
 import threading
@@ -10,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorboardX.record_writer
 from ray import tune
 
 import polopt
 from polopt.common.config import ConfigError
 from polopt.dashboards.data.trials import ResultsDirectory
+from polopt.trainers.result_files import ResultFiles, ResultTable
 
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1",
@@ -153,3 +157,137 @@ def test_option_that_cannot_be_pickled_is_written_as_text(tmp_path: Path) -> Non
     trainer.train()
     trainer.stop()
     assert "make" in json.loads((tmp_path / "params.json").read_text())["env"]
+
+
+# ---- a run that continues ---------------------------------------------------------------------
+
+
+def write(folder: Path, *results: dict[str, Any], continues: bool = False) -> None:
+    files = ResultFiles(folder, continues=continues)
+    files.begin({})
+    for number, result in enumerate(results):
+        files.add({"training_iteration": number + 1, **result})
+    files.close()
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    limit = csv.field_size_limit(2**20)
+    with (folder / "progress.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    csv.field_size_limit(limit)
+    return [{k: v for k, v in row.items() if k != "training_iteration"} for row in rows]
+
+
+def test_numbers_stay_under_their_names_when_the_keys_change(tmp_path: Path) -> None:
+    text = 'a "quoted", long\nvalue ' + "x" * 200_000
+    write(tmp_path, {"a": 1, "b": {"c": 2, "d": text}})
+    write(tmp_path, {"b": {"d": 5, "c": 4}, "new": 6}, {"a": 7, "late": 8}, continues=True)
+    assert table(tmp_path) == [
+        {"a": "1", "b/c": "2", "b/d": text, "new": "", "late": ""},
+        {"a": "", "b/c": "4", "b/d": "5", "new": "6", "late": ""},
+        {"a": "7", "b/c": "", "b/d": "", "new": "", "late": "8"},
+    ]
+    assert not list(tmp_path.glob(".progress*"))
+    lines = (tmp_path / "result.json").read_text().splitlines()
+    assert [json.loads(line).get("new") for line in lines] == [None, 6, None]
+
+
+def test_table_replaces_the_logger_of_tune() -> None:
+    """This is how Tune decides whether it adds its own logger."""
+    assert issubclass(ResultTable, tune.logger.CSVLoggerCallback)
+
+
+def test_results_continue_after_a_line_that_was_not_written_completely(tmp_path: Path) -> None:
+    write(tmp_path, {"a": 1}, {"a": 2})
+    for name in ("result.json", "progress.csv"):
+        path = tmp_path / name
+        path.write_bytes(path.read_bytes()[:-4])  # the disk was full
+    write(tmp_path, {"a": 3}, continues=True)
+    assert [row["a"] for row in table(tmp_path)] == ["1", "3"]
+    lines = (tmp_path / "result.json").read_text().splitlines()
+    assert [json.loads(line)["a"] for line in lines] == [1, 3]
+
+
+def test_train_continues_or_overwrites_a_run(tmp_path: Path) -> None:
+    def train(end: int, **options: Any) -> list[int]:
+        stop = {"training_iteration": end}
+        polopt.train(**options, log_dir=tmp_path, verbose=0, stop=stop)
+        lines = (tmp_path / "result.json").read_text().splitlines()
+        return [json.loads(line)["training_iteration"] for line in lines]
+
+    new: dict[str, Any] = {"experiment": "SyncPPO", "config": SMALL}
+    assert train(1, **new) == [1]
+    assert train(3, restore=tmp_path) == [1, 2, 3]
+    with pytest.raises(ConfigError, match="overwrite=True"):
+        train(1, **new)
+    with pytest.raises(ConfigError, match="overwrite: got True, but log_dir"):
+        train(4, restore=tmp_path, overwrite=True)
+    (tmp_path / "notes.txt").write_text("mine")
+    assert train(2, **new, overwrite=True) == [1, 2]
+    assert [path.name for path in tmp_path.glob("checkpoint_*")] == ["checkpoint_000000"]
+    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1
+    assert (tmp_path / "notes.txt").exists()
+
+
+def test_overwrite_without_an_earlier_run_deletes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "polopt.log").write_text("mine")
+    ResultFiles(tmp_path, overwrite=True)
+    assert (tmp_path / "polopt.log").exists()
+
+
+# ---- a full disk ------------------------------------------------------------------------------
+
+
+class Full(io.BytesIO):
+    """A file on a disk that fills after a few bytes."""
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > 500:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(data)
+
+
+@pytest.mark.timeout(60)
+def test_full_disk_of_tensorboard_raises_one_error_and_nothing_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensorboardX.record_writer, "open_file", lambda path: Full())
+    threads = threading.active_count()
+    files = ResultFiles(tmp_path)
+    files.begin({})
+    result = {"training_iteration": 1, **{f"key {number}": 1.0 for number in range(100)}}
+    with pytest.raises(OSError, match="results cannot be written: No space left") as raised:
+        files.add(result)
+    assert raised.value.filename == str(tmp_path)
+    files.close()
+    assert threading.active_count() == threads
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("name", ["result.json", "progress.csv"])
+def test_full_disk_of_results_raises_one_error(tmp_path: Path, name: str) -> None:
+    write(tmp_path, {})
+    files = ResultFiles(tmp_path, continues=True)
+    files.begin({})
+    files.add({"training_iteration": 2})
+    path = tmp_path / name
+    path.unlink()
+    path.symlink_to("/dev/full")
+    if name == "result.json":  # the logger keeps this file open
+        files = ResultFiles(tmp_path / "other")
+        (tmp_path / "other" / name).symlink_to("/dev/full")
+        files.begin({})
+    with pytest.raises(OSError, match="results cannot be written: No space left"):
+        files.add({"training_iteration": 3})
+    files.close()  # raises nothing
+
+
+def test_directory_that_cannot_be_written_is_refused_before_the_workers_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(**options: Any) -> Any:
+        raise OSError(errno.EROFS, "Read-only file system", str(options["dir"]))
+
+    monkeypatch.setattr("polopt.trainers.result_files.tempfile.TemporaryFile", refused)
+    with pytest.raises(ConfigError, match=r"log_dir: got .*Read-only file system"):
+        polopt.SyncPPO(SMALL, log_dir=tmp_path)
