@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
@@ -28,8 +29,8 @@ MAX_HANDSHAKES = 256
 #: The largest size of the first message that a peer sends after it has authenticated.
 MAX_HELLO_BYTES = 64
 #: The size that is asked for the send buffer of each connection. With the usual size of about 200
-#: KB, ten messages of 10 KB to a busy process fill the buffer, and the next calls must go through
-#: Ray, which takes longer. The system can have a lower limit.
+#: KB, ten messages of 10 KB to a busy process fill the buffer, and a thread has to send the next
+#: calls, which takes longer. The system can have a lower limit.
 SEND_BUFFER_BYTES = 1 << 20
 #: The pause of a listener after an error, for example if no file descriptor is free.
 RETRY_S = 0.1
@@ -188,16 +189,97 @@ def limit(connection: Connection, timeout_s: float, sending: bool = True) -> Non
         same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
 
 
-def send_whole(connection: Connection, message: bytes) -> None:
-    """Sends a message like `connection.send_bytes`, but with a single system call. `send_bytes`
-    first writes the size of a large message. The thread could then wait for the interpreter lock,
-    while the other side waits for the rest of the message."""
-    size = len(message)
-    header = struct.pack("!i", size) if size < 1 << 31 else struct.pack("!iQ", -1, size)
-    file, left = connection.fileno(), len(header) + size
-    left -= os.writev(file, [header, message])
-    while left:  # a signal has interrupted the call, or the message is larger than 2 GB
-        left -= os.write(file, memoryview(message)[-left:])
+class Outbox:
+    """Sends messages over a connection in order, without waiting for the other side to read.
+
+    `send` writes what fits into the kernel's buffer. A thread writes the rest. The thread ends when
+    everything is written.
+
+    Args:
+        connection: the connection. Only the outbox may write to it, and only `close` of the outbox
+            may close it.
+        most_bytes: the largest number of bytes that may wait for the thread. `send` waits before
+            it exceeds this number. A single message may be larger.
+    """
+
+    def __init__(self, connection: Connection, most_bytes: int = 0) -> None:
+        self._connection = connection
+        self._most_bytes = most_bytes
+        self._unsent: deque[memoryview] = deque()  # the thread writes the first one
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._error: OSError | None = None
+
+    def send(self, message: bytes, timeout_s: float | None = None) -> None:
+        """Sends a message, as `Connection.recv_bytes` expects it.
+
+        Args:
+            message: the message.
+            timeout_s: the longest time to wait while too many bytes wait for the thread. None means
+                no limit.
+
+        Raises:
+            OSError: the connection has ended, or `timeout_s` has passed.
+        """
+        size = len(message)
+        header = struct.pack("!i", size) if size < 1 << 31 else struct.pack("!iQ", -1, size)
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._has_space(size), timeout_s):
+                raise TimeoutError(f"the other side did not read for {timeout_s:g} s")
+            if self._error is not None:
+                raise self._error
+            sent = 0 if self._unsent else self._write_now(header, message)
+            if sent < len(header):
+                self._unsent.append(memoryview(header)[sent:])
+            if sent < len(header) + size:
+                self._unsent.append(memoryview(message)[max(0, sent - len(header)) :])
+            if self._unsent and self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._write_unsent, name="polopt-send", daemon=True
+                )
+                self._thread.start()
+
+    def _has_space(self, size: int) -> bool:
+        waiting = sum(map(len, self._unsent))
+        return not waiting or waiting + size <= self._most_bytes or self._error is not None
+
+    def _write_now(self, header: bytes, message: bytes) -> int:
+        with _as_socket(self._connection) as same, contextlib.suppress(BlockingIOError):
+            return same.sendmsg([header, message], (), socket.MSG_DONTWAIT)
+        return 0
+
+    def _write_unsent(self) -> None:
+        while True:
+            with self._changed:
+                if not self._unsent or self._error is not None:
+                    self._thread = None
+                    return
+                left = self._unsent[0]
+            try:
+                while left:
+                    left = left[os.write(self._connection.fileno(), left) :]
+            except OSError as error:
+                # The next `send` raises this error. The reader of the connection also notices.
+                with self._changed:
+                    self._error = error
+                    self._unsent.clear()
+                    self._changed.notify_all()
+                continue
+            with self._changed:
+                if self._unsent:
+                    self._unsent.popleft()
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ends and closes the connection. Messages that were not written are lost."""
+        with self._changed:
+            self._error = self._error or OSError("the connection was closed")
+            self._changed.notify_all()
+            thread = self._thread
+        shut_down(self._connection)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()  # ends soon, because writing fails
+        self._connection.close()
 
 
 def buffer_bytes(connection: Connection) -> int:
@@ -225,7 +307,8 @@ def shut_down(connection: Connection) -> None:
 @contextlib.contextmanager
 def _as_socket(connection: Connection) -> Iterator[socket.socket]:
     """Provides a socket object with the file descriptor of a connection."""
-    same = socket.socket(fileno=connection.fileno())
+    # With the family and type, this makes no system call.
+    same = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, connection.fileno())
     try:
         yield same
     finally:
