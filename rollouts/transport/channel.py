@@ -7,9 +7,10 @@ processes run functions, and reaches these processes only through the classes of
 driver is the process that sends the calls. A gradient worker is the driver of its own rollout
 workers.
 
-A transport decides how the calls of a process travel, once, at the start of the process. To add a transport, for example over MPI, implement
-the abstract methods in this file, and write a counterpart of `ProcessActor` for the processes. Then
-add the transport to `open_transport` and to the option `transport` of `RolloutConfig`.
+A transport decides at the start of a process how all its calls travel. To add a transport, for
+example over MPI, implement the abstract methods in this file, and write a counterpart of
+`ProcessActor` for the processes. Then add the transport to `open_transport` and to the option
+`transport` of `RolloutConfig`.
 """
 
 from __future__ import annotations

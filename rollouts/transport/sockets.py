@@ -7,11 +7,16 @@ before either side reads anything else. The processes receive the key from the d
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import glob
+import math
 import os
 import socket
 import struct
+import sys
 import tempfile
+import termios
 import threading
 import time
 import weakref
@@ -192,8 +197,8 @@ def limit(connection: Connection, timeout_s: float, sending: bool = True) -> Non
 class Outbox:
     """Sends messages over a connection in order, without waiting for the other side to read.
 
-    `send` writes what fits into the kernel's buffer. A thread writes the rest. The thread ends when
-    everything is written.
+    A message that fits into the kernel's buffer is sent at once. A thread sends any other message,
+    and ends when no message is left.
 
     Args:
         connection: the connection. Only the outbox may write to it, and only `close` of the outbox
@@ -205,13 +210,14 @@ class Outbox:
     def __init__(self, connection: Connection, most_bytes: int = 0) -> None:
         self._connection = connection
         self._most_bytes = most_bytes
-        self._unsent: deque[memoryview] = deque()  # the thread writes the first one
+        self._room = buffer_bytes(connection)
+        self._unsent: deque[bytes] = deque()  # the thread sends the first one
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._error: OSError | None = None
 
     def send(self, message: bytes, timeout_s: float | None = None) -> None:
-        """Sends a message, as `Connection.recv_bytes` expects it.
+        """Sends a message.
 
         Args:
             message: the message.
@@ -221,21 +227,18 @@ class Outbox:
         Raises:
             OSError: the connection has ended, or `timeout_s` has passed.
         """
-        size = len(message)
-        header = struct.pack("!i", size) if size < 1 << 31 else struct.pack("!iQ", -1, size)
         with self._changed:
-            if not self._changed.wait_for(lambda: self._has_space(size), timeout_s):
+            if not self._changed.wait_for(lambda: self._has_space(len(message)), timeout_s):
                 raise TimeoutError(f"the other side did not read for {timeout_s:g} s")
             if self._error is not None:
                 raise self._error
-            sent = 0 if self._unsent else self._write_now(header, message)
-            if sent < len(header):
-                self._unsent.append(memoryview(header)[sent:])
-            if sent < len(header) + size:
-                self._unsent.append(memoryview(message)[max(0, sent - len(header)) :])
-            if self._unsent and self._thread is None:
+            if not self._unsent and len(message) + unread_bytes(self._connection) <= self._room:
+                send_whole(self._connection, message)
+                return
+            self._unsent.append(message)
+            if self._thread is None:
                 self._thread = threading.Thread(
-                    target=self._write_unsent, name="polopt-send", daemon=True
+                    target=self._send_unsent, name="polopt-send", daemon=True
                 )
                 self._thread.start()
 
@@ -243,43 +246,48 @@ class Outbox:
         waiting = sum(map(len, self._unsent))
         return not waiting or waiting + size <= self._most_bytes or self._error is not None
 
-    def _write_now(self, header: bytes, message: bytes) -> int:
-        with _as_socket(self._connection) as same, contextlib.suppress(BlockingIOError):
-            return same.sendmsg([header, message], (), socket.MSG_DONTWAIT)
-        return 0
-
-    def _write_unsent(self) -> None:
+    def _send_unsent(self) -> None:
         while True:
             with self._changed:
                 if not self._unsent or self._error is not None:
                     self._thread = None
                     return
-                left = self._unsent[0]
+                message = self._unsent[0]
             try:
-                while left:
-                    left = left[os.write(self._connection.fileno(), left) :]
+                send_whole(self._connection, message)
             except OSError as error:
                 # The next `send` raises this error. The reader of the connection also notices.
-                with self._changed:
-                    self._error = error
-                    self._unsent.clear()
-                    self._changed.notify_all()
+                self._end(error)
                 continue
             with self._changed:
-                if self._unsent:
-                    self._unsent.popleft()
+                self._unsent.popleft()
                 self._changed.notify_all()
 
-    def close(self) -> None:
-        """Ends and closes the connection. Messages that were not written are lost."""
+    def _end(self, error: OSError) -> None:
         with self._changed:
-            self._error = self._error or OSError("the connection was closed")
+            self._error = self._error or error
             self._changed.notify_all()
-            thread = self._thread
+
+    def close(self) -> None:
+        """Ends and closes the connection. Messages that were not sent are lost."""
+        self._end(OSError("the connection was closed"))
+        thread = self._thread
         shut_down(self._connection)
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()  # ends soon, because writing fails
+        if thread is not None:
+            thread.join()  # ends soon, because sending fails
         self._connection.close()
+
+
+def send_whole(connection: Connection, message: bytes) -> None:
+    """Sends a message like `connection.send_bytes`, but with a single system call. `send_bytes`
+    first writes the size of a large message. The thread could then wait for the interpreter lock,
+    while the other side waits for the rest of the message."""
+    size = len(message)
+    header = struct.pack("!i", size) if size < 1 << 31 else struct.pack("!iQ", -1, size)
+    file, left = connection.fileno(), len(header) + size
+    left -= os.writev(file, [header, message])
+    while left:  # a signal has interrupted the call, or the message is larger than 2 GB
+        left -= os.write(file, memoryview(message)[-left:])
 
 
 def buffer_bytes(connection: Connection) -> int:
@@ -289,6 +297,18 @@ def buffer_bytes(connection: Connection) -> int:
         # The kernel also counts its overhead. For messages of 1 KB, the overhead is at most about
         # as large as the message.
         return same.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
+
+
+def unread_bytes(connection: Connection) -> float:
+    """Returns the number of bytes of the kernel's buffer that hold earlier messages, because the
+    other side has not read them. Infinity if the system does not say."""
+    try:
+        size = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
+    except OSError as error:
+        if error.errno in (errno.ENOTTY, errno.EINVAL, errno.EOPNOTSUPP):
+            return math.inf
+        raise
+    return int.from_bytes(size, sys.byteorder)
 
 
 def hang_up(connection: Connection) -> None:
