@@ -6,15 +6,12 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import typer
 
 from polopt.common.config import ConfigError
 from polopt.common.files import printable
-
-if TYPE_CHECKING:
-    from polopt.dashboards.diagnosis import Finding
 
 RESULTS_DIR = Path("~/ray_results/polopt")
 #: Exit codes after a failed run and after bad input. After a signal, the exit code is 128 plus the
@@ -51,8 +48,8 @@ def say(line: str) -> None:
     print(printable(line), flush=True)
 
 
-def say_findings(findings: Iterable[Finding]) -> None:
-    """Prints each finding of the diagnosis, and a change that may help."""
-    for finding in findings:
-        say(f"diagnosis   {finding.text}")
-        say(f"            -> {finding.change}")
+def say_findings(findings: Iterable[tuple[str, str]]) -> None:
+    """Prints each finding of a diagnosis: a problem, and a change that may help."""
+    for problem, change in findings:
+        say(f"diagnosis   {problem}")
+        say(f"            -> {change}")

@@ -21,9 +21,8 @@ from rich.spinner import Spinner
 from rich.table import Column, Table
 from rich.text import Text
 
+from polopt.common.add_ons import add_ons
 from polopt.common.files import printable
-from polopt.dashboards.diagnosis import diagnose
-from polopt.dashboards.run_results import History
 
 _logger = logging.getLogger("polopt")
 #: Number of rows in the table.
@@ -31,8 +30,6 @@ _ROWS = 8
 #: Number of environment steps between two checks of whether the policy learns, and number of
 #: seconds between two lines while the workers start.
 _REMARK_STEPS, _STARTING_S = 100_000, 30.0
-#: Rules of dashboards/diagnosis.py whose findings are shown during a run.
-_REMARKS = ("no-learning", "no-reward")
 #: Shown instead of a missing number.
 _NONE = "-"
 #: Name of the column with the mean return of evaluations. Runs without evaluation lack this column.
@@ -188,7 +185,7 @@ class Progress(tune.Callback):
             trial is one line.
 
     Attributes:
-        history: history of the results, for the diagnosis.
+        num_results: number of results so far.
         trials: the trials of a sweep, by identifier, ordered by the time of their last results.
         stop_reason: the value of `stop_reason` in the last result. It is empty if the result has
             none.
@@ -218,9 +215,9 @@ class Progress(tune.Callback):
         self._explain_at_steps = 0.0
         self._log_position = 0
         self._handler = _Handler(self)
-        self.history = History()
+        self.num_results = 0
+        self._advisors = [one for add_on in add_ons() if (one := add_on.advisor()) is not None]
         self.stopping = self.stop_reason = ""
-        self._remarked: set[str] = set()  # rules whose findings have been shown
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Progress, (None, *self._arguments)
@@ -316,7 +313,9 @@ class Progress(tune.Callback):
         if self._is_sweep:
             self._add(trial, result)
             return
-        self.history.add(result)
+        self.num_results += 1
+        for advisor in self._advisors:
+            advisor.add(result)
         self.stop_reason = str(result.get("stop_reason") or "")
         row = cells(result, self._arguments[1])
         if self._rows and row.get(EVALUATION) == "-":
@@ -332,7 +331,7 @@ class Progress(tune.Callback):
 
     def _add(self, trial: Any, result: Mapping[str, Any]) -> None:
         """Adds a result of one trial in a sweep."""
-        self.history.num_results += 1
+        self.num_results += 1
         shown = self.trials.pop(trial.trial_id)
         self.trials[trial.trial_id] = shown
         shown.row = {"trial": shown.label, **cells(result, self._arguments[1])}
@@ -361,10 +360,14 @@ class Progress(tune.Callback):
         if steps - self._looked_at_steps < _REMARK_STEPS:
             return
         self._looked_at_steps = steps
-        for finding in diagnose(self.history.results()):
-            if finding.rule in _REMARKS and finding.rule not in self._remarked:
-                self._remarked.add(finding.rule)
-                self.note(f"remark: {finding.text} -> {finding.change}")
+        for advisor in self._advisors:
+            for problem, change in advisor.remarks():
+                self.note(f"remark: {problem} -> {change}")
+
+    def findings(self) -> list[tuple[str, str]]:
+        """Returns the advice of all add-ons at the end of a run: pairs of a problem and a change
+        that may help. Of a sweep, there is none."""
+        return [finding for advisor in self._advisors for finding in advisor.findings()]
 
     def _elapsed(self) -> str:
         return duration(time.monotonic() - self._begun_s)

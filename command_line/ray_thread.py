@@ -11,6 +11,7 @@ import psutil
 import ray
 
 from polopt.command_line.signals import StopSignals
+from polopt.rollouts.transport.sockets import remove_files_of
 
 #: Time limits for starting and ending Ray, in seconds.
 _START_S = 300.0
@@ -49,8 +50,8 @@ def ray_running(start: Callable[[], None], signals: StopSignals) -> Iterator[Non
     ended: set[psutil.Process] = set()
 
     def kill() -> None:
-        """Kills the processes that Ray has started here. First suspends each process, so that no
-        process can start another process in the meantime."""
+        """Kills the processes that Ray has started here, and removes their sockets. First suspends
+        each process, so that no process can start another process in the meantime."""
         found = set(ended)
         while new := _descendants() - others - found:
             for process in new:
@@ -61,6 +62,7 @@ def ray_running(start: Callable[[], None], signals: StopSignals) -> Iterator[Non
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(found, _KILLED_S)
+        remove_files_of(process.pid for process in found)
 
     signals.kill = kill
     thread = ThreadPoolExecutor(1, "ray", _block_sighup)

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
+from polopt.rollouts.transport.sockets import remove_files_of
+
 _STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 #: Seconds after a signal in which a run may end by itself. After this time, the run is interrupted.
 #: `docker stop` kills a process 10 s after the signal. With the values of `GRACE_S`, `EXIT_S` and
@@ -130,6 +132,7 @@ class StopSignals:
         the signal has interrupted."""
         self.finish()
         self.kill()
+        remove_files_of([os.getpid()])
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(128 + self.number)
@@ -165,6 +168,7 @@ class StopSignals:
                 report.join(_REPORT_S)
                 try:
                     self.kill()
+                    remove_files_of([os.getpid()])
                 finally:
                     os._exit(128 + self.number)
         os.close(reader)

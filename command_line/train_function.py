@@ -22,7 +22,6 @@ from polopt.command_line.output import RESULTS_DIR, say, say_findings
 from polopt.command_line.plan import Plan, plan_of, plan_of_checkpoint
 from polopt.command_line.progress_table import Progress
 from polopt.common.config import ConfigError, shown
-from polopt.dashboards.diagnosis import diagnose
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.env_sources import env_name
 from polopt.trainers.experiment import with_keywords
@@ -145,7 +144,7 @@ def train(
     with progress or nullcontext():
         result = _run(planned, folder, StopWhen(limits), checkpoint_every, progress)
     if progress is not None:
-        say_findings(diagnose(progress.history.results()))
+        say_findings(progress.findings())
         say(f"ended       {result.stop_reason}")
         say(f"results     {result.path}")
         say(f"checkpoint  {result.checkpoint.path}")

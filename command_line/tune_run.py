@@ -29,9 +29,8 @@ from polopt.command_line.plan import Plan, ray_address
 from polopt.command_line.progress_table import Progress, SweepTrial
 from polopt.command_line.ray_thread import ray_running
 from polopt.command_line.signals import Stopped, StopSignals
+from polopt.common.add_ons import add_ons
 from polopt.common.config import ConfigError
-from polopt.dashboards.diagnosis import diagnose
-from polopt.dashboards.tensorboard import TensorBoardLayout
 from polopt.rollouts.envs.env_sources import env_name
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.experiment import Experiment
@@ -87,11 +86,12 @@ def run(
     what = "several trials" if is_sweep else planned.example.run
     title = f"{planned.name}: {what} on {env_name(planned.experiment.rollout.env)}"
     progress = Progress(Console(), title, limits, context.log_file, is_sweep)
+    of_add_ons = [callback for add_on in add_ons() for callback in add_on.tune_callbacks()]
     config = tune.RunConfig(
         name=folder.name,
         storage_path=str(folder.parent),
         stop=_SweepStopper(stop, progress) if is_sweep else stop,
-        callbacks=[progress, failure, TensorBoardLayout(), *planned.example.callbacks],
+        callbacks=[progress, failure, *of_add_ons, *planned.example.callbacks],
         checkpoint_config=tune.CheckpointConfig(
             num_to_keep=_KEPT, checkpoint_frequency=checkpoint_every, checkpoint_at_end=True
         ),
@@ -100,7 +100,7 @@ def run(
     )
 
     def request() -> None:
-        if not progress.history.num_results:
+        if not progress.num_results:
             signals.check()
         progress.stopping = "saving a checkpoint and stopping; a second signal stops at once"
         stop.request()
@@ -135,9 +135,9 @@ def run(
                 say(f"ended       {_signal_name(signals)}")
             _report_sweep(folder, progress, bool(error))
             return
-        say_findings(diagnose(progress.history.results()))
-        exists, stopped = bool(progress.history.num_results or error), bool(signals.number)
-        if progress.history.num_results and (stopped or not error):
+        say_findings(progress.findings())
+        exists, stopped = bool(progress.num_results or error), bool(signals.number)
+        if progress.num_results and (stopped or not error):
             # The signal is shown even if `stop.reason` is set, because the result after the signal
             # may also reach a limit.
             reason = _signal_name(signals) or stop.reason or progress.stop_reason
@@ -293,7 +293,7 @@ def _report_sweep(folder: Path, progress: Progress, failed: bool) -> None:
     say(f"results     {folder}")
     if not trials:
         return
-    best = max(trials, key=lambda trial: _mean([trial]))
+    best = max(ranked[0][1], key=lambda trial: _mean([trial]))  # a seed of the best config
     with suppress(CheckpointError):  # raised if the trial has no checkpoint
         say(f"best        {find_checkpoint(folder / best.folder)} ({best.label})")
     say(f"next        {shlex.join([*program(), 'dashboard', str(folder)])}")

@@ -72,6 +72,23 @@ class RunListener:
         """The run ends. The workers still run."""
 
 
+class Advisor:
+    """Reads the results of a run where the user started it, and gives advice. `AddOn.advisor`
+    returns one. Each piece of advice is a pair of texts: the problem, and a change that may
+    help."""
+
+    def add(self, result: Mapping[str, Any]) -> None:
+        """Adds a result, in the order in which results arrive."""
+
+    def remarks(self) -> list[tuple[str, str]]:
+        """Returns new advice for which it is worth interrupting the run."""
+        return []
+
+    def findings(self) -> list[tuple[str, str]]:
+        """Returns all advice at the end of the run."""
+        return []
+
+
 class AddOn:
     """What an add-on attaches to the core. Each method has a default that attaches nothing.
 
@@ -95,6 +112,14 @@ class AddOn:
         """Returns the subclass of `WorkerSet` that starts the training workers of this
         `WorkerConfig`. None leaves the choice to the other add-ons and to the core."""
         return None
+
+    def advisor(self) -> Advisor | None:
+        """Returns an advisor for a run that `polopt train` or `polopt.train` starts, or None."""
+        return None
+
+    def tune_callbacks(self) -> list[Any]:
+        """Returns callbacks of Tune for the runs of `polopt train`."""
+        return []
 
     def commands(self) -> Mapping[str, Callable[..., None]]:
         """Returns subcommands of `polopt` by name. Each is a function that Typer can turn into a

@@ -19,18 +19,23 @@ class DataFaults(NamedTuple):
         non_finite: a description of the non-finite values in the fragment, or in values that were
             computed from the fragment. Empty if all values are finite. A learner must not use a
             batch with non-finite values.
+        discarded: a description of the non-finite values of environments whose rows are therefore
+            not `valid`. A learner may use the other rows. Empty if there are no such environments.
+        discarded_rows: the number of rows that are therefore not `valid`.
     """
 
     env_faults: int = 0
     env_index: int = 0
     traceback: str = ""
     non_finite: str = ""
+    discarded: str = ""
+    discarded_rows: int = 0
 
     @classmethod
     def concat(cls, parts: Iterable[DataFaults]) -> DataFaults:
         """Combines the faults of several fragments. `env_index` and `traceback` come from the last
-        fragment with an exception. `non_finite` comes from the last fragment with non-finite
-        values."""
+        fragment with an exception. `non_finite` and `discarded` come from the last fragment with
+        such values."""
         total = cls()
         for part in parts:
             if part.env_faults:
@@ -39,6 +44,9 @@ class DataFaults(NamedTuple):
                     env_index=part.env_index,
                     traceback=part.traceback,
                 )
+            if part.discarded:
+                rows = total.discarded_rows + part.discarded_rows
+                total = total._replace(discarded=part.discarded, discarded_rows=rows)
             if part.non_finite:
                 total = total._replace(non_finite=part.non_finite)
         return total

@@ -20,6 +20,7 @@ class Episode(NamedTuple):
         data: a dict that `on_episode_step` may fill. All steps of an episode share this dict. Empty
             if the callbacks do not define `on_episode_step`.
         done: whether the episode has ended.
+        metrics: what `on_episode_end` returned for this episode.
     """
 
     env_index: int
@@ -29,6 +30,7 @@ class Episode(NamedTuple):
     info: Mapping[str, Any] = {}
     data: dict[str, Any] = {}  # noqa: RUF012 - the sampler gives each episode its own dict
     done: bool = True
+    metrics: Mapping[str, float] = {}
 
 
 class EpisodeStats(NamedTuple):

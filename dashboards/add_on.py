@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pydantic
 
-from polopt.common.add_ons import AddOn, RunListener
+from polopt.common.add_ons import AddOn, Advisor, RunListener
 from polopt.common.config import Config
+
+#: Rules of the diagnosis whose findings are shown during a run.
+_REMARKS = ("no-learning", "no-reward")
 
 
 class TraceConfig(Config):
@@ -37,10 +41,48 @@ class Dashboards(AddOn):
     def follow(self, trainer: Any) -> RunListener:
         return _Run(trainer)
 
+    def advisor(self) -> Advisor:
+        return _Diagnosis()
+
+    def tune_callbacks(self) -> list[Any]:
+        from polopt.dashboards.tensorboard import TensorBoardLayout
+
+        return [TensorBoardLayout()]
+
     def commands(self) -> dict[str, Any]:
         from polopt.dashboards.dashboard_commands import dashboard, grafana, report, trace
 
         return {"dashboard": dashboard, "report": report, "grafana": grafana, "trace": trace}
+
+
+class _Diagnosis(Advisor):
+    """Advises with the rules of `polopt.dashboards.data.diagnosis`."""
+
+    def __init__(self) -> None:
+        from polopt.dashboards.data.run_results import History
+
+        self._history = History()
+        self._remarked: set[str] = set()  # rules whose findings were shown during the run
+
+    def add(self, result: Mapping[str, Any]) -> None:
+        self._history.add(result)
+
+    def remarks(self) -> list[tuple[str, str]]:
+        new = [
+            finding
+            for finding in self._diagnose()
+            if finding.rule in _REMARKS and finding.rule not in self._remarked
+        ]
+        self._remarked.update(finding.rule for finding in new)
+        return [(finding.text, finding.change) for finding in new]
+
+    def findings(self) -> list[tuple[str, str]]:
+        return [(finding.text, finding.change) for finding in self._diagnose()]
+
+    def _diagnose(self) -> list[Any]:
+        from polopt.dashboards.data.diagnosis import diagnose
+
+        return diagnose(self._history.results())
 
 
 class _Run(RunListener):
@@ -49,11 +91,14 @@ class _Run(RunListener):
 
         self._trainer = trainer
         self._exporter = PrometheusExporter()
+        self._trace: Any = None
 
     def begin(self) -> None:
         from polopt.dashboards.tab_file import declared_tab, write_tab
         from polopt.dashboards.trace_file import StepTrace
 
+        if self._trace is not None:
+            self._trace.close()
         trainer = self._trainer
         self._exporter.restart(declared_tab(type(trainer.optimizer)).metrics)
         if trainer.results_folder is not None:
@@ -76,6 +121,8 @@ class _Run(RunListener):
 
     def end(self) -> None:
         self._exporter.record()
+        if self._trace is not None:
+            self._trace.close()
 
 
 ADD_ON = Dashboards()

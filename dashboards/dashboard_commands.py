@@ -10,7 +10,7 @@ import typer
 
 from polopt.command_line.output import RESULTS_DIR, bad_input, say, say_findings
 from polopt.common.config import ConfigError
-from polopt.dashboards.chrome_trace import TRACE_FILE, read_trace
+from polopt.dashboards.data.chrome_trace import TRACE_FILE, read_trace
 
 _Results = Annotated[
     Path,
@@ -148,7 +148,7 @@ def _show(path: Path) -> None:
         say(f"{process:<12}" + "  ".join(f"{name} {share}%" for name, share in by_name.items()))
     results = path.with_name("result.json")
     if results.is_file():
-        from polopt.dashboards.diagnosis import diagnose
-        from polopt.dashboards.run_results import read_results
+        from polopt.dashboards.data.diagnosis import diagnose
+        from polopt.dashboards.data.run_results import read_results
 
-        say_findings(diagnose(read_results(results)))
+        say_findings((one.text, one.change) for one in diagnose(read_results(results)))

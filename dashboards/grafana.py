@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from polopt.dashboards.data.colors import PHASE_COLORS
+from polopt.dashboards.data.prometheus import METRICS, Metric
+from polopt.dashboards.data.tab import OptimizerTab
 from polopt.dashboards.data.tune_state import is_own, ray_root
-from polopt.dashboards.prometheus import METRICS, Metric
-from polopt.dashboards.tab import OptimizerTab
 
 #: For each tag (see `Metric.tag`) of a stacked panel, a value that occurs in every trial. The panel
 #: counts the trials with this value.
@@ -253,8 +253,8 @@ ALERTS = (
         "polopt: the driver cannot keep up",
         "The driver of trial {trial} waits for less than 15 percent of its time, and the workers "
         "are idle for more than 20 percent of their time. Use longer fragments or fewer workers.",
-        # The same limits as in the rule `driver-busy` in dashboards/diagnosis.py. The query has a
-        # value for each trial for which both conditions hold.
+        # The same limits as in the rule `driver-busy` of the diagnosis. The query has a value for
+        # each trial for which both conditions hold.
         _of_trial('ray_polopt_workers_share{part="idle"} > 0.2')
         + " and "
         + _of_trial('ray_polopt_driver_share{phase="wait"} < 0.15'),

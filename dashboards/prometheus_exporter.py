@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from polopt.dashboards.prometheus import LAG_BOUNDARIES, METRICS, Metric
+from polopt.dashboards.data.prometheus import LAG_BOUNDARIES, METRICS, Metric
 
 #: One recording adds at most about this number of values to a histogram. The counts of the bins are
 #: rounded up, so each bin may add one more value. The limit keeps recordings short.
@@ -23,7 +23,7 @@ PERIOD_S = 5.0
 
 class PrometheusExporter:
     """Records the results of one trial as Prometheus metrics. `METRICS` in
-    `polopt.dashboards.prometheus` and the optimizer declare the metrics.
+    `polopt.dashboards.data.prometheus` and the optimizer declare the metrics.
 
     Ray's agent on the node exports the metrics. Nothing is recorded without Ray. Results that
     arrive within `PERIOD_S` are recorded together. For such results, the last number of each

@@ -8,8 +8,8 @@ from typing import Any
 
 from pyarrow import fs
 
-from polopt.dashboards.plots import TABS
-from polopt.dashboards.tab import TAB_FILE, OptimizerTab, Tab
+from polopt.dashboards.data.plots import TABS
+from polopt.dashboards.data.tab import TAB_FILE, OptimizerTab, Tab
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
 

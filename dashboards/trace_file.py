@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from polopt.common.tracer import MAX_EVENTS, TRACER, Event
-from polopt.dashboards.chrome_trace import TRACE_FILE, chrome_trace
+from polopt.dashboards.data.chrome_trace import TRACE_FILE, chrome_trace
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.rollouts.workers.call_workers import foreach_worker
 
@@ -79,6 +79,19 @@ class StepTrace:
             partial.replace(self._path)
         except OSError as error:
             logger.warning("The trace was not written: %s", error)
+
+    def close(self) -> None:
+        """Warns if the run has ended before the last recorded step, so that there is no trace."""
+        if 0 < self._steps < self._last:
+            logger.warning(
+                "trace=True has written no trace: the run ended after %d optimizer %s, and the "
+                "trace records the steps %d to %d. Train longer, or lower trace_first_step or "
+                "trace_num_steps",
+                self._steps,
+                "step" if self._steps == 1 else "steps",
+                self._first,
+                self._last,
+            )
 
 
 def _by_process(events: list[Event]) -> dict[str, list[Event]]:

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-#: Keys that results contain for every policy. Most of them are keys of RLlib. A statistic is 0 if
+#: Keys that results contain for every policy. Most of them are keys of RLlib. A statistic is NaN if
 #: the policy does not compute it.
 LEARNER_KEYS = (
     "policy_loss",
@@ -27,16 +27,14 @@ class LearnerStats:
     """Mean of each learner statistic since the last report, weighted by rows.
 
     Args:
-        further: keys of statistics that a policy computes in addition to `LEARNER_KEYS`. They are
-            NaN in reports before the first value.
+        further: keys of statistics that a policy computes in addition to `LEARNER_KEYS`. All keys
+            are NaN in reports before their first value.
     """
 
     def __init__(self, further: Iterable[str] = ()) -> None:
         # For each key, the weighted sum and the sum of weights.
         self._sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        self._last: dict[str, float] = dict.fromkeys(LEARNER_KEYS, 0.0)
-        for key in further:
-            self._last.setdefault(key, math.nan)
+        self._last: dict[str, float] = dict.fromkeys((*LEARNER_KEYS, *further), math.nan)
 
     def add(self, stats: Mapping[str, float], rows: int) -> None:
         """Adds statistics that are means over `rows` rows.
@@ -59,9 +57,8 @@ class LearnerStats:
 
 
 def mean_stats(parts: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]:
-    """Returns the mean of each statistic over all rows.
-
-    Without a finite value, a statistic in `LEARNER_KEYS` is 0, and any other statistic is omitted.
+    """Returns the mean of each statistic over all rows. It is NaN for a statistic without a finite
+    value.
 
     Args:
         parts: pairs of statistics and the number of rows that these statistics are means over.
@@ -69,5 +66,5 @@ def mean_stats(parts: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, fl
     means = LearnerStats()
     for stats, rows in parts:
         means.add(stats, rows)
-    keys = {key for stats, _ in parts for key in stats}
-    return {key: value for key, value in means.report().items() if key in keys}
+    report = means.report()
+    return {key: report.get(key, math.nan) for stats, _ in parts for key in stats}

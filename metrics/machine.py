@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import psutil
 
+from polopt.metrics.memory import memory
+
 
 class ProcessUse(NamedTuple):
     """The use of processors, memory and GPUs by a process in an interval.
@@ -150,17 +152,18 @@ class MachineMeter:
             `num_cpus`: the number of processors that this process may use.
             `load_1m`: the mean number of processes that run or wait for a processor, over the last
             minute.
-            `memory_share`: the share of the machine's memory that is in use.
+            `memory_share`: the share of the memory that is in use. See `Memory`.
             The keys of `ProcessUse.report` with the prefix `driver_`, for this process.
         """
         busy_then_s, total_then_s = self._then
         busy_s, total_s = self._then = _busy_and_total_s()
         elapsed_s = total_s - total_then_s
+        ram = memory()
         return {
             "cpu_share": (busy_s - busy_then_s) / elapsed_s if elapsed_s > 0.0 else 0.0,
             "num_cpus": num_cpus(),
             "load_1m": psutil.getloadavg()[0],
-            "memory_share": psutil.virtual_memory().percent / 100.0,
+            "memory_share": 1.0 - ram.available / ram.total,
             **{f"driver_{key}": value for key, value in self._driver.read().report().items()},
         }
 

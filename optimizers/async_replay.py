@@ -420,7 +420,7 @@ class AsyncReplay(ReplayOptimizer):
 
     def extra_stats(self) -> dict[str, Any]:
         waiting, reports = _num_drawing(self._tasks()), self.shards.reports.values()
-        priorities = np.array(self._priorities or [(0.0, 0.0)])
+        priorities = np.array(self._priorities or [(np.nan, np.nan)])
         self._priorities.clear()
         return {
             "training_intensity": self.limiter.delivered,
@@ -434,6 +434,7 @@ class AsyncReplay(ReplayOptimizer):
             "num_gaps": sum(report.num_gaps for report in reports),
             "priority_mean": float(priorities[:, 0].mean()),
             "priority_max": float(priorities[:, 1].max()),
+            "priority_beta": self.beta if self.config.prioritized_replay else np.nan,
             "learner_blocked_s": self._blocked_s["learner"],
             "samplers_blocked_s": self._blocked_s["samplers"],
             "learner_blocked_by_shards_s": self._blocked_s["learner_by_shards"],

@@ -105,7 +105,7 @@ class PolicyOptimizer(ABC):
             actions,
             gpus,
             workers.clock,
-            self.policy.further_statistics,
+            self.policy.statistic_keys(),
         )
         self.timers = self.metrics.timers
         self.calls = Calls(
@@ -262,6 +262,7 @@ class PolicyOptimizer(ABC):
         self.calls.count()  # the replies that the strategy has taken and not counted itself
         return {
             "name": self.title(),
+            "learns_with": self.policy.learns_with,
             **self.metrics.report([worker.index for worker in self.workers.remote] or [0]),
             **self.workers.message_stats(),
             "requests_in_flight": self.calls.load.report(),

@@ -47,8 +47,10 @@ def policy_state(worker: RolloutWorker) -> dict[str, Any]:
 
 
 def take_policy_state(worker: RolloutWorker, state: dict[str, Any]) -> None:
-    """Sets the state of the rank's policy. The rank keeps its own random numbers."""
+    """Sets the state of the rank's policy. The rank keeps its own random numbers. The moments in
+    the state include all samples that the rank has made so far, also those of a broken round."""
     worker.set_state({"policy": state})
+    worker.new_moments = None
 
 
 def checksum(worker: RolloutWorker) -> str:
@@ -199,6 +201,10 @@ class RankGroup:
         after a restore. Later it is usually the policy of the rank with the most updates, because
         ranks of a broken group may differ by one update. `_leader` describes the exception.
 
+        The normaliser's moments always come from the driver's policy. When a round breaks, some
+        ranks have added the moments of its samples and others have not. The driver has added them,
+        because it counts the samples of each round.
+
         Returns:
             None after success, or the message of the last failure.
         """
@@ -214,11 +220,12 @@ class RankGroup:
             states = self._call_each({leader: ()}, policy_state)
             if not states:
                 return self._last_failure()
-            state = states[leader.index]
-        followers = [worker for worker in workers if worker is not leader]
+            normalizer = self._workers.local.policy.normalizer
+            moments = None if normalizer is None else normalizer.get_state()
+            state = {**states[leader.index], "moments": moments}
         source = self._workers.transport.put(state)
-        taken = self._call_each(dict.fromkeys(followers, (source,)), take_policy_state)
-        if len(taken) < len(followers):
+        taken = self._call_each(dict.fromkeys(workers, (source,)), take_policy_state)
+        if len(taken) < len(workers):
             return self._last_failure()
         self._local_leads = False
         return None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -58,6 +59,18 @@ class ReplayOptions(OptimizerConfig):
         "num_steps_sampled_before_learning_starts": "learning_starts",
         "train_batch_size_per_learner": "train_batch_size",
     }
+
+    @classmethod
+    def fit_preset(cls, options: dict[str, Any], given: Collection[str]) -> dict[str, Any]:
+        fitting = dict(options)
+        if options.get("prioritized_replay") is False:
+            for key in options:  # these options have no meaning without priorities
+                if "prioritized_replay_" in key and key not in given:
+                    del fitting[key]
+        size, starts = options.get("buffer_size"), "learning_starts"
+        if isinstance(size, int) and starts not in given:
+            fitting[starts] = min(size, options.get(starts, cls.model_fields[starts].default))
+        return fitting
 
     @pydantic.model_validator(mode="after")
     def _check_sizes(self) -> ReplayOptions:
@@ -169,12 +182,13 @@ class ReplayOptimizer(PolicyOptimizer):
         return new_priorities
 
     def buffer_stats(self, buffer: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the numbers about the buffer for results.
+        """Returns the numbers about the buffer for results. Numbers about priorities are NaN
+        without prioritized replay.
 
         Args:
             buffer: the return value of `ReplayBuffer.stats`.
         """
-        priority = buffer.get("priority", {"mean": 0.0, "max": 0.0})
+        priority = buffer.get("priority", {"mean": math.nan, "max": math.nan})
         return {
             "buffer_rows": buffer["num_rows"],
             "buffer_fill": buffer["fill"],
@@ -183,4 +197,5 @@ class ReplayOptimizer(PolicyOptimizer):
             "num_gaps": buffer["num_gaps"],
             "priority_mean": priority["mean"],
             "priority_max": priority["max"],
+            "priority_beta": buffer.get("beta", math.nan),
         }

@@ -16,7 +16,7 @@ from polopt.common.transitions import Transitions
 from polopt.policies.epsilon_greedy_policy import EpsilonGreedyConfig, EpsilonGreedyPolicy
 from polopt.policies.fast_cpu.closed_forms import find_closed_form
 from polopt.policies.fast_cpu.numpy_masked import NumpyMasked
-from polopt.policies.fast_cpu.numpy_q import NumpyQNetwork, learns_in_numpy, numpy_q_network
+from polopt.policies.fast_cpu.numpy_q import NumpyQNetwork, numpy_q_network, why_not_numpy
 from polopt.policies.learning.flat_parameters import Segment
 from polopt.policies.learning.schedules import LearningRate
 from polopt.policies.learning.value_statistics import value_stats
@@ -68,10 +68,11 @@ class DQNPolicy(EpsilonGreedyPolicy, ReplayPolicy):
         super().__init__(*args, **kwargs)
         self.target: Any = self.segments["target"].module
         self._online = self._numpy(self.model)
-        self._closed_form = find_closed_form(type(self))
-        self._fast_target: NumpyQNetwork | NumpyMasked | None = None
-        if self._closed_form is not None and learns_in_numpy(self.model):
-            self._fast_target = self._numpy(self.target)
+        self._fast_target = self._numpy(self.target)
+        why_not = "fast_cpu is False"
+        if self.config.fast_cpu:
+            why_not = why_not_numpy(self.model, self.target)
+        self._closed_form = find_closed_form(self, why_not)
 
     def _numpy(self, network: Any) -> NumpyQNetwork | NumpyMasked | None:
         return numpy_q_network(network) if self.config.fast_cpu else None
@@ -119,8 +120,8 @@ class DQNPolicy(EpsilonGreedyPolicy, ReplayPolicy):
         return bootstrapped(rows, torch.where(best > 0.5 * MASKED_LOGIT, best, 0.0))
 
     def backward(self, rows: Transitions) -> tuple[dict[str, float], np.ndarray]:
-        if self._closed_form and self._online and self._fast_target:
-            fast_stats, fast_errors = self._closed_form(self, self._online, self._fast_target, rows)
+        if closed_form := self._closed_form.active():
+            fast_stats, fast_errors = closed_form(self, self._online, self._fast_target, rows)
             return fast_stats, np.abs(fast_errors)
         return self.backward_in_torch(rows)
 

@@ -43,6 +43,13 @@ class EpsilonGreedyPolicy(Policy):
     allowed actions."""
 
     config: Any  # see Policy
+    #: Epsilon at the last update. NaN if each environment has its own epsilon.
+    further_statistics = ("epsilon",)
+
+    def apply_flat(self, lr_scale: float = 1.0) -> dict[str, float]:
+        stats = super().apply_flat(lr_scale)
+        own = self.config.per_worker_epsilon
+        return stats if own else {**stats, "epsilon": Schedule(self.config.epsilon)(self.env_steps)}
 
     def make_distribution(self) -> ActionDistribution:
         space = self.action_space

@@ -12,7 +12,7 @@ from torch import Tensor
 from polopt.common.config import Automatic, ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
-from polopt.metrics.learner import LEARNER_KEYS, mean_stats
+from polopt.metrics.learner import mean_stats
 from polopt.policies import gae
 from polopt.policies.learning.minibatches import (
     Minibatches,
@@ -278,7 +278,7 @@ class FragmentPolicy(NetworkPolicy):
             self.on_learned(epochs[-1])
         # The result has the KL of the last epoch instead of a mean over epochs, because the KL of
         # the last epoch is closest to the distance between the old policy and the new policy.
-        kl = {"mean_kl_loss": epochs[-1].get("mean_kl_loss", 0.0)}
+        kl = {key: value for key, value in epochs[-1].items() if key == "mean_kl_loss"}
         return _mean(epochs) | kl | _mean(values)
 
     def update(self, rows: Rows, reducer: Reducer) -> dict[str, float]:
@@ -295,7 +295,7 @@ class FragmentPolicy(NetworkPolicy):
         count = len(rows["actions"])
         if count == 0 and reducer.world_size == 1:
             return {}
-        stats = self.backward(rows) if count else dict.fromkeys(LEARNER_KEYS, 0.0)
+        stats = self.backward(rows) if count else {}
         self.progress.gradient_rows = count
         if reducer.world_size > 1:
             stats = reduce_gradient(self, count, stats, reducer)

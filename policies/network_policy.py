@@ -14,7 +14,7 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Acting
 from polopt.policies import gae
 from polopt.policies.distributions.diag_gaussian import DiagGaussian
-from polopt.policies.fast_cpu.numpy_backend import NumpyBackend, numpy_network
+from polopt.policies.fast_cpu.numpy_backend import UNSUPPORTED, NumpyBackend, numpy_network
 from polopt.policies.learning.flat_parameters import Segment
 from polopt.policies.networks.backend import Backend, as_tensor
 from polopt.policies.networks.make_network import make_network
@@ -85,7 +85,13 @@ class NetworkPolicy(Policy):
         in_numpy = numpy_network(network) if self.config.fast_cpu else None
         if in_numpy is not None:
             return NumpyBackend(network, in_numpy, self)
-        return Backend(network, self.device, self.loss)
+        if self.device.type != "cpu":
+            return Backend(network, self)
+        return Backend(network, self, UNSUPPORTED if self.config.fast_cpu else "fast_cpu is False")
+
+    @property
+    def learns_with(self) -> str:
+        return self.backend.learns_with
 
     @abstractmethod
     def loss(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -72,9 +72,9 @@ class Policy(ActingPolicy):
     #: The type of a batch: `SampleBatch`, or `Transitions` or `Sequences` of a replay buffer. Only
     #: a `PolicyOptimizer` that makes batches of this type can train the policy.
     learns_from: ClassVar[type] = SampleBatch
-    #: Keys of learner statistics that the policy computes in addition to `LEARNER_KEYS`. Because
-    #: Tune takes the columns of `progress.csv` from the first result, results before the first
-    #: update have these keys with the value NaN.
+    #: Keys of learner statistics that the class computes in addition to `LEARNER_KEYS` and to the
+    #: keys that its base classes name here. Because Tune takes the columns of `progress.csv` from
+    #: the first result, results before the first update have these keys with the value NaN.
     further_statistics: ClassVar[Sequence[str]] = ()
     #: The type is Any, because each subclass has its own config class, and type checkers do not
     #: allow a subclass to narrow the type of a variable.
@@ -100,17 +100,33 @@ class Policy(ActingPolicy):
         for segment in self.segments.values():
             segment.module.to(self.device).eval()
         self.model: nn.Module = self.segments["network"].module
-        self.flat = FlatParameters(self.segments, tail=len(LEARNER_KEYS) + 1)
+        self.flat = FlatParameters(self.segments, tail=len(self.statistic_keys()) + 1)
         self._updater = WeightUpdater(self.flat, config)
         self.coefficients: dict[str, float] = {}
         self.progress = LearningProgress()
 
     def __repr__(self) -> str:
-        """Shows the spaces, the number of trained parameters, the version and the device."""
+        """Shows the spaces, the number of trained parameters, the version, the device, and what
+        computes the gradients."""
         spaces = f"{_short(self.encoder.space)} -> {_short(self.action_space)}"
         size = sum(place.stop - place.start for place in self.flat.trained.values())
         name = type(self).__name__
-        return f"{name}({spaces}, {size:,} parameters, version {self.version}, {self.device})"
+        where = f"version {self.version}, {self.device}, learns with {self.learns_with}"
+        return f"{name}({spaces}, {size:,} parameters, {where})"
+
+    @classmethod
+    def statistic_keys(cls) -> list[str]:
+        """The keys of the learner statistics in results: `LEARNER_KEYS`, and the
+        `further_statistics` of the class and of its base classes."""
+        named = [key for base in cls.__mro__ for key in vars(base).get("further_statistics", ())]
+        return list(dict.fromkeys([*LEARNER_KEYS, *named]))
+
+    @property
+    def learns_with(self) -> str:
+        """What computes the gradients in this process: `NumPy`, `CUDA graphs` or `torch`. If a
+        faster implementation exists but is not used, the reason follows, such as `torch (MyPolicy
+        changes loss)`."""
+        return "torch"
 
     def make_distribution(self) -> ActionDistribution:
         config = self.config
@@ -444,25 +460,28 @@ def reduce_gradient(
         reducer: sums over all learners.
 
     Returns:
-        the averaged statistics.
+        the averaged statistics. A statistic is missing if a learner with rows did not compute it.
     """
-    flat = policy.flat
+    flat, keys = policy.flat, policy.statistic_keys()
     if count == 0:
         flat.zero_grads()
     elif not math.isfinite(flat.norm()):
         # The sum over all learners will not be finite, so no learner will apply it. Only this
         # learner knows that its gradient is the cause, so this learner counts the gradient.
         policy.progress.non_finite_gradients += 1
-    flat.set_tail([1.0, *(stats.get(key, 0.0) for key in LEARNER_KEYS)])
+    missing = math.nan if count else 0.0
+    flat.set_tail([1.0, *(stats.get(key, missing) for key in keys)])
     flat.pack_buffers()
     flat.scale(float(count))
     reducer.sum_(flat.buffer)
     rows, *sums = flat.get_tail()
     policy.progress.gradient_rows = round(rows)
     flat.scale(1.0 / max(rows, 1.0))
-    if rows:
-        flat.unpack_buffers()
-    return {key: total / max(rows, 1.0) for key, total in zip(LEARNER_KEYS, sums, strict=True)}
+    if not rows:
+        return {}
+    flat.unpack_buffers()
+    means = ((key, total / rows) for key, total in zip(keys, sums, strict=True))
+    return {key: mean for key, mean in means if not math.isnan(mean)}
 
 
 def _acting_of(state: Mapping[str, Any]) -> Acting:

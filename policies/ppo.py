@@ -136,12 +136,12 @@ class PPOPolicy(ActorCriticPolicy):
         """Returns True, which stops learning from this batch, if the mean KL of the epoch exceeds
         `kl_stop`."""
         limit = self.config.kl_stop
-        return limit is not None and stats["mean_kl_loss"] > limit
+        return limit is not None and stats.get("mean_kl_loss", math.nan) > limit
 
     def on_learned(self, stats: Mapping[str, float]) -> None:
         """Adapts the KL coefficient to `kl_target` (section 4 of the paper). The thresholds and
         factors are RLlib's."""
-        kl, target = stats["mean_kl_loss"], self.config.kl_target
+        kl, target = stats.get("mean_kl_loss", math.nan), self.config.kl_target
         if kl > 2.0 * target:
             self.coefficients["kl_coeff"] = min(1.5 * self.coefficients["kl_coeff"], MAX_KL_COEFF)
         elif kl < 0.5 * target:

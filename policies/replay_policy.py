@@ -14,11 +14,12 @@ import pydantic
 import torch
 from torch import Tensor, nn
 
+from polopt.common.overrides import Replacement
 from polopt.common.transitions import Sequences, Transitions
 from polopt.common.weights import Gradients
 from polopt.policies.fast_cpu.numpy_backend import is_supported
 from polopt.policies.fast_cpu.numpy_mlp import NumpyMLP
-from polopt.policies.fast_gpu.cuda_graphs import CudaGraphs, supports
+from polopt.policies.fast_gpu.cuda_graphs import CudaGraphs, why_not_graphs
 from polopt.policies.learning.policy_config import NormalizingConfig
 from polopt.policies.learning.reducer import Reducer
 from polopt.policies.networks.backend import aligned, as_tensor
@@ -99,7 +100,10 @@ class ReplayPolicy(Policy):
         self._acts_fast: NumpyMLP | None = None
         if self.config.fast_cpu and is_supported(self.model):
             self._acts_fast = NumpyMLP(self.model)
-        self._graphs = CudaGraphs(self) if self.config.fast_gpu and supports(self) else None
+        #: The closed form of the gradient on the CPU. A subclass that has one replaces this value.
+        self._closed_form = Replacement(self, type(self), (), None, "its loss has no closed form")
+        why_not = why_not_graphs(self) if self.config.fast_gpu else "fast_gpu is False"
+        self._graphs = CudaGraphs(self, why_not)
 
     def make_normalizer(self) -> Normalizer | None:
         config = self.config
@@ -142,6 +146,12 @@ class ReplayPolicy(Policy):
         return self.params_in_torch(network, obs), state
 
     # ---- learning -------------------------------------------------------------------------------
+
+    @property
+    def learns_with(self) -> str:
+        if self.device.type == "cuda":
+            return self._graphs.replacement.described("CUDA graphs")
+        return self._closed_form.described("NumPy")
 
     @abstractmethod
     def backward(self, rows: Transitions) -> tuple[dict[str, float], np.ndarray]:
@@ -224,7 +234,7 @@ class ReplayPolicy(Policy):
     def backward_in_torch(self, rows: Transitions) -> tuple[dict[str, float], np.ndarray]:
         """Computes what `backward` computes, with `add_gradient`. On a GPU, it uses a CUDA graph if
         possible."""
-        found = None if self._graphs is None else self._graphs.backward(rows)
+        found = self._graphs.backward(rows)
         if found is not None:
             return found
         stats, errors = self.add_gradient(self.tensors(rows))
@@ -252,7 +262,7 @@ class ReplayPolicy(Policy):
 
     def normal(self, shape: tuple[int, ...]) -> Tensor:
         """Standard normal noise `[*shape]` float32 for losses, on the device of the networks."""
-        recorded = None if self._graphs is None else self._graphs.normal(shape)
+        recorded = self._graphs.normal(shape)
         return self.drawn(shape).to(self.device) if recorded is None else recorded
 
     def drawn(self, shape: tuple[int, ...]) -> Tensor:

@@ -128,6 +128,7 @@ def rerun(
 
 
 def _run(trainers: Any) -> None:
+    from polopt.metrics.number_text import number_text
     from polopt.recording.run_record import digest_of
 
     iterations = 0
@@ -135,7 +136,8 @@ def _run(trainers: Any) -> None:
         iterations += 1
         returns = trainer.optimizer.metrics.episodes.report()["episode_return_mean"]
         digest = digest_of(trainer.get_policy())[:12]
-        say(f"iteration {trainer.iteration:<5} equal   return {returns:<10.4g} weights {digest}")
+        mean = number_text(returns)
+        say(f"iteration {trainer.iteration:<5} equal   return {mean:<10} weights {digest}")
     say(f"equal       {iterations} iterations")
 
 

@@ -261,7 +261,13 @@ class ReplayBuffer:
         if self._directory is not None:
             self._directory.mkdir(parents=True, exist_ok=True)
         check_size(nbytes, self._capacity_key, self.capacity, self._directory)
-        self._store = RowStore(self.capacity, _specs(obs, actions), self._directory)
+        try:
+            self._store = RowStore(self.capacity, _specs(obs, actions), self._directory)
+        except MemoryError as error:  # a limit of the process that `memory` does not know
+            raise ConfigError(
+                f"key {self._capacity_key!r}: got {self.capacity:,}; the full buffer needs "
+                f"{readable_bytes(nbytes)}, and the system does not provide them: {error}"
+            ) from error
         return nbytes
 
     # ---- adding -------------------------------------------------------------------------------
@@ -778,6 +784,7 @@ class ReplayBuffer:
         """
         directory, state = Path(directory), self.get_state()
         state |= {"kind": self._kind(), "end": self._end, "rows": None}
+        state |= {"alpha": self.alpha, "priority_epsilon": self.priority_epsilon}
         if self._store is None:
             return state
         filled = min(self._end, self.capacity)
@@ -829,7 +836,8 @@ class ReplayBuffer:
 
     def load(self, directory: str | Path, state: Mapping[str, Any]) -> None:
         """Restores a saved buffer. This buffer then draws the rows that the saved buffer would have
-        drawn next.
+        drawn next. If `alpha` or `priority_epsilon` has another value now, the priorities of the
+        saved rows stay the same, and their probabilities follow from the new values.
 
         Args:
             directory: directory of the files.
@@ -872,6 +880,9 @@ class ReplayBuffer:
             read_arrays(path, [leaves], state["priorities_sha256"])
             if not (np.isfinite(leaves).all() and ((leaves > 0) == drawable).all()):
                 raise RowFilesError(f"{path}: the priorities do not fit the rows")
+            leaves = self._rescaled(leaves, drawable, state)
+            if not (np.isfinite(leaves).all() and ((leaves > 0) == drawable).all()):
+                raise RowFilesError(f"{path}: the priorities do not fit the saved exponent")
             self._tree.update(np.arange(filled), leaves)
         for saved in state["tails"]:
             place = saved["place"]
@@ -886,6 +897,20 @@ class ReplayBuffer:
             )
         if "states" in state:
             self._keep_states(np.asarray(state["state_serials"]), np.asarray(state["states"]))
+
+    @np.errstate(all="ignore")
+    def _rescaled(
+        self, leaves: np.ndarray, drawable: np.ndarray, state: Mapping[str, Any]
+    ) -> np.ndarray:
+        """Converts saved leaves `[B]`, which are (priority + epsilon)^alpha, to the exponent and
+        the epsilon of this buffer."""
+        alpha, epsilon = state.get("alpha"), state.get("priority_epsilon")
+        if alpha is None or epsilon is None or self.alpha is None:
+            return leaves  # no priorities, or the state of an older version
+        if (alpha, epsilon) == (self.alpha, self.priority_epsilon):
+            return leaves
+        priorities = np.maximum(leaves ** np.divide(1.0, alpha) - epsilon, 0.0)
+        return np.where(drawable, (priorities + self.priority_epsilon) ** self.alpha, 0.0)
 
     def _kind(self) -> dict[str, Any]:
         """The options that must be the same in a saved buffer and in the buffer that loads it."""

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import psutil
 
 from polopt.common.config import ConfigError
 from polopt.common.files import open_regular
+from polopt.metrics.memory import memory
 
 #: Approximate size of a file of rows. If one row of a file changes, `save` writes the whole file
 #: again.
@@ -60,7 +60,7 @@ def check_size(nbytes: int, key: str, capacity: int, directory: Path | None = No
             capacity that would fit.
     """
     if directory is None:
-        free, where = psutil.virtual_memory().available, "memory"
+        free, where = memory().own, "memory"
     else:
         free, where = shutil.disk_usage(directory).free, f"the disk of {directory}"
     if nbytes > free:

@@ -11,10 +11,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import psutil
 import ray
 
 from polopt.common.config import ConfigError
+from polopt.metrics.memory import memory
 
 _logger = logging.getLogger(__name__)
 #: The memory in bytes that `check_memory` requires for each worker process. Workers usually use
@@ -158,20 +158,20 @@ def _http2_problem(connection: socket.socket) -> str:
 
 
 def check_memory(num_processes: int) -> None:
-    """Checks that this machine has enough memory for a number of worker processes. The number may
-    be greater than the number of cores.
+    """Checks that this machine, or the container, has enough memory for a number of worker
+    processes. The number may be greater than the number of cores.
 
     Raises:
         ConfigError: if the memory is too small, even for the smallest environment.
     """
-    total = psutil.virtual_memory().total
+    total = memory().total
     most = total // _WORKER_BYTES
     if num_processes > most:
         raise ConfigError(
             f"{num_processes:,} worker processes need at least "
-            f"{num_processes * _WORKER_BYTES / 1e9:,.0f} GB of memory, but this machine has "
-            f"{total / 1e9:,.0f} GB. Allowed: at most {most:,} workers here, or RAY_ADDRESS with "
-            "the address of a larger cluster"
+            f"{num_processes * _WORKER_BYTES / 1e9:,.0f} GB of memory, but this machine or "
+            f"container has {total / 1e9:,.1f} GB. Allowed: at most {most:,} workers here, or "
+            "RAY_ADDRESS with the address of a larger cluster"
         )
 
 

@@ -29,8 +29,8 @@ from ray import tune
 import polopt
 from polopt.command_line.examples import example_names, load_example
 from polopt.common.weights import Gradients
-from polopt.dashboards.diagnosis import diagnose
-from polopt.dashboards.run_results import read_results
+from polopt.dashboards.data.diagnosis import diagnose
+from polopt.dashboards.data.run_results import read_results
 from polopt.policies.a2c import A2CPolicy
 from polopt.trainers.presets import PRESETS
 

@@ -16,7 +16,7 @@ from toy_envs import Drift
 
 from polopt.collectors.collector import Collector
 from polopt.rollouts.transport.control_page import ControlPage
-from polopt.simulation.simulated_channel import Script, oldest_first
+from polopt.rollouts.transport.simulated_channel import Script, oldest_first
 
 
 class TimestampEnv(gymnasium.Env[np.ndarray, int]):

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from polopt.dashboards.tab import TAB_FILE
+from polopt.dashboards.data.tab import TAB_FILE
 from polopt.metrics.worker_times import SPREAD_KEYS
 
 #: The phases of the driver that each optimizer reports.

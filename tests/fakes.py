@@ -26,18 +26,18 @@ from polopt.rollouts.envs.env_sources import resolve_env
 from polopt.rollouts.envs.vector_env import probe_spaces
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import Channel, Message
-from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.rollouts.workers.worker_config import WorkerConfig
-from polopt.rollouts.workers.worker_handle import WorkerHandle
-from polopt.rollouts.workers.worker_set import WorkerSet
-from polopt.simulation.simulated_channel import (
+from polopt.rollouts.transport.simulated_channel import (
     Script,
     SimulatedChannel,
     SimulatedTicket,
     SimulatedTransport,
     of_process,
 )
-from polopt.simulation.simulated_channel import in_order as processes_in_order
+from polopt.rollouts.transport.simulated_channel import in_order as processes_in_order
+from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.worker_config import WorkerConfig
+from polopt.rollouts.workers.worker_handle import WorkerHandle
+from polopt.rollouts.workers.worker_set import WorkerSet
 
 #: If this file exists, one process with a `StallingPPO` or `NonFiniteGradientPPO` removes the file
 #: and fails.

@@ -42,9 +42,9 @@ from typing import Any, Literal, TypedDict, overload
 
 from typing_extensions import Self, Unpack
 
+from polopt.command_line.train_function import TrainingResult
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.policies.policy import Policy
-from polopt.command_line.train_function import TrainingResult
 from polopt.trainers.trainer import PolicyOptimizerTrainer as _Trainer
 
 _Path = str | os.PathLike[str]

@@ -20,7 +20,6 @@ PACKAGE_FOLDERS = (
     "trainers",
     "collectors",
     "recording",
-    "simulation",
     "rllib",
     "dashboards",
     "command_line",

@@ -212,6 +212,8 @@ class Experiment:
                 if key not in keys and instead_of(key):
                     raise ConfigError(f"{plugin} {names[plugin]!r}: {unknown_key(key, keys)}")
             parts[plugin] |= canonical(own, owners[plugin].aliases)
+        given = {*canonical(options, aliases), *canonical(optimizer_only, aliases)}
+        parts["optimizer"] = optimizer_class.config_class.fit_preset(parts["optimizer"], given)
         parsed: dict[str, Any] = {name: owners[name].parse(parts[name]) for name in owners}
         experiment = cls(
             add_ons=tuple(parsed.pop(name) for name in owners if name not in _CORE_PARTS),

@@ -9,6 +9,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,7 +27,7 @@ from polopt.policies.policy import Policy
 from polopt.replay.buffer_files import BufferFiles
 from polopt.rollouts.envs.env_sources import env_name, refuse_made_env
 from polopt.rollouts.envs.own_copy import OwnCopies
-from polopt.rollouts.envs.random_state import kept_global_generators
+from polopt.rollouts.envs.random_state import GlobalGenerators, kept_global_generators
 from polopt.rollouts.ray_session import attach_or_start, warn_if_larger
 from polopt.rollouts.workers.callbacks import CallbackCaller
 from polopt.rollouts.workers.worker_config import WorkerConfig
@@ -70,6 +71,9 @@ logger = logging.getLogger("polopt")
 
 #: Seconds between two checks for a request to stop, during a long iteration.
 _STOP_CHECK_S = 0.25
+#: A warning says so if an iteration has made at least this number of optimizer steps in this number
+#: of seconds, and has sampled nothing.
+_STEPS_WITHOUT_SAMPLES, _WARN_AFTER_S = 100, 5.0
 #: Options whose values may be code.
 _CODE = ("env", "evaluation_config.env", "callbacks")
 #: The largest number of earlier runs that a checkpoint lists.
@@ -278,17 +282,32 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._runs = [secrets.token_hex(8)]
         if self._files is not None:  # up to Ray 2.54, Tune has set another directory
             self._logdir = str(self._files.folder)  # type: ignore[assignment]
+        self._generators = GlobalGenerators()
         followed = [add_on.follow(self) for add_on in add_ons()]
         self._listeners = [listener for listener in followed if listener is not None]
-        with in_directory(self._users_directory):
-            self._build()
+        self._build()
         if self._files is not None:
             self._files.begin(self.config)
         if run is not None and run.restore is not None:
             self.load_checkpoint(run.restore)
 
+    def _own_generators(self) -> AbstractContextManager[None]:
+        """A context manager in which environments of this process draw from global generators that
+        belong to this run. Other trainers and evaluations in the process then do not change it."""
+        rollout = self.experiment.rollout
+        owns = rollout.num_workers == 0 and rollout.seed is not None
+        return self._generators.in_use() if owns else nullcontext()
+
     def _build(self) -> None:
-        experiment = self.experiment
+        """Makes the workers, the optimizer and the evaluation from the config. Stops the previous
+        ones, but reuses their worker processes where possible. If this method raises, the trainer
+        has stopped."""
+        self._stop_optimizer()
+        with in_directory(self._users_directory), self._own_generators():
+            self._make_run(self.experiment)
+        self._tell(RunListener.begin)
+
+    def _make_run(self, experiment: Experiment) -> None:
         device = experiment.learner_device()
         # Idle threads of torch use CPU time. The driver therefore gets one thread per reserved CPU.
         threads = min(int(experiment.trainer.num_cpus_for_driver), os.cpu_count() or 1)
@@ -302,14 +321,28 @@ class PolicyOptimizerTrainer(tune.Trainable):
             workers, cpus = experiment.trainer.evaluation_num_workers, experiment.remote_cpus
             evaluation_cpus = workers * experiment.rollout.num_cpus_per_worker
             attach_or_start(cpus, num_processes, evaluation_cpus=evaluation_cpus)
-        self.workers = make_workers(worker_config, device)
         try:
+            if not self._reuse_workers(worker_config, device):
+                self.workers = make_workers(worker_config, device)
             self.optimizer = self._make_optimizer()
             self._make_evaluation(evaluation, device)
         except BaseException:
-            self.workers.stop()
+            self._stop_optimizer()
+            if self.workers is not None:
+                self.workers.stop()
             raise
-        self._tell(RunListener.begin)
+
+    def _reuse_workers(self, config: WorkerConfig, device: str) -> bool:
+        """Makes new workers in the running processes, and returns True. Otherwise stops these
+        processes, if any, and returns False."""
+        if self.workers is None:
+            return False
+        # A wrapped transport sees a run from its first start, so the run needs new processes.
+        wrapped = config.wrap_transport or self.workers.config.wrap_transport
+        if not wrapped and self.workers.reconfigure(config, device):
+            return True
+        self.workers.stop()
+        return False
 
     def _adapted(self, config: WorkerConfig) -> WorkerConfig:
         for listener in self._listeners:
@@ -353,7 +386,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         the evaluation workers.
         """
         self._check_runs("train")
-        with explain_missing_file(self._users_directory):
+        with explain_missing_file(self._users_directory), self._own_generators():
             return self._step()
 
     def _step(self) -> dict[str, Any]:
@@ -362,7 +395,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         metrics.begin_iteration()
         clock = self.workers.clock
         started_s, sampled_before = clock(), metrics.num_env_steps_sampled
-        next_check_s, steps = _STOP_CHECK_S, 0
+        next_check_s, steps, warn_after_s = _STOP_CHECK_S, 0, _WARN_AFTER_S
         while True:
             self._tell(RunListener.before_step)
             self.optimizer.step()
@@ -370,6 +403,18 @@ class PolicyOptimizerTrainer(tune.Trainable):
             steps += 1
             sampled = metrics.num_env_steps_sampled - sampled_before
             elapsed_s = clock() - started_s
+            if not sampled and steps >= _STEPS_WITHOUT_SAMPLES and elapsed_s >= warn_after_s:
+                warn_after_s *= 4
+                logger.warning(
+                    "optimizer %s has made %d steps in %.0f s and sampled nothing. The iteration "
+                    "goes on until it has %d environment steps "
+                    "(min_sample_timesteps_per_iteration). If `step` never samples, this iteration "
+                    "does not end",
+                    self.experiment.optimizer_name,
+                    steps,
+                    elapsed_s,
+                    limits.min_sample_timesteps_per_iteration,
+                )
             if (
                 sampled >= limits.min_sample_timesteps_per_iteration
                 and elapsed_s >= limits.min_time_s_per_iteration
@@ -399,10 +444,10 @@ class PolicyOptimizerTrainer(tune.Trainable):
         result["stop_reason"] = None
         self._tell(RunListener.extend, result)
         self._callbacks.call("on_train_result", trainer=self, result=result)
+        self._tell(RunListener.result, result)
         if self._stop_reason:
             result |= {"done": True, "stop_reason": self._stop_reason}
             self._stop_reason = ""
-        self._tell(RunListener.result, result)
         return result
 
     def request_stop(self, reason: str) -> None:
@@ -589,7 +634,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
     def restart(self, checkpoint_dir: str) -> None:
         """Goes on as if this trainer had been restored from a checkpoint that it has just written:
         makes new workers, and restores the checkpoint."""
-        self._rebuild()
+        self._build()
         self._restored_as = next_checkpoint(self)
         try:
             self.load_checkpoint(checkpoint_dir)
@@ -655,7 +700,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         problem = misfit(state, policy)
         if not problem:
             # Errors of pending calls are raised here. Otherwise, they would look like a misfit.
-            self.optimizer.drain()
+            with self._own_generators():
+                self.optimizer.drain()
 
             def restore_rest() -> None:
                 self.optimizer.set_state(state["optimizer"])
@@ -663,7 +709,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
                 if files is not None:
                     files.read(found / REPLAY, state["optimizer"].get("files") or {})
 
-            problem = restore_state(state, policy, restore_rest)
+            with self._own_generators():
+                problem = restore_state(state, policy, restore_rest)
         if problem:
             raise CheckpointError(f"checkpoint {found} does not fit: {problem}")
         earlier = [run for run in state.get("runs", []) if run != own]
@@ -786,29 +833,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self.experiment = Experiment.parse(new_config, self.preset)
         self._runs, self._has_warned = [secrets.token_hex(8)], False
         self._earlier_iterations, self._earlier_s = 0, 0.0
-        self._rebuild()
+        self._build()
         return True
-
-    def _rebuild(self) -> None:
-        """Makes the workers, the optimizer and the evaluation again from the config. Reuses worker
-        processes where possible."""
-        device = self.experiment.learner_device()
-        self.optimizer.stop()
-        self._stop_evaluation()
-        with in_directory(self._users_directory):
-            worker_config = self.experiment.make_worker_config()
-            self.experiment.optimizer.check_spaces(worker_config)
-            evaluation = evaluation_config(self.experiment.trainer, worker_config)
-            self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
-            worker_config = self._adapted(worker_config)
-            # A wrapped transport sees a run from its first start, so the run needs new processes.
-            wrapped = worker_config.wrap_transport or self.workers.config.wrap_transport
-            if wrapped or not self.workers.reconfigure(worker_config, device):
-                self.workers.stop()
-                self.workers = make_workers(worker_config, device)
-            self.optimizer = self._make_optimizer()
-            self._make_evaluation(evaluation, device)
-        self._tell(RunListener.begin)
 
     def stop(self) -> None:
         """Stops the workers and closes the environments. The policy can still be used."""
@@ -817,12 +843,10 @@ class PolicyOptimizerTrainer(tune.Trainable):
     def cleanup(self) -> None:
         """Stops the workers, and releases the handles of their actors before Ray shuts down."""
         finish_despite_sigterm()
-        optimizer, self.optimizer = self.optimizer, None
         try:
-            if optimizer is not None:
-                optimizer.stop()
-            self._tell(RunListener.end)
-            self._stop_evaluation()
+            if self.optimizer is not None:
+                self._stop_optimizer()
+                self._tell(RunListener.end)
         finally:
             if self.workers is not None:
                 self.workers.stop()
@@ -832,10 +856,16 @@ class PolicyOptimizerTrainer(tune.Trainable):
                 logging.getLogger("polopt").removeHandler(self._log_handler)
                 self._log_handler.close()
 
-    def _stop_evaluation(self) -> None:
+    def _stop_optimizer(self) -> None:
+        """Stops the optimizer and the evaluation, if there are any."""
+        optimizer, self.optimizer = self.optimizer, None
         evaluation, self.evaluation = self.evaluation, None
-        if evaluation is not None:
-            evaluation.stop()
+        try:
+            if optimizer is not None:
+                optimizer.stop()
+        finally:
+            if evaluation is not None:
+                evaluation.stop()
 
     def get_policy(self) -> Policy:
         """Returns the policy that this trainer trains."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 PALETTE = (
     *("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9"),
-    *("#D55E00", "#8800ff", "#884422", "#99bb66"),
+    *("#D55E00", "#8800ff", "#a05030", "#99bb66"),
 )
 _NUM_SOLID = 6  # the first line of each of these colors is solid
 _DASHES = ("solid", "dash", "dot", "dashdot")
@@ -26,8 +26,8 @@ PHASE_COLORS = {
     "wait": "#a9b1bb",
     "idle": "#a9b1bb",
     "other": "#dfe4e9",
-    "startup": "#4d4d6e",
-    "report": "#884422",
+    "startup": "#586870",
+    "report": "#a05030",
     "evaluation": "#e0c060",
     "apply": "#0072B2",
     "learn": "#0072B2",
@@ -35,7 +35,7 @@ PHASE_COLORS = {
     "broadcast": "#E69F00",
     "allreduce": "#E69F00",
     "sample": "#009E73",
-    "gradient": "#882255",
+    "gradient": "#984878",
     "draw": "#CC79A7",
     "skew": "#D55E00",
     "group": "#56B4E9",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import math
 import os
 import re
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,12 +17,12 @@ import numpy as np
 
 from polopt.common.files import open_regular, read_regular
 from polopt.dashboards.data.cache import cache_dir, remove_unused
+from polopt.dashboards.data.diagnosis import Finding, diagnose
 from polopt.dashboards.data.rows import NOT_SET, flat_config
+from polopt.dashboards.data.run_results import PER_WORKER, RunResults, paths
+from polopt.dashboards.data.tab import TAB_FILE, OptimizerTab
 from polopt.dashboards.data.trial_rows import MOST_FILE_BYTES, TrialRows
 from polopt.dashboards.data.tune_state import STATE_FILES, TuneState, TuneStates, TuneTrial
-from polopt.dashboards.diagnosis import Finding, diagnose
-from polopt.dashboards.run_results import PER_WORKER, RunResults, paths
-from polopt.dashboards.tab import TAB_FILE, OptimizerTab
 from polopt.metrics.timers import EVALUATION, REPORT, STARTUP
 
 RESULT_FILE, PARAMS_FILE, ERROR_FILE = "result.json", "params.json", "error.txt"
@@ -41,6 +42,7 @@ _SILENT_S = 120.0
 #: Tune counts as ended if it has not saved its state for this time. Tune saves its
 #: state every 10 s, or less often if saving would take more than 5 percent of its time.
 _STATE_SILENT_S = 300.0
+_LATEST_S = 1e11  # a time after the year 5000 is not used
 _MAX_DEPTH = 6  # maximum depth of directories below the results directory
 _MOST_PARAMS_BYTES = 16 << 20
 _TUNE_NAME = re.compile(r"^(?P<trainable>.+?)_[0-9a-f]{5,8}_\d{5}")
@@ -74,6 +76,8 @@ class Trial:
         declared: the optimizer's declaration of its plots and metrics, from `TAB_FILE`. None if
             this file does not exist or cannot be read.
         problems: sentences about files and lines that could not be read.
+        other_processes: the mean number of processes that other trials of the experiment had during
+            this trial.
     """
 
     folder: Path
@@ -85,6 +89,7 @@ class Trial:
     error: str = ""
     declared: OptimizerTab | None = None
     problems: list[str] = field(default_factory=list)
+    other_processes: int = 0
     _derived: dict[Hashable, tuple[int, Any]] = field(default_factory=dict)
 
     @property
@@ -155,9 +160,29 @@ class Trial:
     @property
     def findings(self) -> list[Finding]:
         """The findings of the diagnosis."""
+        columns, others = paths(self.num_workers), self.other_processes
         return self.derived(
-            "findings", lambda: diagnose(RunResults(self.rows.columns(paths(self.num_workers))))
+            ("findings", others), lambda: diagnose(RunResults(self.rows.columns(columns), others))
         )
+
+    @property
+    def num_processes(self) -> int:
+        """The number of processes of the driver and the workers."""
+        # With `num_workers=0`, the only worker is in the driver's process and has the index 0.
+        return self.num_workers + (self.last(f"{PER_WORKER}/0/index") != 0.0)
+
+    @property
+    def span_s(self) -> tuple[float, float]:
+        """The times at which the trial began and of its last result, in seconds since the epoch.
+        Both are infinity without results."""
+
+        def span_s() -> tuple[float, float]:
+            times, took_s = self.values("timestamp"), self.values("time_this_iter_s")
+            if times is None or took_s is None or not len(times):
+                return math.inf, math.inf
+            return float(times[0] - took_s[0]), float(times[-1])
+
+        return self.derived("span_s", span_s)
 
     @property
     def num_workers(self) -> int:
@@ -241,6 +266,7 @@ class ResultsDirectory:
             _update(trial, known[folder])
         _name_objects(self._by_folder, known)
         self.trials = list(self._by_folder.values())
+        _count_processes(self.trials)
 
     def _find(self) -> dict[Path, _Place]:
         """Returns the directories of all trials, and where to find the files of each trial.
@@ -433,6 +459,26 @@ def _name_objects(trials: Mapping[Path, Trial], places: Mapping[Path, _Place]) -
             names |= {text: known[key] for key, text in of_tune if key in known and "#" in text}
     for trial in unnamed:
         trial.config = _named(trial.config, names)
+
+
+def _count_processes(trials: Sequence[Trial]) -> None:
+    """Sets `other_processes` of each trial."""
+    together: dict[str, list[Trial]] = {}
+    for trial in trials:
+        begun_s, ended_s = trial.span_s
+        if -_LATEST_S < begun_s < ended_s < _LATEST_S:
+            together.setdefault(trial.experiment, []).append(trial)
+    for members in together.values():
+        spans_s = np.array([trial.span_s for trial in members])
+        own = np.array([trial.num_processes for trial in members])
+        times_s, place = np.unique(spans_s, return_inverse=True)
+        begun, ended = place.reshape(-1, 2).T
+        changes = np.bincount(begun, own, len(times_s)) - np.bincount(ended, own, len(times_s))
+        # The seconds of all processes until each time
+        total_s = np.cumsum(np.diff(times_s, prepend=times_s[0]) * (np.cumsum(changes) - changes))
+        means = (total_s[ended] - total_s[begun]) / (spans_s[:, 1] - spans_s[:, 0])
+        for trial, count in zip(members, np.round(means - own), strict=True):
+            trial.other_processes = int(count)
 
 
 def _named(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

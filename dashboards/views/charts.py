@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from polopt.dashboards.data.colors import phase_color
 from polopt.dashboards.data.downsample import Array
 from polopt.dashboards.data.scales import Scale, scale_of
 from polopt.dashboards.data.selection import Run, Selection
-from polopt.dashboards.tab import Plot
+from polopt.dashboards.data.tab import Plot
 from polopt.dashboards.views.drawing import (
     MOST_BANDS,
     Panel,
@@ -131,7 +133,7 @@ def run_lines(
     drawn = []
     for run in selection.runs:
         x, y = selection.x_of(run), run.trial.values(name)
-        if x is not None and y is not None:
+        if x is not None and y is not None and np.isfinite(y).any():
             drawn.append((run, x, y if transform is None else transform(run, y)))
     if not drawn:
         return not_in_results(*panel, name)

@@ -53,6 +53,7 @@ from polopt.dashboards.views.group_scores import (
     scores_at,
 )
 from polopt.dashboards.views.time_shares import DRIVER
+from polopt.metrics.number_text import number_text
 from polopt.metrics.timers import STARTUP
 
 _STEPS = "environment steps"
@@ -141,7 +142,7 @@ def _strips(
                     "symbol": shown[0].run.look.symbol if is_reached else "triangle-right-open",
                 },
                 text=texts if is_reached else [f"{text}: not reached, ended at" for text in texts],
-                hover="%{text}<br>%{x:,.6~g}",
+                hover="%{text}<br>%{x:,.7~r}",
             )  # fmt: skip
         median = median_of(points).value
         if np.isfinite(median):
@@ -149,7 +150,7 @@ def _strips(
             add_points(
                 figure, [median], [escaped(name)], name=f"{escaped(name)}, median",
                 marker={"size": 18, "symbol": "line-ns", "line": line},
-                hover="median %{x:,.6~g}",
+                hover="median %{x:,.7~r}",
             )  # fmt: skip
     set_rows(figure, [escaped(name) for name in groups])
     figure.update_xaxes(rangemode="tozero")
@@ -376,8 +377,10 @@ def _pairs(panel: tuple[str, str, str], scores: dict[str, list[Array]]) -> Panel
 
 def _interval_text(found: Estimate) -> str:
     """Returns the value as text, followed by the interval if the estimate has an interval."""
-    interval = "" if np.isnan(found.low) else f" [{found.low:,.4g}, {found.high:,.4g}]"
-    return f"{found.value:,.4g}{interval}"
+    interval = (
+        "" if np.isnan(found.low) else f" [{number_text(found.low)}, {number_text(found.high)}]"
+    )
+    return f"{number_text(found.value)}{interval}"
 
 
 def _time_to_target(
@@ -386,8 +389,8 @@ def _time_to_target(
     targets = {**default_targets(on_steps), **selection.targets}
     targets = {task: target for task, target in targets.items() if task in selection.tasks}
     (_, first), *others = targets.items()
-    goal = f"a return of {first:,.4g}" if not others else "the return of each task"
-    thresholds = "; ".join(f"{task}: {target:,.4g}" for task, target in targets.items())
+    goal = f"a return of {number_text(first)}" if not others else "the return of each task"
+    thresholds = "; ".join(f"{task}: {number_text(target)}" for task, target in targets.items())
     help_ = (
         "Each point is the first result of a run with at least this return. An open triangle is "
         "the end of a run that has not reached the return. The bar is the median. For the median, "
@@ -444,7 +447,7 @@ def _reach_cells(points: Sequence[Point]) -> tuple[str, str]:
     def text(value: float) -> str:
         if np.isnan(value):
             return ""
-        return f"{value:,.4g}" if np.isfinite(value) else "not reached"
+        return number_text(value) if np.isfinite(value) else "not reached"
 
     if np.isnan(median.low):
         return text(median.value), _TOO_FEW

@@ -284,7 +284,7 @@ def add_curve(
             "line": {"color": color, "width": width, "dash": dash, "shape": shape},
             "legendgroup": group,
             "showlegend": legend,
-            "hovertemplate": f"{escaped(name)}<br>%{{x:,.6~g}}: %{{y:,.5~g}}<extra></extra>",
+            "hovertemplate": f"{escaped(name)}<br>%{{x:,.7~r}}: %{{y:,.7~g}}<extra></extra>",
         }
     )
 
@@ -372,7 +372,7 @@ def add_heat_map(
             "zmin": 0.0,
             "zmax": greatest,
             "colorbar": {"title": {"text": title}, "thickness": 12, "tickformat": form},
-            "hovertemplate": f"%{{x:,.6~g}}: {hover}<extra></extra>",
+            "hovertemplate": f"%{{x:,.7~r}}: {hover}<extra></extra>",
         }
     )
 

@@ -9,7 +9,7 @@ import numpy as np
 from polopt.dashboards.data.colors import PALETTE
 from polopt.dashboards.data.downsample import Curve, downsample_rows
 from polopt.dashboards.data.selection import Run, Selection
-from polopt.dashboards.tab import Plot
+from polopt.dashboards.data.tab import Plot
 from polopt.dashboards.views.charts import plot_lines
 from polopt.dashboards.views.drawing import (
     Panel,
@@ -72,7 +72,7 @@ def _histogram(run: Run, which: str, title: str, x_title: str) -> Panel:
             "width": width,
             "marker": {"color": run.color},
             "showlegend": False,
-            "hovertemplate": "around %{x:,.5~g}: %{y} episodes<extra></extra>",
+            "hovertemplate": "around %{x:,.7~g}: %{y} episodes<extra></extra>",
         }
     )
     figure.add_vline(x=median, line={"dash": "dash", "color": "#888888"})

@@ -101,9 +101,9 @@ def _best(selection: Selection) -> list[Panel]:
             if rank > _BEST and run.group not in selection.pinned:
                 continue
             values = [run.trial.settings.get(key, NOT_SET) for key in shown]
-            numbers = [rank, round(last_return(run), 2), _whole(run.trial.last(STEPS))]
-            state = run.trial.state
-            rows.append([task, *numbers, state, run.seed, *values, run.group, run.trial.name])
+            won = [rank, run.group, round(last_return(run), 2)]  # visible in a narrow window, too
+            steps, state = _whole(run.trial.last(STEPS)), run.trial.state
+            rows.append([*won, task, steps, state, run.seed, *values, run.trial.name])
     if not rows:
         return []
     more = f" {len(keys) - len(shown)} more keys differ." if len(keys) > len(shown) else ""
@@ -112,7 +112,7 @@ def _best(selection: Selection) -> list[Panel]:
         "of steps. The columns after the seed are the config keys that differ between the selected "
         f"trials.{more}"
     )
-    columns = ("task", "rank", "return", "steps", "state", "seed", *shown, "group", "trial")
+    columns = ("rank", "group", "return", "task", "steps", "state", "seed", *shown, "trial")
     of_each = " of each task" if len(selection.tasks) > 1 else ""
     title = f"Highest returns{of_each}: at most {_BEST} of {len(trials)} trials"
     if selection.pinned:

@@ -12,6 +12,9 @@ from polopt.dashboards.views.drawing import MOST_BANDS, Panel, not_in_results
 
 _BLOCK = "learners/default_policy/"
 _PREDICTED, _TARGET = _BLOCK + "vf_predicted_mean", _BLOCK + "vf_target_mean"
+#: The largest number of plots of statistics that are not in `_PLOTS`.
+_MOST_FURTHER = 20
+_FURTHER_HELP = "A statistic that the policy of these runs computes."
 _PLOTS = {
     "policy_loss": (
         "Policy loss",
@@ -57,7 +60,28 @@ def panels(selection: Selection) -> list[Panel]:
         run_lines((key, title, help_), selection, f"{_BLOCK}{key}", title.lower())
         for key, (title, help_) in _PLOTS.items()
     ]
-    return [*statistics, _values(selection), _bias(selection), _rows(selection)]
+    further = [
+        run_lines(
+            (f"learner-{key}", key.replace("_", " ").capitalize(), _FURTHER_HELP),
+            selection,
+            f"{_BLOCK}{key}",
+            key,
+        )
+        for key in _further(selection)
+    ]
+    return [*statistics, _values(selection), _bias(selection), _rows(selection), *further]
+
+
+def _further(selection: Selection) -> list[str]:
+    """The keys of the statistics that only some policies compute, in alphabetical order."""
+    names = {
+        name
+        for run in selection.runs
+        for name in run.trial.rows.names()
+        if name.startswith(_BLOCK) and np.isfinite(run.trial.last(name))
+    }
+    known = {_PREDICTED, _TARGET, *(f"{_BLOCK}{key}" for key in _PLOTS)}
+    return [name.removeprefix(_BLOCK) for name in sorted(names - known)][:_MOST_FURTHER]
 
 
 def _values(selection: Selection) -> Panel:

@@ -6,8 +6,8 @@ import numpy as np
 
 from polopt.dashboards.data.downsample import downsample_rows
 from polopt.dashboards.data.selection import Run, Selection
+from polopt.dashboards.data.tab import OptimizerTab, Plot
 from polopt.dashboards.data.trials import TRAINING_S
-from polopt.dashboards.tab import OptimizerTab, Plot
 from polopt.dashboards.views.charts import plot_lines, run_lines
 from polopt.dashboards.views.drawing import (
     Panel,

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from polopt.dashboards.data.diagnosis import RULES, Finding
 from polopt.dashboards.data.selection import Run, Selection
-from polopt.dashboards.diagnosis import RULES, Finding
 from polopt.dashboards.views import (
     compare_tab,
     experiments_tab,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from polopt.dashboards.data.downsample import Array, downsample_rows
+from polopt.dashboards.data.run_results import PER_WORKER
 from polopt.dashboards.data.selection import Run, Selection
+from polopt.dashboards.data.tab import Plot
 from polopt.dashboards.data.trials import TRAINING_S
-from polopt.dashboards.run_results import PER_WORKER
-from polopt.dashboards.tab import Plot
 from polopt.dashboards.views.charts import plot_lines, run_lines
 from polopt.dashboards.views.drawing import Panel, add_heat_map, new_figure, not_in_results
 from polopt.dashboards.views.fault_marks import add_fault_marks

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from polopt.common.overrides import Replacement
 from polopt.policies.fast_cpu.loss_terms import LossTerms
 
 
@@ -52,6 +53,8 @@ class _Registered(NamedTuple):
 _BUILT_IN: dict[str, _Registered] = {}
 #: Names of members of `ActorCriticPolicy`: the loss, and the members that every loss uses.
 _OF_ACTOR_CRITICS = ("loss", "outputs", "entropy_coeff")
+#: Names of members of `ReplayPolicy` with which every such policy learns in torch.
+OF_REPLAY_POLICIES = ("backward_in_torch", "add_gradient", "tensors", "training")
 #: The attribute in which the policy class of a plugin holds its closed form. So every process that
 #: has the class also has the closed form.
 _ATTRIBUTE = "_closed_form"
@@ -70,9 +73,10 @@ def closed_form_of(
         policy_class: the policy class. The closed form of a subclass of `NetworkPolicy` is a
             `ClosedForm`. Any other policy class must itself call `find_closed_form`, and decides
             which arguments its closed form gets. A built-in class is given as text, `module:Class`.
-        parts: names of further methods that only the loss of this class calls.
-        of_family: names of the members that all policies of the same family share: the loss, and
-            the members that every such loss uses.
+        parts: names of further methods that the closed form replaces, because only the loss of this
+            class calls them.
+        of_family: names of the members that the closed forms of all policies of the same family
+            replace: the loss, and the members that every such loss uses.
     """
 
     def register(compute: _Form) -> _Form:
@@ -86,17 +90,20 @@ def closed_form_of(
     return register
 
 
-def find_closed_form(policy_class: type) -> Callable[..., Any] | None:
-    """Returns the closed form of the loss of a policy class. Returns None if no closed form is
-    registered for the class or one of its base classes, or if the class overrides a member that the
-    registered loss uses."""
-    for base in policy_class.__mro__:
+def find_closed_form(policy: Any, why_not: str = "") -> Replacement:
+    """Returns the closed form of the loss of a policy, which is registered for the class of the
+    policy or for one of its base classes. The result says whether the policy learns with it.
+
+    Args:
+        policy: the policy.
+        why_not: why the policy learns in torch, if the caller already knows a reason.
+    """
+    for base in type(policy).__mro__:
         path = f"{base.__module__}:{base.__qualname__}"
         found: _Registered | None = vars(base).get(_ATTRIBUTE, _BUILT_IN.get(path))
         if found is not None:
-            same = (getattr(policy_class, n) is getattr(base, n) for n in found.members)
-            return found.compute if all(same) else None
-    return None
+            return Replacement(policy, base, found.members, found.compute, why_not)
+    return Replacement(policy, type(policy), (), None, "its loss has no closed form")
 
 
 @closed_form_of("polopt.policies.a2c:A2CPolicy")

@@ -7,6 +7,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from torch import nn
 
+from polopt.common.overrides import runs_as_written
 from polopt.common.threads import blas_threads
 from polopt.policies.fast_cpu.closed_forms import find_closed_form
 from polopt.policies.fast_cpu.loss_terms import loss_terms_of
@@ -20,21 +21,38 @@ from polopt.policies.networks.network import Network
 #: Largest number of parameters of a network that learns in NumPy. In a larger network, the
 #: arithmetic takes most of the time, and torch may use several threads for the arithmetic.
 MAX_PARAMETERS = 100_000
+#: Why a policy learns in torch.
+UNSUPPORTED = "NumPy does not support the network"
+#: The modules of the networks that NumPy supports.
+_MODULES = (MLPNetwork, nn.Sequential, nn.Linear, nn.Tanh, nn.ReLU)
 
 
 def is_supported(network: nn.Module) -> TypeGuard[MLPNetwork]:
     """Whether `NumpyMLP` supports `network`.
 
     The network must be an `MLPNetwork` on the CPU, with tanh or ReLU, and without memory and layer
-    normalisation. A subclass of `MLPNetwork` is not supported, because it may compute something
-    else.
+    normalisation. A subclass of `MLPNetwork` or of a layer is not supported, because it may compute
+    something else. Neither is a network with hooks.
     """
     if type(network) is not MLPNetwork or network.state_size:
         return False
     on_cpu = next(network.parameters()).device.type == "cpu"
-    return on_cpu and all(
-        isinstance(m, nn.Linear | nn.Tanh | nn.ReLU) for m in network.policy_trunk
-    )
+    return on_cpu and all(type(m) in _MODULES and runs_as_written(m) for m in network.modules())
+
+
+def why_not_small(*networks: nn.Module) -> str:
+    """Why networks that NumPy supports learn in torch. Empty if they learn in NumPy: they must be
+    small, and BLAS must have only one thread."""
+    sizes = (sum(p.numel() for p in network.parameters()) for network in networks)
+    if max(sizes) > MAX_PARAMETERS:
+        return f"the network has more than {MAX_PARAMETERS:,} parameters"
+    return why_not_threads()
+
+
+def why_not_threads() -> str:
+    """Why NumPy is not used for learning, if BLAS has more than one thread. The idle threads of
+    BLAS would use processor time."""
+    return "BLAS has several threads" if blas_threads() != 1 else ""
 
 
 def numpy_network(network: nn.Module) -> NumpyMLP | NumpyMasked | None:
@@ -49,9 +67,9 @@ def numpy_network(network: nn.Module) -> NumpyMLP | NumpyMasked | None:
 class NumpyBackend(Backend):
     """A `Backend` that computes outputs in NumPy, and gradients in NumPy if possible.
 
-    `backward` computes in NumPy if the distribution and the loss have closed forms, the network is
-    small, and BLAS has only one thread. (With more threads, the idle threads of BLAS would use
-    processor time.) Otherwise `backward` computes in torch, as in `Backend`.
+    `backward` computes in NumPy if the distribution and the loss have closed forms, and
+    `why_not_small` knows no reason against it. Otherwise `backward` computes in torch, as in
+    `Backend`.
 
     Args:
         network: the network in torch, on the CPU.
@@ -60,14 +78,16 @@ class NumpyBackend(Backend):
     """
 
     def __init__(self, network: Network, in_numpy: NumpyMLP | NumpyMasked, policy: Any) -> None:
-        super().__init__(network, policy.device, policy.loss)
+        super().__init__(network, policy)
         self._network = in_numpy
-        self._policy = policy
         self._terms_of = loss_terms_of(policy.dist)
-        self._closed_form = find_closed_form(type(policy))
-        size = sum(parameter.numel() for parameter in network.parameters())
-        closed = self._terms_of is not None and self._closed_form is not None
-        self._learns = closed and size <= MAX_PARAMETERS and blas_threads() == 1
+        why_not = "" if self._terms_of else "its action distribution has no closed form"
+        self._closed_form = find_closed_form(policy, why_not or why_not_small(network))
+
+    @property
+    def learns_with(self) -> str:
+        """See `Backend`."""
+        return self._closed_form.described("NumPy")
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:
         """See `Backend`."""
@@ -80,17 +100,18 @@ class NumpyBackend(Backend):
     def rows(self, columns: Rows) -> Rows:
         """See `Backend`. If the policy learns in NumPy, this method returns the arrays
         unchanged."""
-        return columns if self._learns else super().rows(columns)
+        return columns if self._closed_form.active() else super().rows(columns)
 
     # An overflow here makes the gradient non-finite, and the weight updater skips such gradients.
     @np.errstate(all="ignore")
     def backward(self, rows: Rows) -> dict[str, float]:
         """See `Backend`."""
-        if not (self._learns and self._terms_of and self._closed_form):
+        closed_form = self._closed_form.active()
+        if closed_form is None or self._terms_of is None:
             return super().backward(rows)
         params, values, done = self._network.forward(rows["obs"])
         terms = self._terms_of(params, rows["actions"], rows.get("action_dist_inputs"))
-        gradients, stats = self._closed_form(self._policy, terms, values, rows)
+        gradients, stats = closed_form(self._policy, terms, values, rows)
         by_params = terms.vjp(gradients.log_prob, gradients.entropy, gradients.kl)
         self._network.backward(done, by_params, gradients.values)
-        return stats
+        return dict(stats)

@@ -8,9 +8,9 @@ import numpy as np
 from torch import nn
 
 from polopt.common.action_mask import MASKED_LOGIT
-from polopt.common.threads import blas_threads
-from polopt.policies.fast_cpu.closed_forms import closed_form_of
-from polopt.policies.fast_cpu.numpy_backend import MAX_PARAMETERS, is_supported
+from polopt.common.overrides import runs_as_written
+from polopt.policies.fast_cpu.closed_forms import OF_REPLAY_POLICIES, closed_form_of
+from polopt.policies.fast_cpu.numpy_backend import UNSUPPORTED, is_supported, why_not_small
 from polopt.policies.fast_cpu.numpy_masked import NumpyMasked
 from polopt.policies.fast_cpu.numpy_mlp import Activations, NumpyMLP
 from polopt.policies.networks.masked import MaskedNetwork
@@ -63,19 +63,19 @@ def numpy_q_network(network: nn.Module) -> NumpyQNetwork | NumpyMasked | None:
     if type(network) is MaskedNetwork:
         inner = numpy_q_network(network.network)
         return None if inner is None else NumpyMasked(inner, network)
-    if type(network) is QNetwork and is_supported(network.network):
-        return NumpyQNetwork(network)
-    return None
+    if type(network) is not QNetwork or not runs_as_written(network):
+        return None
+    return NumpyQNetwork(network) if is_supported(network.network) else None
 
 
-def learns_in_numpy(network: nn.Module) -> bool:
-    """Whether a network that NumPy supports learns in NumPy. The network must be small, and BLAS
-    must have only one thread."""
-    size = sum(parameter.numel() for parameter in network.parameters())
-    return size <= MAX_PARAMETERS and blas_threads() == 1
+def why_not_numpy(network: nn.Module, target: nn.Module) -> str:
+    """Why a Q-network with this target network learns in torch. Empty if it learns in NumPy."""
+    if numpy_q_network(network) is None or numpy_q_network(target) is None:
+        return UNSUPPORTED
+    return why_not_small(network)
 
 
-@closed_form_of("polopt.policies.dqn:DQNPolicy", "targets", of_family=("loss",))
+@closed_form_of("polopt.policies.dqn:DQNPolicy", "loss", "targets", of_family=OF_REPLAY_POLICIES)
 def dqn(
     policy: Any,
     online: NumpyQNetwork | NumpyMasked,

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polopt.common.threads import blas_threads
-from polopt.policies.fast_cpu.closed_forms import closed_form_of
-from polopt.policies.fast_cpu.numpy_backend import is_supported
+from polopt.policies.fast_cpu.closed_forms import OF_REPLAY_POLICIES, closed_form_of
+from polopt.policies.fast_cpu.numpy_backend import UNSUPPORTED, is_supported, why_not_threads
 from polopt.policies.fast_cpu.numpy_mlp import Layers, acting_layers, value_layers
 from polopt.policies.fast_cpu.numpy_q import value_stats_of
 
@@ -41,20 +40,25 @@ class _Sample(NamedTuple):
     log_prob: np.ndarray  # [B]
 
 
-def sac_layers(actor: Any, critics: Any, target_critics: Any) -> SACLayers | None:
-    """Returns the layers of the networks of a `SACPolicy`. Returns None if NumPy does not support a
-    network, or if BLAS has more than one thread."""
+def why_not_numpy(actor: Any, critics: Any, target_critics: Any) -> str:
+    """Why a `SACPolicy` with these networks learns in torch. Empty if it learns in NumPy."""
     every = [actor, *critics.networks, *target_critics.networks]
-    if blas_threads() != 1 or not all(is_supported(network) for network in every):
-        return None
+    if not all(is_supported(network) for network in every):
+        return UNSUPPORTED
+    return why_not_threads()
+
+
+def sac_layers(actor: Any, critics: Any, target_critics: Any) -> SACLayers:
+    """Returns the layers of the networks of a `SACPolicy` that learns in NumPy."""
     both = ([value_layers(n) for n in part.networks] for part in (critics, target_critics))
     return SACLayers(acting_layers(actor), *both)
 
 
 @closed_form_of(
     "polopt.policies.sac:SACPolicy",
-    *("sampled", "targets", "critic_loss", "actor_loss", "alpha_loss", "params_in_torch"),
-    of_family=(),
+    *("critic_loss", "targets", "add_actor_gradient", "actor_loss", "alpha_loss"),
+    *("sampled", "params_in_torch", "normal", "drawn"),
+    of_family=OF_REPLAY_POLICIES,
 )
 def sac(policy: Any, layers: SACLayers, rows: Any) -> tuple[dict[str, float], np.ndarray]:
     """Adds the gradients of the losses of a `SACPolicy` to the `.grad` of its networks.

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from inspect import getattr_static
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from polopt.common.overrides import Replacement, runs_as_written
+
 _LOG = logging.getLogger("polopt")
 #: The largest number of graphs of a policy. Each graph holds its own GPU memory.
 _MAX_GRAPHS = 8
 #: Gradients before the recording. They let cuBLAS and cuDNN choose and load their kernels.
 _WARM_UP = 2
+#: The members of `ReplayPolicy` that a graph replaces, in addition to the policy's `graph_members`.
+MEMBERS = ("add_gradient", "normal", "drawn", "tensors", "training")
 
 
 class _Graph(NamedTuple):
@@ -46,13 +49,21 @@ class CudaGraphs:
 
     A graph repeats the kernels, and not the Python code that started them. So a recorded gradient
     may depend only on the rows, the weights, noise from `policy.normal`, `policy.config`, and
-    `policy.graph_key`. `supports` says whether this is known of a policy.
+    `policy.graph_key`. A subclass that changes a method of `MEMBERS` or `graph_members` learns
+    without graphs, unless the subclass sets `graph_members` itself.
 
     Args:
-        policy: a policy that `supports` accepts.
+        policy: the policy.
+        why_not: why the policy learns without graphs. See `why_not_graphs`.
+
+    Attributes:
+        replacement: says whether the policy learns with graphs.
     """
 
-    def __init__(self, policy: Any) -> None:
+    def __init__(self, policy: Any, why_not: str) -> None:
+        owner = next(base for base in type(policy).__mro__ if "graph_members" in vars(base))
+        names = (*MEMBERS, *policy.graph_members)
+        self.replacement = Replacement(policy, owner, names, self._backward, why_not)
         self._policy = policy
         self._config = policy.config
         self._graphs: dict[Any, _Graph] = {}
@@ -66,12 +77,16 @@ class CudaGraphs:
         return None if self._next_noise is None else self._next_noise(shape)
 
     def backward(self, rows: Any) -> tuple[dict[str, float], np.ndarray] | None:
-        """Does the same as `ReplayPolicy.backward_in_torch`. Returns None if the gradient cannot be
-        recorded. In this case, the gradient stays as it was.
+        """Does the same as `ReplayPolicy.backward_in_torch`. Returns None if the policy learns
+        without graphs. In this case, the gradient stays as it was.
 
         Args:
             rows: `Transitions` with arrays of B rows.
         """
+        return self._backward(rows) if self.replacement.active() else None
+
+    def _backward(self, rows: Any) -> tuple[dict[str, float], np.ndarray] | None:
+        """Returns None if the gradient cannot be recorded."""
         policy = self._policy
         if policy.config is not self._config:
             self._config = policy.config
@@ -97,6 +112,8 @@ class CudaGraphs:
         self._failed = True
         name = type(self._policy).__name__
         _LOG.warning("%s learns without further CUDA graphs: %s", name, cause)
+        if not self._graphs:
+            self.replacement = Replacement(self._policy, type(self._policy), (), None, cause)
 
     def _record(self, rows: Any) -> _Graph:
         policy = self._policy
@@ -150,36 +167,29 @@ def _torch_dtype(array: np.ndarray) -> torch.dtype:
     return torch.from_numpy(np.empty(0, array.dtype)).dtype
 
 
-def supports(policy: Any) -> bool:
-    """Whether a graph can repeat the gradient of a policy.
+def why_not_graphs(policy: Any) -> str:
+    """Why a graph cannot repeat the gradient of a policy. Empty if it can.
 
-    The policy must be on a GPU. A subclass that overrides a method in `graph_members` learns
-    without graphs, unless it sets `graph_members` itself. All modules of the networks must be
-    modules of torch and polopt without hooks, because other Python code may decide in each call
-    what to compute. Networks with buffers learn without graphs, because the recording would change
-    the buffers. So do networks that scale each element of an image with its own number, because
-    they copy these numbers to the GPU in each call.
+    The policy must be on a GPU. All modules of the networks must be modules of torch and polopt
+    without hooks, because other Python code may decide in each call what to compute. Networks with
+    buffers learn without graphs, because the recording would change the buffers. So do networks
+    that scale each element of an image with its own number, because they copy these numbers to the
+    GPU in each call.
     """
-    if policy.device.type != "cuda" or not policy.graph_members:
-        return False
-    cls = type(policy)
-    owner = next(base for base in cls.__mro__ if "graph_members" in vars(base))
-    members = ("add_gradient", "normal", "drawn", "tensors", "training", *policy.graph_members)
-    if any(getattr_static(cls, name) is not getattr_static(owner, name) for name in members):
-        return False
+    if policy.device.type != "cuda":
+        return "the policy is not on a GPU"
+    if not policy.graph_members:
+        return "the class does not set graph_members"
+    if any(name.endswith(".buffers") for name in policy.flat.segments):
+        return "a network has buffers"
     modules = [m for s in policy.segments.values() for m in s.module.modules()]
-    has_buffers = any(name.endswith(".buffers") for name in policy.flat.segments)
-    return not has_buffers and all(_repeats(module) for module in modules)
+    other = [type(module).__name__ for module in modules if not _repeats(module)]
+    return f"a graph may not repeat {other[0]}" if other else ""
 
 
 def _repeats(module: Any) -> bool:
     """Whether each call of the module runs the same kernels and no other code."""
     known = type(module).__module__.partition(".")[0] in ("torch", "polopt")
-    hooks = (module._forward_hooks, module._forward_pre_hooks)
     scales = [part.scale for part in getattr(module, "parts", ())]
-    return (
-        known
-        and not any(hooks)
-        and "forward" not in vars(module)
-        and not any(isinstance(scale, Tensor) for scale in scales)
-    )
+    scaled = any(isinstance(scale, Tensor) for scale in scales)
+    return known and runs_as_written(module) and not scaled

@@ -7,7 +7,7 @@ networks on the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,6 @@ from polopt.policies.networks.network import Network
 
 #: Columns of a batch or a minibatch, by name. The values are arrays, or values from `Backend.rows`.
 Rows = Mapping[str, Any]
-#: The type of `NetworkPolicy.loss`.
-Loss = Callable[[Mapping[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]
 
 
 class Backend:
@@ -31,19 +29,21 @@ class Backend:
 
     Args:
         model: the network.
-        device: device of the network.
-        loss: `NetworkPolicy.loss` of the policy.
+        policy: the `NetworkPolicy` that acts or learns with the network. `backward` calls its
+            `loss`.
+        why_not: why no faster backend computes the gradients of this network.
     """
 
-    def __init__(
-        self,
-        model: Network,
-        device: torch.device,
-        loss: Loss,
-    ) -> None:
+    def __init__(self, model: Network, policy: Any, why_not: str = "") -> None:
         self._model = model
-        self._device = device
-        self._loss = loss
+        self._device: torch.device = policy.device
+        self._policy = policy
+        self._why_not = why_not
+
+    @property
+    def learns_with(self) -> str:
+        """See `Policy.learns_with`."""
+        return f"torch ({self._why_not})" if self._why_not else "torch"
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:
         """Distribution parameters `[N, P]` float32 of encoded observations `[N, ...]`."""
@@ -97,7 +97,7 @@ class Backend:
         """
         self._model.train()
         try:
-            loss, stats = self._loss(self.rows(rows))
+            loss, stats = self._policy.loss(self.rows(rows))
             loss.backward()
         finally:
             self._model.eval()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,18 +52,51 @@ def seed_global_generators(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-@contextmanager
-def kept_global_generators() -> Iterator[None]:
-    """A context manager that saves the states of this process's global generators on entry and
-    restores the states on exit. The generators are those in `random`, in NumPy, and in torch for
-    the CPU."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-        torch.set_rng_state(states[2])
+class GlobalGenerators:
+    """The states of the global generators of `random`, of NumPy, and of torch for the CPU, for one
+    user of these generators.
+
+        own = GlobalGenerators()
+        with own.in_use():
+            run()          # continues where the previous block has ended, whatever happened between
+
+    The first block begins with the states of the process. Each block leaves these states unchanged.
+    """
+
+    def __init__(self) -> None:
+        self._states: tuple[Any, Any, Any] | None = None
+        self._active = False
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """A context manager in which the process uses the states of this object. Inside of such a
+        block, a second block of the same object has no effect."""
+        if self._active:
+            yield
+            return
+        outer, self._active = _states(), True
+        if self._states is not None:
+            _set_states(self._states)
+        try:
+            yield
+        finally:
+            self._states, self._active = _states(), False
+            _set_states(outer)
+
+
+def kept_global_generators() -> AbstractContextManager[None]:
+    """A context manager that leaves the states of the global generators unchanged."""
+    return GlobalGenerators().in_use()
+
+
+def _states() -> tuple[Any, Any, Any]:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+
+
+def _set_states(states: tuple[Any, Any, Any]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
+    torch.set_rng_state(states[2])
 
 
 def seed_spaces(env: Any, seed: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium
 from gymnasium import Space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import create_shared_memory
 
 from polopt.common.config import ConfigError, shown, shown_options
 from polopt.rollouts.envs.close_env import close_env
@@ -226,18 +227,34 @@ def _vector_of(
         for i in range(num_envs)
     ]
     mode = AutoresetMode[(config.autoreset_mode or "same_step").upper()]
+    if mode == AutoresetMode.SAME_STEP and keep_infos != "none":
+        # The data are the same, but the sampler resets the environments itself, after callbacks
+        # have seen them at the end of the episode.
+        mode = AutoresetMode.DISABLED
     # `copy=False`, because the sampler copies the observations that it keeps.
     if in_processes:
         with _garbage_stays_here():
             try:
                 return AsyncVectorEnv(guards, copy=False, autoreset_mode=mode)
-            except TypeError as error:
-                # Shared memory has no float16 and no long double.
-                if "has no size" not in str(error):
+            except TypeError:
+                if _fits_shared_memory(guards[0]):
                     raise
                 return AsyncVectorEnv(guards, shared_memory=False, copy=False, autoreset_mode=mode)
     in_turn = FastSyncVectorEnv if fast else SyncVectorEnv
     return in_turn(guards, copy=False, autoreset_mode=mode)
+
+
+def _fits_shared_memory(make: Callable[[], Any]) -> bool:
+    """Returns whether the observations of an environment fit into Gymnasium's shared memory, which
+    has no float16 and no long double. Makes the environment, and closes it."""
+    env = make()
+    try:
+        create_shared_memory(env.observation_space)
+    except TypeError:
+        return False
+    finally:
+        close_env(env, "environment made to read its observation space")
+    return True
 
 
 @contextmanager

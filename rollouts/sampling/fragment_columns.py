@@ -104,6 +104,31 @@ class FragmentColumns:
             self.valid[t] &= ~lost
             self.truncated[t] |= lost
 
+    def discard_envs(self, envs: np.ndarray, steps: int) -> int:
+        """Marks all rows of some environments as rows without a transition, because their values
+        are not finite. Only the observation before the first step stays, because the previous
+        fragment continues with it.
+
+        Args:
+            envs: `[N]` bool, True for these environments.
+            steps: the number of sampled steps.
+
+        Returns:
+            the number of rows that had a transition.
+        """
+        count = int(np.count_nonzero(self.valid[:steps, envs]))
+        self.valid[:steps, envs] = False
+        for column in (self.rewards, self.params, self.actions):
+            column[:steps, envs] = 0
+        self.terminated[:steps, envs] = self.truncated[:steps, envs] = False
+        self.all_obs[1 : steps + 1, envs] = 0
+        kept = [i for i, row in enumerate(self._final_rows) if not envs[row % len(envs)]]
+        self._final_rows = [self._final_rows[i] for i in kept]
+        self._final_obs = [self._final_obs[i] for i in kept]
+        for place in [place for place in self.last_infos if envs[place[1]]]:
+            del self.last_infos[place]
+        return count
+
     def columns(self, steps: int) -> dict[str, np.ndarray]:
         """Returns the columns for a `SampleBatch` of the first `steps` steps."""
         return {

@@ -30,9 +30,32 @@ def _all_finite(array: np.ndarray) -> bool:
 
 
 @_no_warnings
+def replace_unused(used: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """Replaces last observations of terminated episodes that are not finite.
+
+    Nothing is computed from the observation after `terminated`, but a NaN would spread: 0 * NaN is
+    NaN. A simulator that blows up in a crash returns such observations.
+
+    Args:
+        used: `[K, ...]`, the observations before the last steps of these episodes.
+        last: `[K, ...]`, the observations after the last steps.
+
+    Returns:
+        `last`, with the values of `used` in the rows that are not finite.
+    """
+    if _all_finite(last):
+        return last
+    finite = np.isfinite(last).reshape(len(last), -1).all(axis=-1)
+    return np.where(finite.reshape(-1, *[1] * (last.ndim - 1)), last, used)
+
+
+@_no_warnings
 def find_non_finite(batch: SampleBatch) -> tuple[str, np.ndarray]:
     """Finds non-finite rewards, observations, advantages and value targets in a batch. Advantages
     and value targets that are too large to be squared also count as non-finite.
+
+    Observations after `terminated` are not checked, because nothing is computed from them. See
+    `replace_unused`, which makes them finite.
 
     Returns:
         a description of one non-finite value, and an array `[N]` bool, which is True for each

@@ -30,6 +30,7 @@ from polopt.rollouts.sampling.discounted_returns import DiscountedReturns
 from polopt.rollouts.sampling.episode_counter import EpisodeCounter
 from polopt.rollouts.sampling.episode_steps import EpisodeSteps
 from polopt.rollouts.sampling.fragment_columns import FragmentColumns
+from polopt.rollouts.sampling.non_finite import find_non_finite, replace_unused
 from polopt.rollouts.sampling.sample_request import ActionChooser, Exploration, action_chooser
 from polopt.rollouts.sampling.sampler_faults import (
     SamplerFaults,
@@ -134,7 +135,7 @@ class VectorSampler:
         self._checks_each_step = integers and not checks_each_env(self.env)
         self._episodes = EpisodeCounter(self.env.num_envs)
         self._returns = DiscountedReturns(self.env.num_envs)
-        self._leave_gap()
+        self.leave_gap()
 
     def sample(
         self,
@@ -183,14 +184,21 @@ class VectorSampler:
         if self._next_step:
             self._resets_next = rows.mark_resets(sampled, self._resets_next)
         rows.discard_lost()
+        self._discard_non_finite(rows, sampled)
         columns = rows.columns(sampled)
         episodes, places = self._episodes.add(columns)
         if self.ended is not None:
             for (t, n), total, num_steps in zip(places, *episodes, strict=True):
                 terminated = bool(columns["terminated"][t, n])
                 info = rows.last_infos.get((t, n), {})
-                data = {} if self.steps is None else self.steps.data_of.get((t, n), {})
-                self.ended.append(Episode(n, float(total), int(num_steps), terminated, info, data))
+                told = self.steps
+                data = {} if told is None else told.data_of.get((t, n), {})
+                metrics = {} if told is None else told.metrics_of.get((t, n), {})
+                self.ended.append(
+                    Episode(
+                        n, float(total), int(num_steps), terminated, info, data, metrics=metrics
+                    )
+                )
         normalizer = self.policy.normalizer
         if normalizer is not None:
             per_env |= normalizer.per_env(envs)
@@ -210,6 +218,23 @@ class VectorSampler:
             batch.moments = normalizer.moments_of(batch, returns)
         return batch
 
+    def _discard_non_finite(self, rows: FragmentColumns, steps: int) -> None:
+        """Discards the rows of environments with non-finite values, and begins new episodes there.
+        The rows of the other environments stay. If the values of all environments are not finite,
+        or if the vector cannot reset a single environment, the caller has to drop the fragment."""
+        batch = SampleBatch(
+            rows.all_obs[: steps + 1], rows.columns(steps), **rows.successors(), version=0
+        )
+        problem, bad = find_non_finite(batch)
+        if not problem or bad.all():
+            return
+        if not (has_sub_envs(self.env) or self._mode == AutoresetMode.DISABLED):
+            return
+        self.faults.discarded(problem, rows.discard_envs(bad, steps))
+        self._resets_next &= ~bad
+        self.reset_some(bad)
+        rows.all_obs[steps][bad] = self._obs[bad]
+
     def _step(self, t: int, rows: FragmentColumns, choose: ActionChooser) -> Any:
         """Steps all environments once, and records this step `t` and the next observations. Returns
         the next observations before encoding."""
@@ -226,6 +251,10 @@ class VectorSampler:
                 _copy_into(rewards[t], given)
             else:
                 rewards[t] = given
+        except Exception as error:
+            raw, infos = self._rebuild(error, t, rows)
+        self._note_step(t, rows, infos)  # before a reset, so callbacks see how episodes end
+        try:
             if not self._next_step:
                 over = terminated[t] | truncated[t]
                 if np.count_nonzero(over):
@@ -235,25 +264,44 @@ class VectorSampler:
                 needed = ~(terminated[t] | truncated[t]) if self._next_step else True
                 self.faults.check_masks(self.env, raw, needed)
         except Exception as error:
-            self.env, raw, infos = self.faults.rebuild(self.env, error, self._seeds, t)
-            rewards[t], terminated[t], truncated[t], ended = 0.0, False, False, ()
+            raw, infos = self._rebuild(error, t, rows)
+            ended = ()
+            self._note_step(t, rows, infos)
         if len(ended):
-            rows.add_last_observations(t, ended, last_obs)
-        if self.ended is not None:
-            for n in (terminated[t] | truncated[t]).nonzero()[0].tolist():
-                rows.last_infos[t, n] = self._info(infos, n, is_last=True)
-        if FAULT_KEY in infos:
-            rows.lost[t] = self.faults.note(infos)
-        if self.steps is not None:
-            self._tell(t, rows, infos, self.steps)
+            over = terminated[t][ended]
+            last = np.stack(last_obs)
+            last[over] = replace_unused(rows.all_obs[t][ended[over]], last[over])
+            rows.add_last_observations(t, ended, list(last))
         # Integers outside of their range would break the encoding. Observations with integers are
         # therefore checked in each step, and other observations once per fragment.
         if self._checks_each_step:
             self.faults.check(self.env, raw)
         rows.all_obs[t + 1] = self.policy.encoder.encode(raw)
+        if self._next_step and terminated[t].any():
+            over, (used, last) = terminated[t], rows.all_obs[t : t + 2]
+            last[over] = replace_unused(used[over], last[over])
         if self.policy.state_size:
             self._memory[self._begins(t + 1, rows)] = 0.0
         return raw
+
+    def _rebuild(
+        self, error: Exception, t: int, rows: FragmentColumns
+    ) -> tuple[Any, dict[str, Any]]:
+        """Replaces the vector environment after an exception in step `t`, which is lost. Returns
+        the first observations of the new vector, and infos that say so."""
+        self.env, raw, infos = self.faults.rebuild(self.env, error, self._seeds, t)
+        rows.rewards[t], rows.terminated[t], rows.truncated[t] = 0.0, False, False
+        return raw, infos
+
+    def _note_step(self, t: int, rows: FragmentColumns, infos: Mapping[str, Any]) -> None:
+        """Keeps the infos and the faults of step `t`, and passes the step to callbacks."""
+        if self.ended is not None:
+            for n in (rows.terminated[t] | rows.truncated[t]).nonzero()[0].tolist():
+                rows.last_infos[t, n] = self._info(infos, n, is_last=True)
+        if FAULT_KEY in infos:
+            rows.lost[t] = self.faults.note(infos)
+        if self.steps is not None:
+            self._tell(t, rows, infos, self.steps)
 
     def _choose(self, t: int, rows: FragmentColumns, choose: ActionChooser) -> Any:
         """Chooses and records the actions of step `t`, and returns them for the environment."""
@@ -333,10 +381,10 @@ class VectorSampler:
                 steps.discard(n)
             elif not resets[n]:
                 info = rows.last_infos.get((t, n)) if done[n] else None
-                if info is None:
+                if info is None and (done[n] or steps.needs_infos):
                     info = self._info(infos, n, is_last=bool(done[n]))
                 reward = float(rows.rewards[t, n])
-                steps.add(t, n, reward, bool(terminated[n]), bool(done[n]), info)
+                steps.add(t, n, reward, bool(terminated[n]), bool(done[n]), info or {})
 
     def _info(self, infos: Mapping[str, Any], n: int, is_last: bool) -> dict[str, Any]:
         """Returns the info of one step of environment `n`.
@@ -372,7 +420,8 @@ class VectorSampler:
 
         Args:
             envs: `[N]` bool, True for the environments to reset, at least one. If the vector can
-                only reset all environments together, all environments are reset.
+                only reset all environments together, all environments are reset. The caller calls
+                `leave_gap` unless the rows before the reset are not `valid`.
         """
         try:
             if has_sub_envs(self.env) or self._mode == AutoresetMode.DISABLED:
@@ -384,6 +433,7 @@ class VectorSampler:
         except Exception as error:
             envs = np.ones_like(envs)
             self.env, raw, infos = self.faults.rebuild(self.env, error, self._seeds)
+            self.leave_gap()
         self.faults.note(infos)
         mask = envs.reshape(-1, *[1] * (self._obs.ndim - 1))
         self._obs = np.where(mask, self.policy.encoder.encode(raw), self._obs)
@@ -391,9 +441,8 @@ class VectorSampler:
         self._memory = np.where(envs[:, None], np.float32(0.0), self._memory)
         self._episodes.discard(envs)
         self._returns.discard(envs)
-        self._leave_gap()
 
-    def _leave_gap(self) -> None:
+    def leave_gap(self) -> None:
         """Changes the place of the next fragment (see `SampleBatch.place`). The next fragment then
         does not count as the continuation of the previous fragment."""
         self._place = (self._place[0], self._place[1] + 1)

@@ -79,7 +79,16 @@ class SamplerFaults:
         return lost
 
     def _add(self, count: int, env_index: int, traceback: str) -> None:
-        self._faults = DataFaults(self._faults.env_faults + count, env_index, traceback)
+        count += self._faults.env_faults
+        self._faults = self._faults._replace(
+            env_faults=count, env_index=env_index, traceback=traceback
+        )
+
+    def discarded(self, problem: str, rows: int) -> None:
+        """Adds rows that were discarded because of non-finite values. `problem` describes one of
+        these values."""
+        rows += self._faults.discarded_rows
+        self._faults = self._faults._replace(discarded=problem, discarded_rows=rows)
 
     def take(self) -> DataFaults:
         """Returns the faults since the last call of `take`."""

@@ -68,4 +68,4 @@ class WholeEpisodes:
             if self._left[episode.env_index] and not bad[episode.env_index]:
                 self._left[episode.env_index] -= 1
                 self.episodes.append(episode)
-        return batch.faults._replace(non_finite=problem)
+        return batch.faults._replace(non_finite=problem or batch.faults.discarded)

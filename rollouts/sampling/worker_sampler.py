@@ -154,8 +154,9 @@ def join_in_time(first: SampleBatch, second: SampleBatch) -> SampleBatch:
 
 
 def mark_non_finite(batch: SampleBatch, sampler: VectorSampler, env: str) -> SampleBatch:
-    """Checks a batch for non-finite values, and returns the batch. If there are non-finite values,
-    describes one of them in `batch.faults`, and resets the environments in which they occurred.
+    """Checks a batch for non-finite values, and returns the batch. The sampler has already
+    discarded the rows of single environments. If there are still non-finite values, describes one
+    of them in `batch.faults`, and resets the environments in which they occurred.
     Without a reset, the next fragment could begin with an observation that contains NaN, for which
     the policy would return NaN. If only the squares of observations are not finite, describes this
     in `batch.faults`, and resets no environment.
@@ -171,6 +172,10 @@ def mark_non_finite(batch: SampleBatch, sampler: VectorSampler, env: str) -> Sam
     if problem:
         source = f"environment {env!r} of worker {batch.worker_index}: {problem}"
         batch.faults = batch.faults._replace(non_finite=source)
+    elif batch.faults.discarded:
+        source = f"environment {env!r} of worker {batch.worker_index}: {batch.faults.discarded}"
+        batch.faults = batch.faults._replace(discarded=source)
     if envs.any():
         sampler.reset_some(envs)
+        sampler.leave_gap()
     return batch

@@ -17,6 +17,8 @@ import tempfile
 import time
 from typing import NamedTuple
 
+import psutil
+
 from polopt.common.progress import PROGRESS
 from polopt.rollouts.transport.sockets import left_behind
 
@@ -69,10 +71,11 @@ class ControlPage:
         Raises:
             OSError: the file cannot be written.
         """
-        # Remove old files of processes that died before the driver opened their pages.
+        # Remove old files of processes that died before the driver opened or closed their pages.
         for path in left_behind(f"{_PREFIX}*"):
-            remove(path)
-        file, path = tempfile.mkstemp(prefix=_PREFIX)
+            if not psutil.pid_exists(_process_of(path)):
+                remove(path)
+        file, path = tempfile.mkstemp(prefix=f"{_PREFIX}{os.getpid()}-")
         try:
             os.write(file, _MAGIC.ljust(_BYTES, b"\0"))
             memory = mmap.mmap(file, _BYTES)
@@ -87,9 +90,12 @@ class ControlPage:
         return path
 
     @classmethod
-    def open(cls, path: str) -> ControlPage:
-        """Maps the page of another process on this node. Then removes the file, because both
-        processes have mapped it.
+    def open(cls, path: str, keep_file: bool = False) -> ControlPage:
+        """Maps the page of another process on this node.
+
+        Args:
+            path: the path that `share` returned.
+            keep_file: if False, removes the file after both processes have mapped it.
 
         Raises:
             OSError, ValueError: the file does not exist, belongs to another user, or is not a page.
@@ -105,7 +111,8 @@ class ControlPage:
         if memory[: len(_MAGIC)] != _MAGIC:
             raise ValueError(f"{path} is not the page of a process")
         page._map(memory)
-        remove(path)
+        if not keep_file:
+            remove(path)
         return page
 
     def _map(self, memory: mmap.mmap) -> None:
@@ -138,6 +145,12 @@ class ControlPage:
         return steps if requests[slot] == call else None
 
 
+def _process_of(path: str) -> int:
+    """Returns the id of the process whose page has this path, or -1 if the path has no id."""
+    id_, _, rest = os.path.basename(path).removeprefix(_PREFIX).partition("-")
+    return int(id_) if rest and id_.isdecimal() else -1
+
+
 def remove(path: str) -> None:
     """Removes the file of a page, if the file still exists."""
     with contextlib.suppress(OSError):
@@ -146,23 +159,28 @@ def remove(path: str) -> None:
 
 class ControlAgent:
     """An actor that reads and writes the pages of processes on its node for a driver on another
-    node."""
+    node. It opens a page when it first needs it, and keeps the file. So a new agent that replaces
+    this agent can open the page, too.
+
+    The methods raise OSError or ValueError if the page cannot be opened. See `ControlPage.open`."""
 
     def __init__(self) -> None:
         self._pages: dict[str, ControlPage] = {}
 
-    def open(self, path: str) -> None:
-        """See `ControlPage.open`."""
-        self._pages[path] = ControlPage.open(path)
+    def _page(self, path: str) -> ControlPage:
+        if path not in self._pages:
+            self._pages[path] = ControlPage.open(path, keep_file=True)
+        return self._pages[path]
 
     def silent_s(self, path: str) -> float:
         """See `ControlPage.silent_s`."""
-        return self._pages[path].silent_s()
+        return self._page(path).silent_s()
 
     def request_stop(self, path: str, request: EarlyStopRequest) -> None:
         """See `ControlPage.request_stop`."""
-        self._pages[path].request_stop(request)
+        self._page(path).request_stop(request)
 
     def forget(self, path: str) -> None:
-        """Closes the page of a process that has ended."""
+        """Closes the page of a process that has ended, and removes its file."""
         self._pages.pop(path, None)
+        remove(path)

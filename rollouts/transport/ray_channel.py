@@ -200,7 +200,7 @@ class RayTransport(Transport):
     ) -> RayChannel:
         """See `Transport.start`. With `endpoint`, the process connects to this endpoint."""
         small = [self._argument(arg) for arg in args]
-        actor = _actor_class().options(**options).remote()
+        actor = _actor_class(ProcessActor).options(**options).remote()
         return RayChannel(actor, name, cluster_request(options), self, (endpoint, make, *small))
 
     def remake(self, channel: Channel, args: tuple[Any, ...]) -> Ticket:
@@ -299,20 +299,20 @@ class RayTransport(Transport):
     def _agent(self, node: str) -> Any:
         if node not in self._agents:
             place = NodeAffinitySchedulingStrategy(node, soft=False)
-            actor_class: Any = ray.remote(ControlAgent)
-            self._agents[node] = actor_class.options(num_cpus=0, scheduling_strategy=place).remote()
+            options = {"num_cpus": 0, "scheduling_strategy": place, "max_restarts": -1}
+            self._agents[node] = _actor_class(ControlAgent).options(**options).remote()
         return self._agents[node]
 
 
 class _RemotePage:
-    """The control page of a process on another node."""
+    """The control page of a process on another node. If the agent dies, Ray restarts it, and it
+    opens the page again."""
 
     def __init__(self, agent: Any, path: str) -> None:
         self._agent, self._path = agent, path
-        agent.open.remote(path)
 
     def silent_s(self) -> float | None:
-        """See `ControlPage.silent_s`. Returns None if the agent does not answer, or could not open
+        """See `ControlPage.silent_s`. Returns None if the agent does not answer, or cannot open
         the page."""
         with contextlib.suppress(RayError):
             silent_s: float = ray.get(
@@ -331,10 +331,14 @@ class _RemotePage:
 _CLASSES: dict[type, Any] = {}
 
 
-def _actor_class() -> Any:
-    """Returns the actor class of `ProcessActor`. Makes the actor class only once in each process,
-    because Ray exports each new actor class to its control service, and waits for the export
-    without a time limit."""
-    if ProcessActor not in _CLASSES:
-        _CLASSES[ProcessActor] = ray.remote(ProcessActor)
-    return _CLASSES[ProcessActor]
+def _actor_class(of: type) -> Any:
+    """Returns the actor class of a class. Makes the actor class only once in each process, because
+    Ray exports each new actor class to its control service, and waits for the export without a time
+    limit.
+
+    Without `enable_task_events=False`, Ray's control service keeps events of the last 100,000
+    calls, which take a few hundred MB."""
+    if of not in _CLASSES:
+        options: dict[str, Any] = {"enable_task_events": False}  # Ray's types lack this option
+        _CLASSES[of] = ray.remote(**options)(of)
+    return _CLASSES[of]

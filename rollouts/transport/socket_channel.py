@@ -261,10 +261,10 @@ class SocketChannel(Channel):
             self.fail(f"{self.name}: receiving was interrupted")
             raise
 
-    def serving_ended(self) -> None:
+    def serving_ended(self, call: Future[Any]) -> None:
         """Handles the end of `serve`, which Ray has reported."""
-        error = self.serving.exception()
-        problem = str(self.serving.result()) if error is None else str(error)
+        error = call.exception()
+        problem = str(call.result()) if error is None else str(error)
         if self.state == "connected":
             while self._connection is not None and self._connection.poll(0):
                 self.receive()  # the last answers that the process sent before `serve` ended
@@ -439,8 +439,7 @@ class SocketTransport(Transport):
                 if key.data.state == "connected":
                     key.data.receive()
                 continue
-            for channel, _ in self.wakeup.take():
-                channel.serving_ended()
+            self.wakeup.handle(SocketChannel.serving_ended)
             self.take_admitted()
 
     # ---- processes ------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
@@ -69,7 +69,7 @@ class PrivateListener:
 
     def __init__(self, key: bytes, admitted: Callable[[Connection, bytes], None]) -> None:
         _remove_left_behind()
-        directory = tempfile.mkdtemp(prefix="polopt-")
+        directory = tempfile.mkdtemp(prefix=f"polopt-{os.getpid()}-")
         # The finalizer also runs when the interpreter exits.
         self._remove = weakref.finalize(self, _remove, directory, os.getpid())
         self.address = f"{directory}/s"
@@ -358,10 +358,31 @@ def _remove(directory: str, pid: int) -> None:
     """Removes the directory of a listener, if this process is process `pid`. Does nothing in
     processes that were forked from process `pid`, because the listener is not theirs."""
     if os.getpid() == pid:
-        with contextlib.suppress(OSError):
-            os.unlink(f"{directory}/s")
-        with contextlib.suppress(OSError):
-            os.rmdir(directory)
+        _remove_directory(directory)
+
+
+def _remove_directory(directory: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(f"{directory}/s")
+    with contextlib.suppress(OSError):
+        os.rmdir(directory)
+
+
+def remove_files_of(processes: Iterable[int]) -> None:
+    """Removes the temporary files of polopt in processes that have been killed: the directories of
+    listeners, and control pages.
+
+    Args:
+        processes: the ids of the processes. The id of this process is allowed if this process is
+            about to exit without its exit handlers.
+    """
+    parent = glob.escape(tempfile.gettempdir())
+    for process in processes:
+        for path in glob.glob(f"{parent}/polopt-{process}-*"):
+            _remove_directory(path)
+        for path in glob.glob(f"{parent}/polopt-control-{process}-*"):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
 
 def _remove_left_behind() -> None:
@@ -373,7 +394,7 @@ def _remove_left_behind() -> None:
             try:
                 probe.connect(directory)
             except ConnectionRefusedError:
-                _remove(os.path.dirname(directory), os.getpid())
+                _remove_directory(os.path.dirname(directory))
             except OSError:  # the listener is busy, or another process has removed the socket
                 continue
 

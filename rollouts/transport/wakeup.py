@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -33,8 +34,8 @@ class Wakeup:
 
         Args:
             ref: the reference that the call returned.
-            tag: any value. `take` returns the tag together with the future. None means that `take`
-                does not return this call.
+            tag: any value. `handle` passes it on with the future. None means that `handle` does not
+                handle this call.
 
         Returns:
             the future of the call.
@@ -56,16 +57,20 @@ class Wakeup:
         with contextlib.suppress(OSError):
             self._writer.send(b".")
 
-    def take(self) -> list[tuple[Any, Future[Any]]]:
-        """Empties the socket, and returns `(tag, future)` for each call with a tag that has ended
-        since the last `take`."""
+    def handle(self, handler: Callable[[Any, Future[Any]], None]) -> None:
+        """Empties the socket, and calls `handler(tag, future)` for each call with a tag that has
+        ended. If the handler raises, for example because of Ctrl-C, the next `handle` goes on with
+        the same call, and the socket is readable again."""
         with contextlib.suppress(BlockingIOError):
             while self._reader.recv(4096):
                 pass
-        taken = []
-        while self._ended:
-            taken.append(self._ended.popleft())
-        return taken
+        try:
+            while self._ended:
+                handler(*self._ended[0])
+                self._ended.popleft()
+        except BaseException:
+            self.wake()
+            raise
 
     def close(self) -> None:
         """Closes the socket. Calls that end later have no effect."""

@@ -28,10 +28,13 @@ class CallError(NamedTuple):
             `callback`: a user's callback raised, or returned a value that is not allowed.
         message: the cause. If the user's code raised, the message contains a traceback that begins
             in the user's code.
+        raised: the text of the exception that the function raised, without its type and traceback.
+            Empty for all kinds but `exception`.
     """
 
     kind: Literal["function", "exception", "environment", "api", "non_finite", "callback"]
     message: str
+    raised: str = ""
 
     @classmethod
     def of(cls, error: Exception) -> CallError:
@@ -47,7 +50,8 @@ class CallError(NamedTuple):
                 return cls("function", str(error))
             case CallbackError():
                 return cls("callback", str(error))
-        return cls("exception", f"{type(error).__name__}: {error}\n{traceback_of(error)}")
+        message = f"{type(error).__name__}: {error}\n{traceback_of(error)}"
+        return cls("exception", message, str(error))
 
 
 #: The kinds of errors that end the run in any case, each with the exception that the caller raises.

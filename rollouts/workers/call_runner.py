@@ -125,12 +125,10 @@ class CallRunner:
 
     def stop_after(self) -> int | None:
         """Returns the number of steps after which fragments of the current call should end. None
-        means that they should not end early. Any thread may call this method."""
-        for number in self._running:
-            steps = self.control.keep_steps(number)
-            if steps is not None:
-                return steps
-        return None
+        means that they should not end early. If calls run inside of each other, the smallest number
+        that was requested applies. Any thread may call this method."""
+        requests = [self.control.keep_steps(number) for number in self._running]
+        return min((steps for steps in requests if steps is not None), default=None)
 
     # ---- state and end --------------------------------------------------------------------------
 

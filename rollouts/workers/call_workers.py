@@ -180,8 +180,7 @@ def restore_statistics(workers: WorkerSet, states: Mapping[str, Any]) -> None:
         set_up_each(workers, "set_statistics", {index: (one,) for index, one in own.items()})
     except FunctionError as error:
         workers.env_statistics.clear()
-        why = str(error).strip().rpartition("\n")[2].removeprefix("ValueError: ")
-        raise ValueError(why) from error
+        raise ValueError(error.raised or str(error)) from error
     workers.local.set_statistics(saved.get(0, together))
 
 

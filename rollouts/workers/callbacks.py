@@ -32,13 +32,10 @@ class Callbacks:
 
     def on_episode_step(self, *, episode: Episode, worker: Any) -> None:
         """Called after each step of each episode, in the process that samples. Also called in
-        evaluation. The environment is in the state after the step. After the last step of an
-        episode, the environment may already be in the state after the reset.
+        evaluation. The environment is in the state after the step, and not yet reset (see
+        `on_episode_end`).
 
-        Store data for later steps and for `on_episode_end` in `episode.data`. `on_episode_end` is
-        not called for every episode. For example, it is not called for episodes that are discarded
-        because an environment fails or values are not finite, and for episodes that evaluation does
-        not need.
+        Store data for later steps and for `on_episode_end` in `episode.data`.
 
         Args:
             episode: the episode so far, with the infos of this step. `episode.done` is True after
@@ -48,9 +45,14 @@ class Callbacks:
         return
 
     def on_episode_end(self, *, episode: Episode, worker: Any) -> Mapping[str, float] | None:
-        """Called for each episode that has ended and is not discarded (see `on_episode_step`), in
-        the process that sampled it. In training, the call comes before this process sends the
-        fragment. Also called in evaluation.
+        """Called at the end of each episode, after `on_episode_step` for its last step, in the
+        process that samples. Also called in evaluation. The environment is in its last state. Only
+        a vector environment of the user's own in the mode same-step has already begun the next
+        episode.
+
+        An episode may be discarded later, because values in its fragment are not finite, or because
+        evaluation does not need the episode. Its metrics are then not reported. The method is not
+        called for an episode that an exception of the environment has ended.
 
         Args:
             episode: the episode that has ended, with the infos of its last step.
@@ -65,8 +67,7 @@ class Callbacks:
 
     def on_sample_end(self, *, worker: Any, samples: SampleBatch) -> Mapping[str, float] | None:
         """Called with each fragment that is not discarded, before the fragment is sent or used for
-        learning. The calls of `on_episode_end` for its episodes come first. Not called in
-        evaluation.
+        learning. Not called in evaluation.
 
         Args:
             worker: see `on_episode_end`.

@@ -9,6 +9,7 @@ shortened fragment.
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import NamedTuple
 
 
@@ -28,10 +29,16 @@ class Stragglers(NamedTuple):
     def remain(self, num_workers: int, num_pending: int) -> bool:
         """Returns True if the `num_pending` workers that have not finished are stragglers, because
         enough of the `num_workers` workers have finished."""
-        enough = max(1, math.ceil(self.fraction_workers * num_workers))
+        enough = _share(self.fraction_workers, num_workers)
         return 0 < num_pending <= num_workers - enough
 
     def keep_steps(self, steps: int) -> int:
         """Returns the least number of steps that a straggler samples of a fragment of `steps`
         steps."""
-        return max(1, math.ceil(self.fraction_samples * steps))
+        return _share(self.fraction_samples, steps)
+
+
+def _share(share: float, of: int) -> int:
+    """Returns `share * of`, rounded up, and at least 1. The product is exact: 0.56 of 25 is 14,
+    while the floating-point product is a little larger than 14."""
+    return max(1, math.ceil(Fraction(str(share)) * of))

@@ -7,7 +7,16 @@ class FunctionError(RuntimeError):
     """A call to a worker has failed, and would probably fail in every worker. For example, the
     function raised before it had succeeded in any worker, or an argument cannot be pickled. The
     message names the function and the owner of the call, such as a strategy (the optimizer of a
-    run). If the function raised, the message ends with the user's traceback."""
+    run). If the function raised, the message ends with the user's traceback.
+
+    Attributes:
+        raised: the text of the exception that the function raised, without its type and traceback.
+            Empty if the function raised no exception.
+    """
+
+    def __init__(self, message: str, raised: str = "") -> None:
+        super().__init__(message)
+        self.raised = raised
 
 
 class NonFiniteError(RuntimeError):

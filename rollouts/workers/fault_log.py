@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -21,8 +22,8 @@ _PLURALS: dict[FailureKind, str] = {
     "reference": "lost_arguments",
 }
 _KINDS = tuple(_PLURALS)
-#: The driver logs the first `_LOG_FIRST` exceptions of environments as they arrive. After these, it
-#: logs exceptions of environments in at most one line per `LOG_INTERVAL_S`.
+#: The driver logs the first `_LOG_FIRST` faults of each kind as they arrive. After these, it logs
+#: the faults of a kind in at most one line per `LOG_INTERVAL_S`.
 LOG_INTERVAL_S = 10.0
 _LOG_FIRST = 3
 #: The worker index of the learner in the driver.
@@ -51,6 +52,29 @@ class WorkerFailure(NamedTuple):
     worker_index: int
     message: str
     at_start: bool = False
+
+
+class LogLines:
+    """Limits the lines of a log about faults that may be frequent.
+
+    Args:
+        clock: a function that returns the seconds of a monotonic clock.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._logged_s = -math.inf
+        self._unlogged = 0
+
+    def due(self, count: int, total: int) -> int:
+        """Adds `count` faults. Returns the number of faults since the last line if a line is due
+        now, and 0 otherwise. `total` is the number of faults so far."""
+        self._unlogged += count
+        now_s = self._clock()
+        if total > _LOG_FIRST and now_s - self._logged_s < LOG_INTERVAL_S:
+            return 0
+        unlogged, self._unlogged, self._logged_s = self._unlogged, 0, now_s
+        return unlogged
 
 
 class FaultLog:
@@ -110,8 +134,7 @@ class FaultLog:
         self.num_restarts_below = 0
         self.last: WorkerFailure | None = None
         self._updates = InARow("the driver", max_consecutive_non_finite)
-        self._logged_s = -LOG_INTERVAL_S
-        self._unlogged = 0
+        self._env_fault_lines, self._non_finite_lines = LogLines(clock), LogLines(clock)
         self.num_env_faults = 0
         self.num_non_finite = 0
         self._last_env_fault = (0, 0, "")  # worker, environment, traceback
@@ -247,31 +270,36 @@ class FaultLog:
     def _note_non_finite(self, worker_index: int, what: str, count: int = 1) -> None:
         self.num_non_finite += count
         self._last_non_finite = (worker_index, what)
-        logger.warning(
-            "%s %d: data with non-finite values was not used: %s", self._who, worker_index, what
-        )
+        unlogged = self._non_finite_lines.due(count, self.num_non_finite)
+        if unlogged:
+            logger.warning(
+                "%s %d: data with non-finite values was not used (%d times since the last such "
+                "line, %d times in total): %s",
+                self._who,
+                worker_index,
+                unlogged,
+                self.num_non_finite,
+                what,
+            )
 
     def _note_env_faults(self, worker: int, env_index: int, traceback: str, count: int) -> None:
         """Counts exceptions of an environment, and logs them now or together with later
         exceptions."""
         self.num_env_faults += count
-        self._unlogged += count
         self._last_env_fault = (worker, env_index, traceback)
-        now_s = self._clock()
-        few = self.num_env_faults <= _LOG_FIRST
-        if few or now_s - self._logged_s >= LOG_INTERVAL_S:
+        unlogged = self._env_fault_lines.due(count, self.num_env_faults)
+        if unlogged:
             lines = traceback.strip().splitlines() or [""]
             logger.warning(
                 "%s %d: an environment raised and was replaced (%d times since the last such "
                 "line, %d times in total): %s %s",
                 self._who,
                 worker,
-                self._unlogged,
+                unlogged,
                 self.num_env_faults,
                 lines[0],
                 lines[-1],
             )
-            self._logged_s, self._unlogged = now_s, 0
 
     # ---- results --------------------------------------------------------------------------------
 

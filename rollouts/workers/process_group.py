@@ -120,7 +120,7 @@ class ProcessGroup(ABC):
 
     def _start(self, index: int) -> WorkerHandle:
         worker = self._start_process(index)
-        worker.who = self.who
+        worker.who, worker.began_s = self.who, worker.started_s
         self.starting[worker.channel.start] = worker
         return worker
 
@@ -196,7 +196,7 @@ class ProcessGroup(ABC):
             return
         if ticket is worker.channel.start:
             worker.channel.note_started(answer)
-        self._start_up.came_up()
+        self._start_up.came_up(worker, self.starting.values())
         worker.started_s = self.clock()
         if worker.set_up:
             function, args = worker.set_up.pop(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -109,8 +109,13 @@ class RolloutWorker(CallRunner):
             self.sampler, self._env_error = made
             if self.sampler is not None:
                 self.sampler.stop_after = self.stop_after
-                if self._callbacks.defines("on_episode_step"):
-                    self.sampler.steps = EpisodeSteps(self._step_taken, self.sampler.env.num_envs)
+                steps, ends = map(self._callbacks.defines, ("on_episode_step", "on_episode_end"))
+                if steps or ends:
+                    self.sampler.steps = EpisodeSteps(
+                        self.sampler.env.num_envs,
+                        self._step_taken if steps else None,
+                        self._episode_ended if ends else None,
+                    )
         self.new_moments: Moments | None = None
         self._rollouts = LearnedVersions()  # the version of the policy after each call of `learn`
         self._finite = InARow(self.who, rollout.max_consecutive_non_finite)
@@ -220,6 +225,10 @@ class RolloutWorker(CallRunner):
             early = batch.shape[0] < (request.steps or sampler.fragment_length)
             self.record.fragment_ended(batch.shape[0], early)
             if not batch.faults.non_finite:
+                lost = batch.faults.discarded_rows
+                if lost:
+                    self.record.env_steps_discarded += lost
+                    self.record.not_finite(1, DataFaults(non_finite=batch.faults.discarded))
                 dist = self.policy.dist
                 self.record.sampled(batch, dist.sizes, moments, dist.bounds, early_stopped=early)
                 self.new_moments = merged(self.new_moments, moments)
@@ -232,15 +241,9 @@ class RolloutWorker(CallRunner):
             self.not_finite("fragments", batch.faults)
 
     def end_episodes(self, episodes: Iterable[Episode]) -> None:
-        """Calls the user's `on_episode_end` for episodes that have ended, and records the returned
-        metrics.
-
-        Raises:
-            CallbackError: the callback raised, or returned a value that is not allowed.
-        """
-        if self._callbacks.defines("on_episode_end"):
-            for episode in episodes:
-                self._count_metrics("on_episode_end", episode=episode)
+        """Records the metrics that the user's `on_episode_end` returned for these episodes."""
+        for episode in episodes:
+            self.record.callback_metrics(episode.metrics)
 
     def _count_metrics(self, method: str, **arguments: Any) -> None:
         with self.phase("callbacks"):
@@ -250,6 +253,10 @@ class RolloutWorker(CallRunner):
     def _step_taken(self, episode: Episode) -> None:
         with self.phase("callbacks"):
             self._callbacks.call("on_episode_step", episode=episode, worker=self)
+
+    def _episode_ended(self, episode: Episode) -> Mapping[str, float]:
+        with self.phase("callbacks"):
+            return self._callbacks.metrics_of("on_episode_end", episode=episode, worker=self)
 
     def _kept_infos(self) -> KeptInfos:
         """Returns which infos of steps the sampler must keep for the user's callbacks."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import Transport
@@ -23,8 +23,10 @@ class StartUp:
     """Watches processes that are starting.
 
     The time limit of a process begins when the process is started. The limit begins again each time
-    that any process of the group answers its start or a set-up call (`WorkerHandle.set_up`),
-    because processes that start at the same time slow each other down. If Ray has no resources for
+    that this process, or a process that was started before it or at most `CHECK_INTERVAL_S` after
+    it, answers its start or a set-up call (`WorkerHandle.set_up`), because processes that start at
+    the same time slow each other down. Later starts do not extend the limit. Otherwise a process
+    that hangs would never be found while others keep restarting. If Ray has no resources for
     a process yet, the limit applies only if the run cannot continue without this process.
     Otherwise, the limit begins when Ray has placed the process.
 
@@ -40,16 +42,23 @@ class StartUp:
         self._meanwhile = meanwhile
         self._transport = transport
         self._clock = clock = transport.clock
-        self._last_up_s = self._checked_s = self._warned_s = clock()
+        self._checked_s = self._warned_s = clock()
         self._interval_s = CHECK_INTERVAL_S
-        # By index of a process: the last time at which the process waited and the run did not need
-        # it.
-        self._unneeded_s: dict[int, float] = {}
+        # By index of a process: the last time at which its limit began again.
+        self._since_s: dict[int, float] = {}
 
-    def came_up(self) -> None:
-        """Restarts the time limit of all starting processes, because one process has answered its
-        start or a set-up call."""
-        self._last_up_s = self._clock()
+    def came_up(self, answered: WorkerHandle, starting: Iterable[WorkerHandle]) -> None:
+        """Restarts the time limit of the processes that have started together with a process, after
+        this process has answered its start or a set-up call.
+
+        Args:
+            answered: the process that has answered.
+            starting: the other processes that are not up yet.
+        """
+        now_s = self._clock()
+        for worker in (answered, *starting):
+            if answered.began_s <= worker.began_s + CHECK_INTERVAL_S:
+                self._since_s[worker.index] = now_s
 
     def overdue(
         self, starting: Sequence[WorkerHandle], options: RolloutConfig, enough_up: bool
@@ -75,11 +84,8 @@ class StartUp:
             if waits and now_s - worker.started_s >= CHECK_INTERVAL_S:
                 late.append(worker.index)
             if waits and (enough_up or self._meanwhile):
-                self._unneeded_s[worker.index] = now_s
-            since_s = now_s - max(
-                worker.started_s, self._last_up_s, self._unneeded_s.get(worker.index, 0.0)
-            )
-            if since_s >= limit_s:
+                self._since_s[worker.index] = now_s
+            if now_s - max(worker.started_s, self._since_s.get(worker.index, 0.0)) >= limit_s:
                 why = "the start or a set-up call has not ended"
                 if waits:
                     why = f"Ray did not place the process: {self._describe(options)}"

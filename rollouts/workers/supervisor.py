@@ -198,7 +198,7 @@ class Supervisor:
             return WorkerFailure("environment", worker.index, error.message)
         message = self.message(call, error.message)
         if error.kind == "function" or call.code not in self._succeeded:
-            raise FunctionError(message)
+            raise FunctionError(message, error.raised)
         return WorkerFailure("exception", worker.index, message)
 
     def _odd(self, call: Call, why: str) -> WorkerFailure:

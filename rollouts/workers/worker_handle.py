@@ -44,6 +44,7 @@ class WorkerHandle:
         last_answer_s: time of the last answer. 0 until the process is up.
         set_up: calls `(function, arguments)` that the process still has to run before any work.
         who: the noun for the process in error messages. The group sets this attribute.
+        began_s: time at which the process was started. The group sets this attribute.
     """
 
     index: int
@@ -55,6 +56,7 @@ class WorkerHandle:
     set_up: list[tuple[Callable[..., Any], tuple[Any, ...]]] = field(default_factory=list)
     who: str = "worker"
     state: Literal["starting", "up", "replaced", "removed"] = "starting"
+    began_s: float = 0.0
 
     @property
     def seat(self) -> Seat:

@@ -283,7 +283,7 @@ class WorkerSet(ProcessGroup):
         for i, worker in enumerate(self.remote):
             if worker.up:
                 worker.state, worker.sent_snapshot = "starting", None
-                worker.started_s = self.clock()
+                worker.began_s = worker.started_s = self.clock()
                 arguments = self.config_of(worker.index), worker.index
                 self.starting[self.transport.remake(worker.channel, arguments)] = worker
             else:

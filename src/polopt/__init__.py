@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from polopt.common.transitions import Transitions as Transitions
     from polopt.common.weights import Gradients as Gradients
     from polopt.common.weights import Weights as Weights
-    from polopt.dashboards.prometheus import Metric as Metric
-    from polopt.dashboards.tab import Plot as Plot
-    from polopt.dashboards.tab import Tab as Tab
+    from polopt.dashboards.data.prometheus import Metric as Metric
+    from polopt.dashboards.data.tab import Plot as Plot
+    from polopt.dashboards.data.tab import Tab as Tab
     from polopt.dashboards.tensorboard import TensorBoardLayout as TensorBoardLayout
     from polopt.metrics.optimizer_stats import StepResult as StepResult
     from polopt.optimizers.optimizer_config import OptimizerConfig as OptimizerConfig
@@ -115,12 +115,12 @@ _MODULE_OF = {
     "GradientWorkerSet": "polopt.collectors.gradient_worker",
     "Gradients": "polopt.common.weights",
     "IMPALA": "polopt.trainers.presets",
-    "Metric": "polopt.dashboards.prometheus",
+    "Metric": "polopt.dashboards.data.prometheus",
     "NonFiniteError": "polopt.rollouts.workers.errors",
     "OptimizerConfig": "polopt.optimizers.optimizer_config",
     "PQN": "polopt.trainers.presets",
     "PackedGradients": "polopt.common.compression",
-    "Plot": "polopt.dashboards.tab",
+    "Plot": "polopt.dashboards.data.tab",
     "Policy": "polopt.policies.policy",
     "PolicyConfig": "polopt.policies.learning.policy_config",
     "PolicyOptimizer": "polopt.optimizers.policy_optimizer",
@@ -139,7 +139,7 @@ _MODULE_OF = {
     "Stragglers": "polopt.rollouts.workers.early_stop",
     "SyncPPO": "polopt.trainers.presets",
     "TD3": "polopt.trainers.presets",
-    "Tab": "polopt.dashboards.tab",
+    "Tab": "polopt.dashboards.data.tab",
     "TensorBoardLayout": "polopt.dashboards.tensorboard",
     "TrainingResult": "polopt.command_line.train_function",
     "Transitions": "polopt.common.transitions",

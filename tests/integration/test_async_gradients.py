@@ -18,10 +18,10 @@ from polopt.optimizers.async_gradients import AsyncGradients, AsyncGradientsConf
 from polopt.policies.learning.schedules import Schedule
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import LostProcessError
+from polopt.rollouts.transport.simulated_channel import SimulatedTicket, none_ready, shuffled_by
 from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
-from polopt.simulation.simulated_channel import SimulatedTicket, none_ready, shuffled_by
 
 NUM_WORKERS = 3
 ROWS = 10  # rows of a fragment of 5 steps of 2 environments

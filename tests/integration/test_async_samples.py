@@ -15,16 +15,16 @@ from fakes import CheckedWorker, FakeTransport, FakeWorkerSet, make_optimizer, p
 from polopt.optimizers.async_samples import AsyncSamples
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.transport.channel import LostProcessError
-from polopt.rollouts.workers.answer import Answer
-from polopt.rollouts.workers.worker_config import WorkerConfig
-from polopt.rollouts.workers.worker_set import WorkerSet
-from polopt.simulation.simulated_channel import (
+from polopt.rollouts.transport.simulated_channel import (
     Script,
     SimulatedTicket,
     none_ready,
     oldest_first,
     shuffled_by,
 )
+from polopt.rollouts.workers.answer import Answer
+from polopt.rollouts.workers.worker_config import WorkerConfig
+from polopt.rollouts.workers.worker_set import WorkerSet
 
 ROWS = 10  # rows of a fragment
 #: The minibatches are shuffled, so another order of the same rows gives other weights.

@@ -17,6 +17,7 @@ from toy_envs import Drift
 
 from polopt.common.weights import Weights
 from polopt.rollouts.transport.channel import LostProcessError
+from polopt.rollouts.transport.simulated_channel import none_ready, oldest_first
 from polopt.rollouts.workers.calls import (
     START_CHECK_S,
     WEIGHTS,
@@ -31,7 +32,6 @@ from polopt.rollouts.workers.fault_log import WorkerFailure
 from polopt.rollouts.workers.gathering import sample
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_handle import WorkerHandle, WorkerSpec
-from polopt.simulation.simulated_channel import none_ready, oldest_first
 
 TIMEOUT_S, STARTUP_S = 10.0, 50.0
 DEATH = LostProcessError("the process died")

@@ -35,9 +35,9 @@ from polopt.rollouts.transport.channel import (
 )
 from polopt.rollouts.transport.local_channel import LocalChannel
 from polopt.rollouts.transport.ray_channel import RayTransport
+from polopt.rollouts.transport.simulated_channel import Reference, SimulatedTransport, of_process
 from polopt.rollouts.transport.socket_channel import SocketTransport
 from polopt.rollouts.workers.call_runner import CallRunner
-from polopt.simulation.simulated_channel import Reference, SimulatedTransport, of_process
 
 ALL = ("ray", "socket", "local", "simulated")
 PROCESSES = ("ray", "socket")

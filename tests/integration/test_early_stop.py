@@ -28,6 +28,7 @@ from polopt.rollouts.workers.worker_set import WorkerSet
         (0.01, 4, [1, 2, 3]),
         (0.5, 2, [1]),
         (0.9, 4, []),
+        (0.56, 25, list(range(1, 12))),  # in floating point, 0.56 * 25 is larger than 14
     ],
 )
 def test_workers_after_the_fraction_are_stopped_early(
@@ -41,6 +42,7 @@ def test_share_of_a_fragment_that_is_kept() -> None:
     assert [Stragglers(0.5, 0.25).keep_steps(steps) for steps in (1, 4, 5, 100)] == [1, 1, 2, 25]
     assert Stragglers(0.5, 0.0).keep_steps(100) == 1
     assert Stragglers(0.5, 1.0).keep_steps(100) == 100
+    assert Stragglers(0.5, 0.07).keep_steps(100) == 7  # in floating point, the product is larger
 
 
 def test_early_stop_applies_to_one_call() -> None:
@@ -100,6 +102,18 @@ def test_early_stop_of_an_outer_call_lasts_beyond_an_inner_one() -> None:
     assert during == [3, 3, 3, 3]
     runner.run(3, note)
     assert during[4] is None
+
+
+def test_smaller_request_to_an_inner_call_has_effect() -> None:
+    runner = CallRunner()
+
+    def outer(runner: CallRunner) -> list[int | None]:
+        runner.control.request_stop(EarlyStopRequest(1, 100))
+        runner.control.request_stop(EarlyStopRequest(2, 3))
+        inner = runner.run_here(2, CallRunner.stop_after).value
+        return [inner, runner.stop_after()]
+
+    assert runner.run(1, outer).value == [3, 100]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from ray import tune
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
 import polopt
-from polopt.dashboards.prometheus import METRICS
+from polopt.dashboards.data.prometheus import METRICS
 from polopt.dashboards.tab_file import declared_tab
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 

@@ -146,7 +146,9 @@ def test_worker_samples_again_after_non_finite_data(
     assert metrics.num_env_steps_sampled == (400 if cls is SyncSamples else 200)
     assert metrics.num_gradients_skipped == 0
     assert is_finite(optimizer.policy)
-    assert all(np.isfinite(v) for v in metrics.learner.report().values())
+    absent = ("mean_kl_loss", "clip_fraction")  # A2C does not compute them
+    report = metrics.learner.report()
+    assert all(np.isfinite(value) for key, value in report.items() if key not in absent)
 
 
 def test_sync_samples_in_one_process() -> None:

@@ -17,9 +17,9 @@ from polopt.optimizers.sync_gradients import SyncGradients
 from polopt.optimizers.sync_replay import SyncReplay
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.policies.dqn import DQNPolicy
+from polopt.rollouts.transport.simulated_channel import VirtualClock
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
-from polopt.simulation.simulated_channel import VirtualClock
 
 Pool = Callable[[WorkerConfig], WorkerSet]
 OPTIMIZERS: dict[str, type[PolicyOptimizer]] = {

@@ -92,30 +92,36 @@ def test_each_folder_has_a_relative_link() -> None:
         assert link.readlink() == Path("../..") / folder
 
 
-@pytest.mark.parametrize("with_links", [True, False])
-def test_wheel_holds_every_module(tmp_path: Path, with_links: bool) -> None:
-    tree = tmp_path / "tree"
+def copy_sources(tree: Path, with_links: bool) -> None:
+    """Copies all that a build needs. Without links, `tree` looks like a checkout on a system
+    without symbolic links."""
     shutil.copytree(
         ROOT / "src",
         tree / "src",
         symlinks=True,
         ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"),
     )
-    if not with_links:  # a checkout on a system without symbolic links
+    if not with_links:
         for link in [path for path in (tree / "src/polopt").iterdir() if path.is_symlink()]:
             link.unlink()
-    expected = {"polopt/__init__.py", "polopt/__main__.py", "polopt/py.typed"}
     for folder in {folder.split("/")[0] for folder in package_folders(ROOT).values()} - {"src"}:
         shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
-        if folder == "tuned_examples":
-            (tree / folder / "planted.yaml").write_text("goal: 1\n")
+    for name in BUILD_FILES:
+        if (ROOT / name).exists():
+            shutil.copy(ROOT / name, tree / name)
+
+
+@pytest.mark.parametrize("with_links", [True, False])
+def test_wheel_holds_every_module(tmp_path: Path, with_links: bool) -> None:
+    tree = tmp_path / "tree"
+    copy_sources(tree, with_links)
+    (tree / "tuned_examples" / "planted.yaml").write_text("goal: 1\n")
+    expected = {"polopt/__init__.py", "polopt/__main__.py", "polopt/py.typed"}
+    for folder in {folder.split("/")[0] for folder in package_folders(ROOT).values()} - {"src"}:
         modules = [tree.glob(f"{folder}/{files}") for files in ("**/*.py", "*.yaml", "*.pyi")]
         expected |= {
             f"polopt/{path.relative_to(tree).as_posix()}" for found in modules for path in found
         }
-    for name in BUILD_FILES:
-        if (ROOT / name).exists():
-            shutil.copy(ROOT / name, tree / name)
 
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
     done = subprocess.run(
@@ -130,6 +136,24 @@ def test_wheel_holds_every_module(tmp_path: Path, with_links: bool) -> None:
     # outside of `polopt/`.
     held = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert held == expected
+
+
+@pytest.mark.parametrize("with_links", [True, False])
+def test_editable_install_is_a_path_where_possible(tmp_path: Path, with_links: bool) -> None:
+    tree = tmp_path / "tree"
+    copy_sources(tree, with_links)
+    code = "from setuptools.build_meta import build_editable; build_editable('dist')"
+    subprocess.run(
+        [sys.executable, "-c", code], cwd=tree, capture_output=True, timeout=300, check=True
+    )
+    (file,) = (tree / "dist").glob("*.whl")
+    with ZipFile(file) as wheel:
+        held = {name: wheel.read(name).decode() for name in wheel.namelist()}
+    installed = {name: text for name, text in held.items() if ".dist-info/" not in name}
+    if with_links:  # editors and type checkers follow a path file, but not an import hook
+        assert [text.strip() for text in installed.values()] == [str(tree / "src")]
+    else:
+        assert any(name.endswith("_finder.py") for name in installed)
 
 
 #: Extras, each with the only folder or file that may import packages of this extra.

@@ -13,7 +13,7 @@ import pytest
 
 from polopt import A3C, PolicyOptimizerTrainer, register_optimizer, register_policy
 from polopt.common.config import ConfigError
-from polopt.dashboards.tab import OptimizerTab
+from polopt.dashboards.data.tab import OptimizerTab
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.policies.a2c import A2CPolicy

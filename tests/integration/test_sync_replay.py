@@ -29,9 +29,9 @@ from polopt.metrics.record import Record
 from polopt.optimizers.sync_replay import SyncReplay
 from polopt.policies.dqn import DQNPolicy
 from polopt.rollouts.transport.channel import LostProcessError
+from polopt.rollouts.transport.simulated_channel import Script, oldest_first, shuffled_by
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
-from polopt.simulation.simulated_channel import Script, oldest_first, shuffled_by
 
 Pool = Callable[[WorkerConfig], WorkerSet]
 BATCH, STARTS = 8, 30

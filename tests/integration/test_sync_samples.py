@@ -21,11 +21,11 @@ from fakes import (
 from polopt.common.sample_batch import SampleBatch
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.transport.channel import LostProcessError
+from polopt.rollouts.transport.simulated_channel import Script, oldest_first, shuffled_by
 from polopt.rollouts.workers.call import Reply
 from polopt.rollouts.workers.calls import Calls
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
-from polopt.simulation.simulated_channel import Script, oldest_first, shuffled_by
 
 ROWS = 10  # rows of a fragment of 5 steps of 2 environments
 #: The minibatches are shuffled, so another order of the same rows gives other weights.

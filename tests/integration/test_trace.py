@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from polopt.dashboards.chrome_trace import self_times_s
+from polopt.dashboards.data.chrome_trace import self_times_s
 from polopt.rollouts.workers.call_workers import foreach_worker
 from polopt.trainers.presets import A2C, A3C, DDPPO
 

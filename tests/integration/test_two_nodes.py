@@ -76,10 +76,16 @@ for kind, line in (("auto", far), ("ray", start("ray", elsewhere, "far too"))):
 agents = list(transports["auto"].through_ray._agents.values())
 page = far.channel.started.control
 found["pages"] = [ray.get(agent.silent_s.remote(page)) < 60.0 for agent in agents]
+ray.kill(agents[0], no_restart=False)  # Ray starts a new agent, which opens the page again
+until_s = time.monotonic() + 60.0
+while (silent_s := far.channel.silent_s()) is None and time.monotonic() < until_s:
+    time.sleep(0.1)
+found["silent with a new agent"] = silent_s
+transports["ray"].stop([line.channel], 10.0)
 transports["auto"].kill(far.channel)
 try:
     ray.get(agents[0].silent_s.remote(page))
-except KeyError:
+except FileNotFoundError:
     found["forgotten"] = True
 found["files"] = [path.name for path in Path(tempfile.gettempdir()).glob("polopt-control-*")]
 try:
@@ -125,6 +131,10 @@ def test_agent_carries_early_stops_and_progress(found: dict[str, Any], kind: str
     assert found[f"stopped {kind}"] == 7
     assert found[f"silent {kind}"] > 0.5
     assert found[f"silent then {kind}"] < found[f"silent {kind}"]
+
+
+def test_new_agent_reads_the_progress(found: dict[str, Any]) -> None:
+    assert 0.0 <= found["silent with a new agent"] < 60.0
 
 
 def test_pages_are_forgotten_and_their_files_removed(found: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Type checkers accept the documentation's code and find a user's errors. Editors complete options.
 
+The checkers get no path of polopt. They find polopt as it is installed, as a user's checkers do.
 basedpyright is a variant of pyright. pip installs it together with Node, so it needs no other
 download.
 """
@@ -80,7 +81,6 @@ def mypy(folder: Path) -> list[tuple[str, int, str]]:
     done = subprocess.run(
         command,
         cwd=folder,
-        env={**os.environ, "MYPYPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
         timeout=300,
@@ -92,8 +92,7 @@ def mypy(folder: Path) -> list[tuple[str, int, str]]:
 
 def pyright(folder: Path) -> list[tuple[str, int, str]]:
     """Returns file, line and text of each error that pyright reports in standard mode."""
-    config = {"typeCheckingMode": "standard", "extraPaths": [str(ROOT / "src")]}
-    (folder / "pyrightconfig.json").write_text(json.dumps(config))
+    (folder / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": "standard"}))
     command = [tool("basedpyright"), "--outputjson", "--pythonpath", sys.executable, "."]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     found = json.loads(done.stdout)["generalDiagnostics"]
@@ -128,7 +127,7 @@ def test_errors_of_a_user_are_found_and_nothing_else(check: Any, tmp_path: Path)
 def test_editor_completes_options(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text('import polopt\n\npolopt.SyncPPO(env="CartPole-v1", num_)\n')
-    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(ROOT / "src")]}))
+    (tmp_path / "pyrightconfig.json").write_text("{}")
     server = LanguageServer(tool("basedpyright-langserver"), tmp_path)
     try:
         labels = server.completions(script, line=2)

@@ -28,12 +28,12 @@ from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import LostProcessError
 from polopt.rollouts.transport.ray_channel import MAX_ARGUMENT_BYTES
+from polopt.rollouts.transport.simulated_channel import oldest_first
 from polopt.rollouts.workers import start_up
 from polopt.rollouts.workers.call_workers import foreach_worker
 from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.fault_log import FaultLog, WorkerFailure
 from polopt.rollouts.workers.worker_set import WorkerSet
-from polopt.simulation.simulated_channel import oldest_first
 from polopt.trainers.presets import PRESETS
 
 DEATH = LostProcessError("the process died")

@@ -30,7 +30,7 @@ from polopt.command_line.cli import app
 from polopt.common.config import ConfigError
 from polopt.common.sums import SUMS
 from polopt.common.tracer import TRACER
-from polopt.dashboards.chrome_trace import chrome_trace
+from polopt.dashboards.data.chrome_trace import chrome_trace
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.ppo import PPOPolicy
 from polopt.recording import arrival_log, run_record
@@ -52,16 +52,16 @@ from polopt.recording.rerun import find_records
 from polopt.recording.run_record import PATTERN, digest_of
 from polopt.rollouts.transport.channel import Channel, ChannelError, Message
 from polopt.rollouts.transport.collective import AllReducer, GroupBroken, GroupSpec
-from polopt.rollouts.workers.gathering import sample
-from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.rollouts.workers.worker_set import WorkerSet
-from polopt.simulation.simulated_channel import (
+from polopt.rollouts.transport.simulated_channel import (
     Script,
     SimulatedTransport,
     none_ready,
     oldest_first,
     shuffled_by,
 )
+from polopt.rollouts.workers.gathering import sample
+from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.experiment import merged_options
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 

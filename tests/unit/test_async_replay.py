@@ -29,8 +29,8 @@ from polopt.replay.n_step import windows_of
 from polopt.replay.replay_buffer import ReplayBuffer
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import LostProcessError, LostReferenceError
+from polopt.rollouts.transport.simulated_channel import Reference, oldest_first, shuffled_by
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.simulation.simulated_channel import Reference, oldest_first, shuffled_by
 
 GAMMA, BATCH = 0.9, 8
 OPTIONS: dict[str, Any] = {

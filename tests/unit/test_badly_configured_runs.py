@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from badly_configured_runs import RUNS, config_of
 
-from polopt.dashboards.diagnosis import RULES
+from polopt.dashboards.data.diagnosis import RULES
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.presets import PRESETS
 

@@ -19,6 +19,7 @@ from sampling_helpers import every_mode
 from test_evaluation import SMALL, trainer
 from typer.testing import CliRunner
 
+import polopt
 from polopt import CallbackError, Callbacks, Episode
 from polopt.command_line.cli import app
 from polopt.common.config import ConfigError
@@ -487,3 +488,79 @@ def test_class_is_left_out_of_checkpoints() -> None:
     config, unsaved = encode_config(experiment.to_dict())
     assert "callbacks" not in config
     assert unsaved == {"callbacks": f"{__name__}.Changing"}
+
+
+class Counts(gymnasium.Env[Any, Any]):
+    """Each episode has three steps. `steps` is the number of steps of the current episode."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, config: Any = None) -> None:
+        self.steps = 0
+
+    def reset(self, **options: Any) -> Any:
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return np.zeros(1, np.float32), 1.0, self.steps == 3, False, {"steps": self.steps}
+
+
+class ReadsTheEnvironment(polopt.Callbacks):
+    def on_episode_end(self, *, episode: Any, worker: Any) -> dict[str, float]:
+        steps = worker.sampler.env.get_attr("steps")[episode.env_index]
+        return {"steps": steps, "in_info": episode.info["steps"], "length": episode.episode_len}
+
+
+@pytest.mark.parametrize("mode", [None, "same_step", "next_step", "disabled"])
+@pytest.mark.parametrize("how", ["sync", "async"])
+@pytest.mark.parametrize("fast_cpu", [True, False])
+def test_callback_sees_the_environment_at_the_end_of_the_episode(
+    mode: str | None, how: str, fast_cpu: bool
+) -> None:
+    """The fragment goes on after the ends of its episodes."""
+    trainer = polopt.A2C(
+        env=Counts,
+        num_workers=0,
+        num_envs_per_worker=2,
+        rollout_fragment_length=10,
+        min_sample_timesteps_per_iteration=40,
+        autoreset_mode=mode,
+        vectorization_mode=how,
+        fast_cpu=fast_cpu,
+        callbacks=ReadsTheEnvironment,
+        model={"fcnet_hiddens": [8]},
+    )
+    metrics = trainer.train()["env_runners"]["custom_metrics"]
+    trainer.stop()
+    for name in ("steps", "in_info", "length"):
+        assert metrics[f"{name}_min"] == metrics[f"{name}_max"] == 3.0, name
+
+
+def test_callbacks_do_not_change_a_run() -> None:
+    """With callbacks, the sampler resets the environments itself."""
+
+    def weights(**options: Any) -> Any:
+        trainer = polopt.A2C(
+            env="Acrobot-v1",
+            seed=3,
+            num_workers=0,
+            num_envs_per_worker=3,
+            rollout_fragment_length=20,
+            min_sample_timesteps_per_iteration=600,
+            max_frames_per_traj=17,
+            model={"fcnet_hiddens": [8]},
+            **options,
+        )
+        trainer.train()
+        found = trainer.get_policy().get_weights().flat
+        trainer.stop()
+        return found
+
+    class Ends(polopt.Callbacks):
+        def on_episode_end(self, *, episode: Any, worker: Any) -> None:
+            assert episode.episode_len == 17
+
+    np.testing.assert_array_equal(weights(), weights(callbacks=Ends))

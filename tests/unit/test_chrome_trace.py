@@ -11,7 +11,7 @@ import pytest
 
 from polopt.common.config import ConfigError
 from polopt.common.tracer import Event, Tracer
-from polopt.dashboards.chrome_trace import chrome_trace, percentages, read_trace, self_times_s
+from polopt.dashboards.data.chrome_trace import chrome_trace, percentages, read_trace, self_times_s
 from polopt.dashboards.trace_file import clock_shift_s
 
 # Worker 1 computes two gradients. The driver sends the second request before the first reply.

@@ -14,8 +14,8 @@ from polopt.collectors.collector import Collector
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.rollouts.transport.channel import LostProcessError
+from polopt.rollouts.transport.simulated_channel import shuffled_by
 from polopt.rollouts.workers.errors import WorkersFailedError
-from polopt.simulation.simulated_channel import shuffled_by
 
 
 def content(batch: SampleBatch) -> bytes:

@@ -9,12 +9,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import ray
 
 from polopt.common.progress import PROGRESS
+from polopt.rollouts.transport import ray_channel
 from polopt.rollouts.transport.control_page import ControlAgent, ControlPage, EarlyStopRequest
+from polopt.rollouts.transport.ray_channel import RayTransport
 from polopt.rollouts.transport.sockets import LEFT_BEHIND_S
 from polopt.rollouts.workers.call_runner import CallRunner
 
@@ -101,7 +105,9 @@ def test_foreign_file_is_refused_and_stays(
 
 def test_page_that_nobody_opened_is_removed_later(page: ControlPage, tmp_path: Path) -> None:
     """Nobody opens the page of a process that is killed as soon as it has started."""
-    orphan, young = Path(page.share()), Path(ControlPage().share())
+    assert in_child(lambda: bool(page.share()))
+    (orphan,) = tmp_path.iterdir()
+    young = Path(ControlPage().share())
     then_s = time.time() - LEFT_BEHIND_S - 1.0
     os.utime(orphan, (then_s, then_s))
     path = ControlPage().share()
@@ -175,14 +181,51 @@ def test_only_the_running_call_is_stopped() -> None:
 
 def test_agent_opens_and_forgets_pages(page: ControlPage) -> None:
     agent, path = ControlAgent(), page.share()
-    agent.open(path)
     agent.request_stop(path, EarlyStopRequest(3, 2))
     assert page.keep_steps(3) == 2
     assert agent.silent_s(path) < LIMIT_S
     agent.forget(path)
     agent.forget(path)
-    with pytest.raises(KeyError):
+    with pytest.raises(FileNotFoundError):
         agent.silent_s(path)
+
+
+def test_new_agent_opens_the_pages_of_an_agent_that_died(page: ControlPage) -> None:
+    path = page.share()
+    assert ControlAgent().silent_s(path) < LIMIT_S
+    ControlAgent().request_stop(path, EarlyStopRequest(3, 2))
+    assert page.keep_steps(3) == 2
+
+
+def test_old_page_of_a_process_that_runs_stays(page: ControlPage) -> None:
+    """A new agent may have to open this page."""
+    path = page.share()
+    os.utime(path, (0.0, 0.0))
+    ControlPage().share()
+    assert Path(path).exists()
+
+
+def test_actor_classes_are_made_once_and_without_task_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With task events, the memory of Ray's control service would grow with each call."""
+    made: list[Any] = []
+
+    class Actor:
+        def options(self, **_: Any) -> Actor:
+            return self
+
+        def remote(self) -> Actor:
+            return self
+
+    monkeypatch.setattr(
+        ray, "remote", lambda **options: lambda cls: (made.append((cls, options)), Actor())[1]
+    )
+    monkeypatch.setattr(ray_channel, "_CLASSES", {})
+    transport = RayTransport()
+    for node in ("a" * 56, "b" * 56):
+        transport._agent(node)
+    assert made == [(ControlAgent, {"enable_task_events": False})]
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")

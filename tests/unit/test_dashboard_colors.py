@@ -27,6 +27,8 @@ SIGHT = {
 }
 #: The matrix from linear RGB to CIE XYZ.
 XYZ = np.array([[0.4125, 0.3576, 0.1804], [0.2127, 0.7152, 0.0722], [0.0193, 0.1192, 0.9503]])
+#: The dark backgrounds of the report and of Streamlit.
+DARK = ("#0e1117", "#171614")
 #: The phases that each kind of plot shows.
 TOGETHER = (
     ("wait", "apply", "dispatch", "report", "evaluation", "startup", "other"),
@@ -66,13 +68,21 @@ def test_colors_in_one_plot_are_apart(sight: str) -> None:
         assert least_distance([PHASE_COLORS[phase] for phase in phases], sight) > 15.0
 
 
-@pytest.mark.parametrize("background", ["#ffffff", "#0e1117"])
-def test_lines_are_visible_on_light_and_dark_pages(background: str) -> None:
+def contrast(color: str, background: str) -> float:
+    """Returns the contrast ratio of WCAG 2.2, from 1 to 21."""
     weights = np.array([0.2126, 0.7152, 0.0722])
-    page = weights @ linear(background)
+    low, high = sorted([weights @ linear(color), weights @ linear(background)])
+    return float((high + 0.05) / (low + 0.05))
+
+
+def test_colors_are_visible_on_light_and_dark_pages() -> None:
+    assert contrast("#000000", "#ffffff") == pytest.approx(21.0)
+    for color in {*PALETTE, *PHASE_COLORS.values()}:
+        for background in DARK:
+            # WCAG 2.2 asks for 3:1. Some colors of Okabe and Ito have less on white.
+            assert contrast(color, background) >= 3.0, (color, background)
     for color in PALETTE:
-        low, high = sorted([page, weights @ linear(color)])
-        assert (high + 0.05) / (low + 0.05) > 1.9, color
+        assert contrast(color, "#ffffff") > 1.9, color
 
 
 def test_group_that_arrives_changes_no_other() -> None:

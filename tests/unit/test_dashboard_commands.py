@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from polopt.command_line.cli import app
 from polopt.common.tracer import Event
-from polopt.dashboards.chrome_trace import chrome_trace
+from polopt.dashboards.data.chrome_trace import chrome_trace
 
 
 @pytest.fixture

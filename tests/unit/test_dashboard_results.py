@@ -316,6 +316,45 @@ def test_rows_of_the_last_run_of_a_directory_are_shown(
     assert values(trial, "training_iteration") == [1, 2]
 
 
+def test_processes_of_trials_at_the_same_time_are_counted(root: Path, cache: Path) -> None:
+    """Trials with 3 processes, and one with 1."""
+    spans_s = {  # by seed, in seconds since the epoch
+        0: (100.0, 200.0),
+        1: (150.0, 400.0),
+        2: (400.0, 500.0),  # directly after trial 1
+        3: (100.0, 200.0),
+        4: (100.0, 1e300),
+    }
+    for seed, (begun_s, ended_s) in spans_s.items():
+        workers = 0 if seed == 3 else 2
+        folder = write_trial(root / "exp", "sync_samples", seed, 2, num_workers=workers)
+        first, last = map(json.loads, (folder / "result.json").read_text().splitlines())
+        first |= {"timestamp": begun_s + 7.0, "time_this_iter_s": 7.0}
+        last |= {"timestamp": ended_s}
+        (folder / "result.json").write_text(f"{json.dumps(first)}\n{json.dumps(last)}\n")
+    write_trial(root / "other", "sync_samples", 9, 2)
+    trials = {trial.config["seed"]: trial for trial in opened(root, cache).trials}
+    processes = {seed: trial.num_processes for seed, trial in trials.items()}
+    assert processes == {0: 3, 1: 3, 2: 3, 3: 1, 4: 3, 9: 3}
+    others = {seed: trial.other_processes for seed, trial in trials.items()}
+    # Trial 0: 0.5 * 3 + 1 = 2.5. Trial 1: 0.2 * (3 + 1) = 0.8. Trial 3: 3 + 0.5 * 3 = 4.5.
+    assert others == {0: 2, 1: 1, 2: 0, 3: 4, 4: 0, 9: 0}
+
+
+def test_findings_know_the_trials_at_the_same_time(root: Path, cache: Path) -> None:
+    for seed in range(6):
+        write_trial(root / "exp", "sync_samples", seed, 8)
+    file = next((root / "exp").glob("*_0/result.json"))
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for one in rows:
+        one["optimizer"]["machine"] |= {"cpu_share": 1.0, "num_cpus": 2, "load_1m": 17.0}
+    file.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    first, *_ = sorted(opened(root, cache).trials, key=lambda trial: trial.config["seed"])
+    assert first.other_processes == 15
+    assert "trials-share-cores" in {finding.rule for finding in first.findings}
+    assert "machine-busy" not in {finding.rule for finding in first.findings}
+
+
 def test_derived_values_follow_new_rows(root: Path, cache: Path) -> None:
     write_trial(root / "exp", "sync_samples", 1, 3, finished=False)
     directory = opened(root, cache)

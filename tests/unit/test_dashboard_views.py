@@ -18,11 +18,11 @@ pytest.importorskip("plotly", reason="the extra polopt[dashboard] is not install
 from polopt import dashboards, metrics
 from polopt.common.config import ConfigError
 from polopt.dashboards import report
+from polopt.dashboards.data.diagnosis import Finding
 from polopt.dashboards.data.scales import smoothed
 from polopt.dashboards.data.selection import Filters, Selection, differing_keys, make_runs
+from polopt.dashboards.data.tab import OptimizerTab, Plot, Tab
 from polopt.dashboards.data.trials import RETURN, ResultsDirectory, Trial
-from polopt.dashboards.diagnosis import Finding
-from polopt.dashboards.tab import OptimizerTab, Plot, Tab
 from polopt.dashboards.tab_file import tab_of
 from polopt.dashboards.views import (
     compare_tab,
@@ -398,7 +398,8 @@ def test_best_trials_are_listed_with_their_config(results: Path) -> None:
     write_sweep(results, 12)
     best = by_key(experiments_tab.panels(select(results)))["best"]
     assert best.title == "Highest returns: at most 10 of 12 trials"
-    assert list(best.columns[6:8]) == ["lr", "num_sgd_iter"]
+    assert list(best.columns[:3]) == ["rank", "group", "return"]  # a narrow window has no more room
+    assert list(best.columns[7:9]) == ["lr", "num_sgd_iter"]
     returns = [row[2] for row in best.rows]
     assert len(returns) == 10
     assert returns == sorted(returns, reverse=True)
@@ -408,7 +409,23 @@ def test_best_trials_are_listed_with_their_config(results: Path) -> None:
     )
     for row in best.rows:
         config = by_trial[row[-1]].config
-        assert row[6:8] == [str(config["lr"]), str(config["num_sgd_iter"])]
+        assert row[7:9] == [str(config["lr"]), str(config["num_sgd_iter"])]
+        lr, epochs = config["lr"], config["num_sgd_iter"]
+        assert row[1] == f"SyncPPO, lr {lr}, num_sgd_iter {epochs}"
+
+
+def test_large_returns_are_written_with_all_digits(results: Path) -> None:
+    for lr in (0.1, 0.2):
+        for seed in range(2):
+            params = {"lr": lr}
+            write_trial(results, "sync_samples", seed, 3, level=2e6 * lr, params=params)
+    panels = by_key(compare_tab.panels(select(results)))
+    shown = [panels["target-table"].title, *map(str, panels["target-table"].rows)]
+    figure = panels["final-score"].figure
+    assert figure is not None
+    shown += [trace.hovertemplate for trace in figure.data]
+    assert sum(len(re.findall(r"\d,\d{3}", text)) for text in shown) >= 4
+    assert not any(re.search(r"\de[+-]?\d", text) for text in shown)
 
 
 def test_best_trials_are_ranked_within_their_task(results: Path) -> None:
@@ -416,8 +433,8 @@ def test_best_trials_are_ranked_within_their_task(results: Path) -> None:
         for lr in (0.1, 0.2):
             write_trial(results, "sync_samples", 0, 3, level=level, params={"env": task, "lr": lr})
     best = by_key(experiments_tab.panels(select(results)))["best"]
-    assert [row[:2] for row in best.rows] == [
-        ["Acrobot-v1", 1], ["Acrobot-v1", 2], ["CartPole-v1", 1], ["CartPole-v1", 2]
+    assert [(row[3], row[0]) for row in best.rows] == [
+        ("Acrobot-v1", 1), ("Acrobot-v1", 2), ("CartPole-v1", 1), ("CartPole-v1", 2)
     ]  # fmt: skip
 
 
@@ -711,6 +728,21 @@ def test_real_actions_have_a_line_for_each_dimension(results: Path) -> None:
         assert panels[f"action-{statistic}"].help.endswith("Dimensions 0 to 8 of 11.")
         expected = [row["optimizer"]["actions"][statistic][3] for row in rows_of(folder)]
         np.testing.assert_allclose(drawn["dimension 3"].y, expected)
+
+
+def test_statistics_of_a_policy_plugin_are_drawn(results: Path) -> None:
+    folder = write_trial(results, "sync_samples", 0, 4)
+    lines = rows_of(folder)
+    for number, line in enumerate(lines):
+        block = line["learners"]["default_policy"]
+        block |= {"quantile_spread": float(number), "never": math.nan, "entropy": math.nan}
+    (folder / "result.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    panels = by_key(learner_tab.panels(select(results)))
+    panel = panels["learner-quantile_spread"]
+    assert panel.title == "Quantile spread"
+    assert [list(curve.y) for curve in curves(panel).values()] == [[0.0, 1.0, 2.0, 3.0]]
+    assert "learner-never" not in panels
+    assert panels["entropy"].figure is None  # no flat line, and no empty plot
 
 
 def test_values_are_drawn_beside_their_targets(results: Path) -> None:
@@ -1066,8 +1098,8 @@ def test_pinned_groups_come_first_and_are_among_the_best(results: Path) -> None:
     assert panels["config-differences"].rows[0][0] == name
     assert panels["return-steps"].figure.data[0].name.startswith(name)  # type: ignore[union-attr]
     best = by_key(experiments_tab.panels(pinned))["best"]
-    assert [row[1] for row in best.rows] == [*range(1, 11), 12]
-    assert best.rows[-1][-2] == name
+    assert [row[0] for row in best.rows] == [*range(1, 11), 12]
+    assert best.rows[-1][1] == name
     assert best.title.endswith("at most 10 of 13 trials, and all trials of pinned groups")
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polopt.dashboards import diagnosis, run_results
-from polopt.dashboards.diagnosis import RULES, Finding, diagnose
-from polopt.dashboards.run_results import COLUMNS, History, read_results
+from polopt.dashboards.data import diagnosis, run_results
+from polopt.dashboards.data.diagnosis import RULES, Finding, diagnose
+from polopt.dashboards.data.run_results import COLUMNS, History, RunResults, read_results
 
 Rows = list[dict[str, Any]]
 DOCS = Path(__file__).parents[2] / "docs" / "dashboards.md"
@@ -209,6 +209,24 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
         ("The policy has been deterministic since step 8,000: entropy 1e-18",),
     ),
     (
+        "deterministic",  # every episode ends at the limit of its steps, as in MountainCar-v0
+        samples,
+        {
+            "learners/default_policy/entropy": 0.001,
+            **{f"env_runners/episode_return_{which}": -200.0 for which in ("mean", "min", "max")},
+        },
+        ("The policy has been deterministic since step 8,000",),
+    ),
+    (
+        "deterministic",  # the first result has no entropy, because it has no update
+        samples,
+        {
+            "learners/default_policy/entropy": lambda i: 0.001 if i else math.nan,
+            "env_runners/episode_return_mean": 9.3,
+        },
+        ("The policy has been deterministic since step 16,000: entropy 0.001",),
+    ),
+    (
         "value-loss",
         samples,
         {"learners/default_policy/vf_loss": 1.3e9},
@@ -295,6 +313,16 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
         samples,
         {"optimizer/machine/cpu_share": 0.99, "optimizer/machine/load_1m": 40.0},
         ("40 processes compete for 16 cores", "the workers of this run are only 5 processes"),
+    ),
+    (
+        "small-buffer",
+        replay,
+        {
+            "optimizer/buffer_rows": 900,
+            "optimizer/buffer_fill": lambda i: 1.0 if i > 3 else 0.2 * (i + 1),
+            "env_runners/episode_len_mean": lambda i: 20.0 + 15.0 * i,
+        },
+        ("holds 900 rows, which are 2.0 episodes of 455 steps", "raise buffer_size"),
     ),
     (
         "too-many-workers",
@@ -432,12 +460,68 @@ def test_change_for_a_slow_worker_fits_the_optimizer(
     assert finding.change == change
 
 
+def findings_beside(rows: Rows, other_processes: float) -> dict[str, Finding]:
+    """Returns the findings of a run that is known to share its machine with other trials."""
+    history = History()
+    for row in rows:
+        history.add(row)
+    columns = history.results()._columns
+    return {one.rule: one for one in diagnose(RunResults(columns, other_processes))}
+
+
+def test_trials_that_share_the_cores_are_no_other_programs() -> None:
+    rows = samples()
+    put(rows, "optimizer/machine/cpu_share", 0.99)
+    put(rows, "optimizer/machine/load_1m", 40.0)
+    assert set(findings_beside(rows, 0.0)) == {"machine-busy"}
+    shared = findings_beside(rows, 34.0)
+    assert set(shared) == {"trials-share-cores"}
+    text = shared["trials-share-cores"].text
+    assert "40 processes competed for 16 cores" in text
+    assert "other trials of the experiment had 34 processes at the same time" in text
+    assert set(findings_beside(rows, 20.0)) == {"trials-share-cores"}
+    both = findings_beside(rows, 10.0)
+    assert set(both) == {"machine-busy"}
+    assert "this run and of the trials beside it are only 15 processes" in both["machine-busy"].text
+    put(rows, "optimizer/machine/load_1m", 16.0)  # a process for each core
+    assert findings_beside(rows, 11.0) == {}
+
+
 def test_every_rule_has_a_run_with_its_fault() -> None:
-    assert {rule.key for rule in RULES} == {fault[0] for fault in FAULTS}
+    beside = "trials-share-cores"  # its test is test_trials_that_share_the_cores...
+    assert {rule.key for rule in RULES} == {beside, *(fault[0] for fault in FAULTS)}
 
 
 #: Runs without problems whose numbers are close to a problem.
 ODD: list[tuple[str, Callable[[], Rows], dict[str, Any]]] = [
+    ("a solved task whose returns are all equal", samples, {
+        "learners/default_policy/entropy": lambda i: 0.69 if i < 5 else 0.005,
+        "env_runners/episode_return_mean": lambda i: -1.0 + 3.0 * i if i < 3 else 9.92,
+        "env_runners/episode_return_max": 9.92,
+        "env_runners/episode_return_min": lambda i: -1.0 if i < 5 else 9.92}),
+    ("a task that is solved in the first result", samples, {
+        "learners/default_policy/entropy": 0.005,
+        "env_runners/episode_return_mean": lambda i: 9.92 if i else 9.91,
+        "env_runners/episode_return_max": 9.92,
+        "env_runners/episode_return_min": lambda i: 9.92 if i else 3.0}),
+    ("a return that rises although the entropy is low, without episodes in the first results",
+     samples, {
+        "learners/default_policy/entropy": lambda i: 0.69 if i < 20 else 0.005,
+        "env_runners/episode_return_mean":
+            lambda i: math.nan if i < 3 else 20.0 if i < 23 else 125.0,
+        "env_runners/episode_return_max": lambda i: math.nan if i < 3 else 1000.0,
+        "env_runners/episode_return_min": lambda i: math.nan if i < 3 else 9.0}),
+    ("the best policy of a game of chance", samples, {
+        "learners/default_policy/entropy": lambda i: 0.69 if i < 5 else 0.005,
+        "env_runners/episode_return_mean": lambda i: min(0.02 + 0.2 * i, 0.74),
+        "env_runners/episode_return_max": 1.0,
+        "env_runners/episode_return_min": 0.0}),
+    ("a buffer of many episodes", replay, {
+        "optimizer/buffer_rows": 50_000, "optimizer/buffer_fill": 1.0,
+        "env_runners/episode_len_mean": 500.0}),
+    ("a buffer that is not full yet", replay, {
+        "optimizer/buffer_rows": 900, "optimizer/buffer_fill": 0.1,
+        "env_runners/episode_len_mean": 455.0}),
     ("a solved task: low entropy and rising returns", samples, {
         "learners/default_policy/entropy": lambda i: 0.69 if i < 5 else 0.005}),
     ("a task solved within the first third", samples, {
@@ -500,12 +584,34 @@ def test_workers_that_are_the_driver_are_not_compared() -> None:
     assert findings(rows) == {}
 
 
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_rules_about_time_need_three_results(count: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "seconds", "lasts"),
+    [(0, 9.0, False), (1, 9.0, False), (1, 11.0, True), (2, 0.9, False), (2, 1.1, True)],
+)
+def test_rules_about_time_need_some_seconds_but_few_results(
+    count: int, seconds: float, lasts: bool
+) -> None:
     rows = healthy()[:count]
-    put(rows, "optimizer/driver/share/wait", 0.0)
-    put(rows, "optimizer/workers/share/idle", 0.9)
-    assert findings(rows) == {}
+    put(rows, "optimizer/interval_s", lambda i: 7.0 * seconds if i == 0 else seconds)
+    put(rows, "optimizer/workers/per_worker/2/env_steps_per_sampling_s", 25.0)
+    assert set(findings(rows)) == ({"slow-worker"} if lasts else set())
+
+
+def test_noise_of_an_untrained_policy_is_no_fall() -> None:
+    """The returns are like those of random actions in CartPole-v1. Each mean is over 100 episodes,
+    and 30 of them are new in each result."""
+    for seed in range(40):
+        lengths = 9.0 + np.random.default_rng(seed).exponential(13.0, 30 * COUNT)
+        rows = samples()
+        for number, row in enumerate(rows):
+            window = lengths[: 30 * (number + 1)][-100:]
+            row["env_runners"] = {
+                "episode_return_mean": float(window.mean()),
+                "episode_return_min": float(window.min()),
+                "episode_return_max": float(window.max()),
+                "num_episodes_lifetime": 30 * (number + 1),
+            }
+        assert "return-fell" not in findings(rows), seed
 
 
 def test_start_up_does_not_count() -> None:
@@ -564,5 +670,5 @@ def test_each_column_is_read() -> None:
 
 
 def test_docs_hold_the_table_of_rules() -> None:
-    # `python -m polopt.dashboards.diagnosis` prints the table.
+    # `python -m polopt.dashboards.data.diagnosis` prints the table.
     assert diagnosis.markdown_table() in DOCS.read_text()

@@ -10,7 +10,12 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-PAGES = ["memory.md", "normalization.md", "results.md", "wrappers.md"]
+PAGES = ["add-ons.md", "memory.md", "normalization.md", "results.md", "wrappers.md"]
+
+
+@pytest.fixture(autouse=True)
+def _own_add_ons(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polopt.common.add_ons._registered", [])
 
 
 @pytest.mark.parametrize("page", PAGES)

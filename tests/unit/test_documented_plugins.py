@@ -23,7 +23,7 @@ import polopt
 from polopt import optimizers
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.rollouts.transport.channel import LostProcessError
-from polopt.simulation.simulated_channel import (
+from polopt.rollouts.transport.simulated_channel import (
     SimulatedTicket,
     SimulatedTransport,
     oldest_first,

@@ -31,7 +31,7 @@ from polopt.rollouts.ray_session import attach_or_start
 from polopt.rollouts.sampling.seeds import evaluation_seeds, worker_seeds
 from polopt.rollouts.sampling.whole_episodes import WholeEpisodes, shares
 from polopt.rollouts.transport.channel import Started
-from polopt.simulation.simulated_channel import of_process
+from polopt.rollouts.transport.simulated_channel import of_process
 from polopt.trainers import best_checkpoint
 from polopt.trainers import evaluation as evaluating
 from polopt.trainers.best_checkpoint import BestCheckpoint

@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "policies/distributions": _BASE,
     "policies/networks": _BASE,
     "policies/fast_cpu": _BASE | {"policies/distributions", "policies/networks"},
-    "policies/fast_gpu": set(),
+    "policies/fast_gpu": {"common"},
     "policies/learning": _BASE | {"policies/networks"},
     "policies": _BASE | _POLICIES,
     "rollouts": _BASE,  # the modules directly in this folder
@@ -56,11 +56,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Add-ons: each may import the core. The core imports none of them.
     "collectors": _CORE | {"recording"},
     "recording": _CORE | {"command_line"},
-    "simulation": _CORE,
     "rllib": _CORE,
-    "command_line": _CORE | {"dashboards"},
-    "dashboards/data": {*_BASE, "dashboards"},
-    "dashboards/views": {*_BASE, "dashboards", "dashboards/data"},
+    "command_line": _CORE,
+    "dashboards/data": _BASE,
+    "dashboards/views": _BASE | {"dashboards/data"},
     "dashboards": {*_CORE, "dashboards/data", "dashboards/views", "command_line"},
 }
 # These folders may import only the public names of polopt, like a user's code.
@@ -167,7 +166,7 @@ def planted(root: Path, folder: str, **sources: str) -> list[Module]:
         ),
         ("trainers", "import polopt.tuned_examples", "polopt.tuned_examples"),
         ("trainers", "if TYPE_CHECKING:\n    from polopt.dashboards import x", "polopt.dashboards"),
-        ("dashboards", "from polopt.trainers.presets import A3C", "polopt.trainers.presets"),
+        ("dashboards", "from polopt.rllib import PPOConfig", "polopt.rllib"),
         ("tuned_examples", "from polopt.trainers.presets import A3C", "polopt.trainers.presets"),
         ("benchmarks", "from polopt.policies import policy", "polopt.policies.policy"),
         ("benchmarks/peers", "from polopt.policies import policy", "polopt.policies.policy"),

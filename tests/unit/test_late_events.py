@@ -11,14 +11,14 @@ from toy_shards import Shards, count
 from polopt.optimizers.async_replay import Task
 from polopt.optimizers.replay_shards import draw
 from polopt.rollouts.transport.channel import LostProcessError
-from polopt.rollouts.workers.calls import Calls
-from polopt.rollouts.workers.errors import WorkersFailedError
-from polopt.simulation.simulated_channel import (
+from polopt.rollouts.transport.simulated_channel import (
     SimulatedTransport,
     none_ready,
     oldest_first,
     shuffled_by,
 )
+from polopt.rollouts.workers.calls import Calls
+from polopt.rollouts.workers.errors import WorkersFailedError
 
 
 def test_process_that_started_while_the_driver_was_busy_is_not_replaced() -> None:

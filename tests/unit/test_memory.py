@@ -189,6 +189,7 @@ def test_new_episodes_forget() -> None:
     sampler = make_sampler(env, policy, 2)
     sampler.sample()
     sampler.reset_some(np.array([True, False, True]))
+    sampler.leave_gap()
     state = sampler.sample().per_env["state"]
     assert (state[[0, 2]] == 0.0).all()
     assert (state[1] != 0.0).any()

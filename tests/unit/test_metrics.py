@@ -211,12 +211,10 @@ def test_learner_stats_are_means_over_rows() -> None:
 
 
 def test_first_report_has_all_learner_keys() -> None:
-    assert LearnerStats().report() == dict.fromkeys(LEARNER_KEYS, 0.0)
     stats = LearnerStats(["of_a_plugin", "entropy"])
     report = stats.report()
     assert list(report) == [*LEARNER_KEYS, "of_a_plugin"]
-    assert math.isnan(report["of_a_plugin"])
-    assert report["entropy"] == 0.0
+    assert all(map(math.isnan, report.values()))  # an entropy of 0 would look like a collapse
     stats.add({"of_a_plugin": 3.0}, rows=5)
     assert stats.report()["of_a_plugin"] == 3.0
 

@@ -157,6 +157,7 @@ def test_reset_environments_begin_their_returns_again() -> None:
     sampler = make_sampler(env, make_policy("a2c", env, gamma=GAMMA, **BOTH), 3)
     sampler.sample()
     sampler.reset_some(np.array([True, False]))
+    sampler.leave_gap()
     rows = [*rows_of_ramp(0, 9, 3, 0), *list(rows_of_ramp(1, 9, 6, 0))[3:]]
     assert_equal_moments(sampler.sample().moments, Moments.of(np.array(rows)))
 

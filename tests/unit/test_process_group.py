@@ -7,21 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import worker_config
+from fakes import FakeWorkerSet, worker_config
 from toy_shards import Shard, Shards, add_rows, count, fail_with_rows, make_rows
 
 from polopt.common.data_faults import DataFaults
 from polopt.common.weights import Weights
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import LostProcessError, LostReferenceError
-from polopt.rollouts.workers import worker_set
-from polopt.rollouts.workers.call import Reply
-from polopt.rollouts.workers.calls import WEIGHTS, Calls
-from polopt.rollouts.workers.errors import FunctionError, WorkersFailedError
-from polopt.rollouts.workers.fault_log import WorkerFailure
-from polopt.rollouts.workers.start_up import StartUp
-from polopt.rollouts.workers.worker_set import WorkerSet
-from polopt.simulation.simulated_channel import (
+from polopt.rollouts.transport.simulated_channel import (
     Reference,
     SimulatedTransport,
     VirtualClock,
@@ -29,6 +22,15 @@ from polopt.simulation.simulated_channel import (
     none_ready,
     oldest_first,
 )
+from polopt.rollouts.workers import worker_set
+from polopt.rollouts.workers.call_workers import restore_statistics
+from polopt.rollouts.workers.calls import WEIGHTS, Calls, Reply
+from polopt.rollouts.workers.errors import FunctionError, WorkersFailedError
+from polopt.rollouts.workers.fault_log import WorkerFailure
+from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.start_up import StartUp
+from polopt.rollouts.workers.worker_handle import WorkerHandle
+from polopt.rollouts.workers.worker_set import WorkerSet
 
 
 @pytest.fixture
@@ -306,3 +308,35 @@ def test_limit_of_a_start_begins_when_ray_has_placed_a_process_that_could_wait()
     [(found, why)] = start_up.overdue([worker], options, enough_up=True)
     assert found is worker
     assert "has not ended" in why
+
+
+def test_later_starts_do_not_extend_the_limit_of_a_start() -> None:
+    clock = VirtualClock()
+    transport: Any = SimpleNamespace(clock=clock, waiting=lambda channels: ([], 0))
+    start_up = StartUp("worker", "", transport)
+    options = RolloutConfig(env="CartPole-v1", worker_startup_timeout_s=30.0)
+
+    def started(index: int) -> WorkerHandle:
+        return WorkerHandle(index, None, clock(), began_s=clock())  # type: ignore[arg-type]
+
+    hangs, beside = started(1), started(2)
+    clock.advance(20.0)
+    start_up.came_up(beside, [hangs])  # both have slowed each other down
+    found = []
+    for _ in range(4):
+        found.append(bool(start_up.overdue([hangs], options, enough_up=True)))
+        clock.advance(10.0)
+        start_up.came_up(started(2), [hangs])  # a worker that is restarted again and again
+    assert found == [False, False, False, True]
+
+
+class RefusesStatistics(RolloutWorker):
+    def set_statistics(self, statistics: dict[str, Any]) -> None:
+        raise ValueError("the wrappers differ:\nValueError: in two lines")
+
+
+def test_text_of_refused_statistics_is_whole() -> None:
+    workers = FakeWorkerSet(worker_config(rollout={"num_workers": 1}), kind=RefusesStatistics)
+    whole = r"^the wrappers differ:\nValueError: in two lines$"
+    with pytest.raises(ValueError, match=whole):
+        restore_statistics(workers, {"1": {"statistics": {"vector": {}, "envs": []}}})

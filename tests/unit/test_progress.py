@@ -23,7 +23,6 @@ from polopt.command_line.progress_table import (
     share_done,
     time_left_s,
 )
-from polopt.dashboards.diagnosis import diagnose
 
 
 def result(**changes: Any) -> dict[str, Any]:
@@ -140,7 +139,7 @@ def test_end_of_a_run_says_what_is_wrong(
     faults = {"num_healthy_workers": 2, "num_env_faults": 7, "last_env_fault": "ValueError: boom"}
     with Progress(Console(file=io.StringIO()), "title", {}, tmp_path / "log") as progress:
         progress.on_trial_result(1, [], None, result(fault_tolerance=faults))
-    say_findings(diagnose(progress.history.results()))
+    say_findings(progress.findings())
     assert capsys.readouterr().out == (
         "diagnosis   7 environment faults: ValueError: boom\n"
         "            -> fix the environment; a fault interrupts the episode, and the statistics "
@@ -243,7 +242,7 @@ def test_tune_can_pickle_progress(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), force_terminal=True)
     with Progress(console, "title", {"training_iteration": 9}, tmp_path / "log") as progress:
         copy = pickle.loads(pickle.dumps(progress))
-    assert copy.history.num_results == 0
+    assert copy.num_results == 0
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,10 @@ from typer.testing import CliRunner
 
 from polopt.command_line.cli import app
 from polopt.dashboards import prometheus_exporter
+from polopt.dashboards.data.prometheus import LAG_BOUNDARIES, METRICS, markdown_table
+from polopt.dashboards.data.tab import OptimizerTab
 from polopt.dashboards.grafana import ALERTS, VIEWS, dashboards, views_of, write_alerts
-from polopt.dashboards.prometheus import LAG_BOUNDARIES, METRICS, markdown_table
 from polopt.dashboards.prometheus_exporter import PrometheusExporter
-from polopt.dashboards.tab import OptimizerTab
 from polopt.dashboards.tab_file import tab_of
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.trainers.trainer import PolicyOptimizerTrainer
@@ -351,7 +351,7 @@ def test_own_metrics_of_an_optimizer_are_recorded(recorded: Any) -> None:
 
 def test_metrics_page_holds_the_tables() -> None:
     page = METRICS_PAGE.read_text()
-    assert markdown_table() in page  # `python -m polopt.dashboards.prometheus` prints it
+    assert markdown_table() in page  # `python -m polopt.dashboards.data.prometheus` prints it
     for tab in TABS:
         for metric in tab.tab.metrics:
             row = markdown_table([metric]).splitlines()[-1]

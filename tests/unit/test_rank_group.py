@@ -6,19 +6,24 @@ import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fakes import CheckedWorker, FakeWorkerSet, make_optimizer, worker_config
 
+from polopt.common.moments import Moments
+from polopt.common.sample_batch import SampleBatch
 from polopt.optimizers import rank_group
 from polopt.optimizers.decentralized_allreduce import (
     DecentralizedAllReduce,
     DecentralizedAllReduceConfig,
 )
 from polopt.optimizers.rank_group import RankGroup
+from polopt.policies.learning.reducer import LocalReducer
 from polopt.rollouts.transport.channel import LostProcessError, Started, TransportError
 from polopt.rollouts.transport.collective import AllReducer, GroupBroken, GroupSpec
 from polopt.rollouts.workers.errors import WorkersFailedError
+from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 
 DEATH = LostProcessError("the process died")
@@ -199,8 +204,7 @@ def test_death_while_forming_replaces_one_rank(
     lost.channel.errors[function] = DEATH
     group.broken = True
     group.ensure()
-    if (function, dying == 1) in {("policy_state", False), ("take_policy_state", True)}:
-        # Only the leader, rank 1, sends its state, and only the other ranks receive this state.
+    if function == "policy_state" and dying != 1:  # only the leader, rank 1, sends its state
         assert workers.faults.num_restarts == 0, "the function is not called"
         return
     assert workers.faults.num_restarts == 1
@@ -295,6 +299,57 @@ def test_ranks_that_fail_while_weights_are_compared_are_one_error(
     optimizer._compare({worker.index: str(worker.index) for worker in group.ranks})
     with pytest.raises(WorkersFailedError, match=r"version 5 are lost"):
         group.ensure()
+
+
+class RankWithSamples(RolloutWorker):
+    """A rank that keeps the observations of its samples."""
+
+    problem: str | None = None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.observations: list[np.ndarray] = []
+
+    def sample(self, *args: Any) -> SampleBatch:
+        batch = super().sample(*args)
+        self.observations.append(batch.flat("obs")[batch.flat("valid")])
+        return batch
+
+
+class BreaksOnce(LocalReducer):
+    """The group of a single rank. The sum number `at` raises `GroupBroken`."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def sum_(self, tensor: torch.Tensor) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise GroupBroken("another rank has died")
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])  # before, in and after the sums of the moments
+@pytest.mark.parametrize("in_sync", [True, False])
+def test_samples_of_a_broken_round_enter_the_moments_once(at: int, in_sync: bool) -> None:
+    config = worker_config(rollout={"num_workers": 1}, normalize_observations=True)
+    workers = FakeWorkerSet(config, kind=RankWithSamples)
+    optimizer = make_optimizer(DecentralizedAllReduce, workers, keep_local_weights_in_sync=in_sync)
+    rank = rank_of(workers.remote[0])
+    rank.state["group"] = BreaksOnce(at)
+    for _ in range(3):
+        optimizer.step()
+    optimizer.drain()
+    assert optimizer.num_broken_rounds == 1
+    expected = Moments.of(np.concatenate(rank.observations))
+    for policy in (rank.policy, optimizer.policy):
+        found = policy.get_weights().moments
+        assert found.rows == optimizer.metrics.num_env_steps_sampled == expected.rows
+        np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-10)
+        np.testing.assert_allclose(found.m2, expected.m2, rtol=1e-10)
+    assert optimizer.get_state()["policy"]["moments"]["rows"] == expected.rows
 
 
 def test_sum_of_a_rank_that_only_listened_breaks_the_group() -> None:

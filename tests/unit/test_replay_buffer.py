@@ -16,6 +16,7 @@ from toy_envs import AUTORESET, make_policy, make_sampler, sync_clocks
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.transitions import Transitions
+from polopt.metrics.memory import Memory
 from polopt.replay import row_store
 from polopt.replay.replay_buffer import ReplayBuffer
 from polopt.replay.row_store import ColumnSpec
@@ -394,6 +395,7 @@ def test_sampler_sets_places_of_fragments() -> None:
     assert third.steps(1, 3).place == (third.place[0], third.place[1] + 1)
     saved = sampler.get_state()
     sampler.reset_some(np.array([True, False]))
+    sampler.leave_gap()
     assert sampler.sample().place != third.next_place
     sampler.reset()
     assert sampler.sample().place[0] == first.place[0]
@@ -426,15 +428,24 @@ def test_size_is_known_before_the_buffer_is_filled() -> None:
 
 
 def test_more_than_the_free_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Free:
-        available = 50_500_000
-
-    monkeypatch.setattr(row_store.psutil, "virtual_memory", lambda: Free)
+    free = Memory(10**9, 10**9, 50_500_000)
+    monkeypatch.setattr(row_store, "memory", lambda: free)
     spec = ColumnSpec((17,), np.dtype(np.float32)), ColumnSpec((6,), np.dtype(np.float32))
     said = (
         r"key 'replay_capacity': got 1,000,000; the full buffer needs 101.0 MB \(101 bytes a row\),"
         r" and 50.5 MB of memory are free. Allowed: up to about 500,000"
     )
+    with pytest.raises(ConfigError, match=said):
+        ReplayBuffer(1_000_000, GAMMA).allocate(*spec)
+
+
+def test_memory_that_the_system_refuses_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise MemoryError("Unable to allocate 101. MiB")
+
+    monkeypatch.setattr(row_store, "_array", refuse)
+    spec = ColumnSpec((17,), np.dtype(np.float32)), ColumnSpec((6,), np.dtype(np.float32))
+    said = r"key 'replay_capacity': got 1,000,000; the full buffer needs 101.0 MB, .* Unable to"
     with pytest.raises(ConfigError, match=said):
         ReplayBuffer(1_000_000, GAMMA).allocate(*spec)
 

@@ -171,6 +171,27 @@ def test_state_without_rows_is_restored(tmp_path: Path) -> None:
     np.testing.assert_array_equal(buffer.sample(9).indices, again.sample(9).indices)
 
 
+def test_saved_rows_are_drawn_with_the_changed_exponent(tmp_path: Path) -> None:
+    """The priorities of the rows stay the same. Their probabilities follow from the new options."""
+    old: dict[str, Any] = {"alpha": 0.6, "priority_epsilon": 1e-6}
+    new: dict[str, Any] = {"alpha": 1.5, "priority_epsilon": 0.1}
+    errors = np.linspace(0.0, 3.0, 30)
+    buffers = [ReplayBuffer(200, GAMMA, **options) for options in (old, new)]
+    for buffer in buffers:
+        buffer.add(fragment(0, steps=31, envs=1))
+        buffer.update_priorities(np.arange(30), errors)
+    state = through_checkpoint(buffers[0].save(tmp_path), tmp_path)
+    again = ReplayBuffer(200, GAMMA, **new)
+    again.load(tmp_path, state)
+    leaves = again._tree.leaves[:30]
+    np.testing.assert_allclose(leaves, (errors + 0.1) ** 1.5, rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(leaves, buffers[1]._tree.leaves[:30], rtol=1e-9, atol=1e-10)
+    for key in ("alpha", "priority_epsilon"):  # a state of an older version has no such keys
+        del state[key]
+    again.load(tmp_path, state)
+    np.testing.assert_array_equal(again._tree.leaves, buffers[0]._tree.leaves)
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[5] ^= 1

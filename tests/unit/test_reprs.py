@@ -31,8 +31,9 @@ def test_reprs_of_trainer_and_policy_show_kind_and_progress() -> None:
     assert repr(trainer) == f"SyncPPO({what}, iteration 1, {steps} env steps)"
     policy = trainer.get_policy()
     assert policy.version > 0
-    said = f"PPOPolicy(Box(4,) -> Discrete(2), 107 parameters, version {policy.version}, cpu)"
-    assert repr(policy) == said
+    said = f"PPOPolicy(Box(4,) -> Discrete(2), 107 parameters, version {policy.version}, cpu, "
+    assert repr(policy) == f"{said}learns with {policy.learns_with})"
+    assert trainer.optimizer.stats()["learns_with"] == policy.learns_with
     assert repr(trainer.workers) == "WorkerSet(0 of 0 remote workers up)"
     trainer.stop()
     assert repr(trainer) == f"SyncPPO({what}, stopped)"
@@ -53,7 +54,9 @@ def test_loaded_policy_says_its_device_and_version(tmp_path: Path) -> None:
     trainer = polopt.A2C(SMALL)
     trainer.save(str(tmp_path))
     trainer.stop()
-    assert repr(polopt.load(tmp_path)).endswith("107 parameters, version 0, cpu)")
+    assert repr(polopt.load(tmp_path)).endswith(
+        "107 parameters, version 0, cpu, learns with NumPy)"
+    )
 
 
 def test_batch_shows_shapes_and_no_numbers() -> None:
@@ -76,5 +79,5 @@ def test_long_space_is_cut() -> None:
     observations = spaces.Dict({f"part {i}": spaces.Box(0.0, 1.0, (3,)) for i in range(9)})
     cls = POLICIES.get("a2c")
     policy = cls(observations, spaces.MultiDiscrete([3, 2]), cls.config_class())
-    assert len(repr(policy)) < 220
+    assert len(repr(policy)) < 250
     assert "MultiDiscrete([3 2])" in repr(policy)

@@ -59,6 +59,28 @@ def test_statistics_of_a_policy_are_columns_before_its_first_update(tmp_path: Pa
     assert float(rows[1]["learners/default_policy/alpha_value"]) == pytest.approx(values[1])
 
 
+def test_statistics_that_a_policy_does_not_compute_are_nan(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"env": "CartPole-v1", "num_workers": 0, "seed": 1}
+    options |= {"model": {"fcnet_hiddens": [8]}, "min_sample_timesteps_per_iteration": 64}
+    options |= {"learning_starts": 16, "buffer_size": 200, "epsilon": [[0, 1.0], [100, 0.5]]}
+    for prioritized in (False, True):
+        folder = tmp_path / str(prioritized)
+        trainer = polopt.DQN({**options, "prioritized_replay": prioritized}, log_dir=folder)
+        results = [trainer.train() for _ in range(2)]
+        trainer.stop()
+        learned = results[-1]["learners"]["default_policy"]
+        for key in ("entropy", "mean_kl_loss", "clip_fraction", "policy_loss"):
+            assert math.isnan(learned[key]), key
+        assert learned["vf_loss"] > 0.0
+        assert 0.5 <= learned["epsilon"] < results[0]["learners"]["default_policy"]["epsilon"] < 1.0
+        for key in ("priority_mean", "priority_max", "priority_beta"):
+            assert math.isnan(results[-1]["optimizer"][key]) != prioritized, key
+        with (folder / "progress.csv").open() as file:
+            row = list(csv.DictReader(file))[-1]
+        assert float(row["learners/default_policy/epsilon"]) == pytest.approx(learned["epsilon"])
+        assert math.isnan(float(row["learners/default_policy/entropy"]))
+
+
 def test_files_are_those_of_a_trial(run: Path) -> None:
     names = {path.name.split(".vm")[0].split(".tfevents")[0] for path in run.iterdir()}
     assert names == {

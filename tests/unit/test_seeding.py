@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -14,8 +16,10 @@ from toy_envs import (
     GlobalRandom,
 )
 
+import polopt
 from polopt.policies.a2c import A2CPolicy
 from polopt.rollouts.envs.creators import EnvContext
+from polopt.rollouts.envs.random_state import seed_global_generators
 from polopt.rollouts.envs.vector_env import probe_spaces
 from polopt.rollouts.sampling.seeds import worker_seeds
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
@@ -153,3 +157,69 @@ def test_driver_without_environments_is_not_seeded() -> None:
     np.random.seed(0)  # noqa: NPY002
     worker(index=0, num_workers=2)
     assert np.random.random() == expected  # noqa: NPY002
+
+
+class DrawsGlobally(gymnasium.Env[Any, Any]):
+    """Draws its observations from the global generators of the process."""
+
+    observation_space = gymnasium.spaces.Box(-10.0, 10.0, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, config: Any = None) -> None:
+        self.steps = 0
+
+    def _observation(self) -> Any:
+        drawn = random.random(), np.random.rand(), float(torch.rand(()))  # noqa: NPY002
+        return np.float32(drawn)
+
+    def reset(self, **options: Any) -> Any:
+        self.steps = 0
+        return self._observation(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self._observation(), random.random(), False, self.steps == 7, {}
+
+
+def own_run(seed: int | None = 3) -> Any:
+    return polopt.A2C(
+        env=DrawsGlobally,
+        seed=seed,
+        num_workers=0,
+        rollout_fragment_length=10,
+        min_sample_timesteps_per_iteration=100,
+        model={"fcnet_hiddens": [8]},
+    )
+
+
+def test_other_users_of_global_generators_do_not_change_a_run() -> None:
+    trainer = own_run()
+    for _ in range(3):
+        trainer.train()
+    expected = trainer.get_policy().get_weights().flat
+    trainer.stop()
+
+    trainer = own_run()
+    trainer.train()
+    policy = trainer.get_policy()
+    polopt.evaluate(policy, env=DrawsGlobally, episodes=2)
+    other = own_run(seed=4)
+    trainer.train()
+    other.train()
+    trainer.evaluate(2)
+    np.random.seed(0)  # noqa: NPY002
+    trainer.train()
+    np.testing.assert_array_equal(policy.get_weights().flat, expected)
+    assert not np.array_equal(other.get_policy().get_weights().flat, expected)
+    trainer.stop()
+    other.stop()
+
+
+def test_a_seeded_run_leaves_the_global_generators_of_the_process_unchanged() -> None:
+    seed_global_generators(5)
+    expected = random.random(), np.random.rand(), float(torch.rand(()))  # noqa: NPY002
+    seed_global_generators(5)
+    trainer = own_run()
+    trainer.train()
+    trainer.stop()
+    assert (random.random(), np.random.rand(), float(torch.rand(()))) == expected  # noqa: NPY002

@@ -14,6 +14,7 @@ from policy_helpers import (
     every_policy,
     small_policy,
 )
+from replay_helpers import replay_policy, transitions
 from torch import Tensor
 from toy_envs import random_batch
 
@@ -23,6 +24,7 @@ from polopt.policies.gae import standardized
 from polopt.policies.learning.minibatches import num_minibatches, shuffled
 from polopt.policies.learning.reducer import LocalReducer
 from polopt.policies.policy import Policy
+from polopt.policies.sac import SACPolicy
 
 
 class Rank:
@@ -113,7 +115,10 @@ def assert_together_equals_alone(name: str, shares: tuple[float, ...], **options
     keys = ("policy_loss", "vf_loss", "entropy", "total_loss", "grad_norm", "mean_kl_loss")
     for key in (*keys, "vf_explained_var", "vf_predicted_mean", "vf_target_mean"):
         for each in stats:
-            assert each[key] == pytest.approx(expected_stats.get(key, 0.0), rel=1e-3, abs=1e-5)
+            assert (key in each) == (key in expected_stats)
+            assert each.get(key, 0.0) == pytest.approx(
+                expected_stats.get(key, 0.0), rel=1e-3, abs=1e-5
+            )
 
 
 SHARES = [(1.0, 1.0), (0.9, 0.2), (1.0, 0.0), (0.3, 1.0, 0.0)]
@@ -249,3 +254,32 @@ def test_no_learner_has_rows() -> None:
     for each, learner in zip(weights, learners, strict=True):
         np.testing.assert_array_equal(each, initial.flat)
         assert (learner.version, learner.progress.skipped_updates) == (0, 0)
+
+
+def test_learners_average_the_statistics_of_a_class_and_of_its_bases() -> None:
+    class Noted(SACPolicy):
+        further_statistics = ("own",)
+
+        def backward(self, rows: Any) -> Any:
+            stats, errors = super().backward(rows)
+            return {**stats, "own": float(rows.num_rows)}, errors
+
+    like = replay_policy("sac")
+    policies = [Noted(like.encoder.space, like.action_space, like.config) for _ in range(2)]
+    assert Noted.statistic_keys()[-2:] == ["own", "alpha_value"]
+    counts = (4, 12)
+
+    def learn(rank: Rank, policy: Any, count: int) -> dict[str, float]:
+        stats: dict[str, float] = policy.learn_on_batch(transitions(policy, count), rank)
+        return stats
+
+    found = on_threads(
+        [
+            functools.partial(learn, policy=policy, count=count)
+            for policy, count in zip(policies, counts, strict=True)
+        ]
+    )
+    for stats in found:
+        assert stats["own"] == (4 * 4 + 12 * 12) / 16
+        assert stats["alpha_value"] == pytest.approx(1.0)
+        assert not {"mean_kl_loss", "clip_fraction"} & stats.keys()

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import queue
+import select
 import signal
 import socket
 import subprocess
@@ -14,9 +15,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -30,6 +34,7 @@ from polopt.rollouts.transport.sockets import (
     hang_up,
     limit,
 )
+from polopt.rollouts.transport.wakeup import Wakeup
 
 LIMIT_S = 60.0
 KEY = b"the key of this run"
@@ -382,3 +387,57 @@ def test_message_that_fits_into_the_buffer_never_waits(listener: Listener) -> No
             dialed.send_bytes(b"")
         hang_up(dialed)
         hang_up(accepted)
+
+
+def test_messages_that_the_other_side_has_not_read_take_room(listener: Listener) -> None:
+    """Each message fits into the empty buffer, but both do not. The sender can still continue."""
+    dialed, accepted = listener.greet()
+    outbox = sockets.Outbox(accepted)
+    message = bytes(sockets.buffer_bytes(accepted) - 1000)
+    sending = threading.Thread(target=lambda: [outbox.send(message) for _ in range(2)], daemon=True)
+    sending.start()
+    sending.join(10.0)
+    assert not sending.is_alive(), "another thread must send the message that does not fit"
+    for _ in range(2):
+        assert dialed.recv_bytes() == message
+    outbox.close()
+    hang_up(dialed)
+
+
+def test_outbox_keeps_the_order_and_its_limit(listener: Listener) -> None:
+    dialed, accepted = listener.greet()
+    outbox = sockets.Outbox(accepted, most_bytes=12_000_000)
+    messages = [bytes([number]) * (5_000_000 if number % 2 else 10) for number in range(5)]
+    for message in messages:
+        outbox.send(message, LIMIT_S)
+    with pytest.raises(TimeoutError, match="did not read"):
+        outbox.send(messages[1], 0.1)
+    assert [dialed.recv_bytes() for _ in messages] == messages
+    outbox.send(b"later", LIMIT_S)
+    assert dialed.recv_bytes() == b"later"
+    hang_up(dialed)
+    with pytest.raises(OSError, match=r"."):
+        [outbox.send(messages[1], LIMIT_S) for _ in range(100)]
+    outbox.close()
+
+
+def test_interrupted_handler_of_a_wakeup_loses_no_call() -> None:
+    wakeup, handled = Wakeup(), []
+    futures: list[Future[Any]] = [Future() for _ in range(3)]
+    for number, future in enumerate(futures):
+        wakeup.watch(SimpleNamespace(future=lambda own=future: own), number)  # type: ignore[arg-type]
+        future.set_result(None)
+
+    def handle(number: int, future: Future[Any]) -> None:
+        if number == 1 and len(handled) == 1:
+            handled.append("interrupted")
+            raise KeyboardInterrupt
+        handled.append(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        wakeup.handle(handle)
+    assert select.select([wakeup], [], [], 0.0)[0], "the selector returns at once"
+    wakeup.handle(handle)
+    assert handled == [0, "interrupted", 1, 2]
+    assert not select.select([wakeup], [], [], 0.0)[0]
+    wakeup.close()

@@ -20,11 +20,11 @@ ALLOWED = {
         "tests/unit/test_torch_optimizers.py::test_equals_class_bit_for_bit_through_a_restore",
     ),
     "_forward_hooks": (
-        "policies/fast_gpu/cuda_graphs.py",
+        "common/overrides.py",
         "tests/unit/test_fast_gpu.py::test_networks_with_hooks_learn_without_graphs",
     ),
     "_forward_pre_hooks": (
-        "policies/fast_gpu/cuda_graphs.py",
+        "common/overrides.py",
         "tests/unit/test_fast_gpu.py::test_networks_with_hooks_learn_without_graphs",
     ),
     "_global_registry": (

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import pickle
 import signal
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +17,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import polopt
+from polopt.command_line import ray_thread
 from polopt.command_line.cli import app
+from polopt.command_line.ray_thread import ray_running
 from polopt.command_line.signals import Stopped, StopSignals
 from polopt.common.config import ConfigError
+from polopt.rollouts.transport.sockets import PrivateListener
 from polopt.trainers.results import RENAMED_KEYS, check_stop_key, result_keys
 from polopt.trainers.stop_when import StopWhen
 
@@ -140,3 +150,75 @@ def test_finished_run_ignores_signals(signals: StopSignals) -> None:
         signals.finish()
         for number in SIGNALS:
             signal.raise_signal(number)
+
+
+class Idle(polopt.PolicyOptimizer):
+    """A strategy that forgets to sample. Stops the run after a while."""
+
+    runs_in_process = True
+    trainer: Any = None
+    steps = 0
+
+    def step(self) -> polopt.StepResult:
+        Idle.steps += 1
+        time.sleep(0.002)
+        if Idle.steps == 150:
+            Idle.trainer.request_stop("the test ends")
+        return self.metrics.counts_since(self.metrics.counts())
+
+
+def test_an_iteration_without_samples_says_so(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polopt.trainers.trainer._WARN_AFTER_S", 0.05)
+    monkeypatch.setattr("polopt.trainers.trainer._STOP_CHECK_S", 0.0)
+    trainer = polopt.PolicyOptimizerTrainer(
+        env="CartPole-v1", policy="a2c", optimizer=Idle, num_workers=0
+    )
+    Idle.trainer = trainer
+    with caplog.at_level(logging.WARNING, "polopt"):
+        result = trainer.train()
+    trainer.stop()
+    assert result["num_env_steps_sampled_lifetime"] == 0
+    said, *_ = [one.getMessage() for one in caplog.records if "sampled nothing" in one.getMessage()]
+    assert said.startswith("optimizer Idle has made 100 steps")
+
+
+LISTENS = """
+import time
+from polopt.rollouts.transport.sockets import PrivateListener
+listener = PrivateListener(b"key", print)
+time.sleep(60.0)
+"""
+
+
+def test_killed_processes_and_a_forced_exit_leave_no_files(
+    signals: StopSignals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver of a trial, here a process that listens, is killed. Then this process exits
+    without its exit handlers."""
+    exits: list[int] = []
+    monkeypatch.setattr(os, "_exit", exits.append)
+    monkeypatch.setattr(ray_thread.ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray_thread, "_LEFT_S", 0.0)
+    with tempfile.TemporaryDirectory() as parent:  # `tmp_path` can be too long for a Unix socket
+        monkeypatch.setattr(tempfile, "tempdir", parent)
+        env = {**os.environ, "TMPDIR": parent}
+        children: list[subprocess.Popen[bytes]] = []
+
+        def start() -> None:
+            children.append(subprocess.Popen([sys.executable, "-c", LISTENS], env=env))
+
+        with ray_running(start, signals):
+            until_s = time.monotonic() + 60.0
+            while not list(Path(parent).glob("*/s")) and time.monotonic() < until_s:
+                time.sleep(0.01)
+            assert list(Path(parent).glob("*/s"))
+        children[0].wait(10.0)
+        assert not list(Path(parent).iterdir())
+        own = PrivateListener(b"key", lambda *_: None)
+        signals.number = signal.SIGTERM
+        signals.leave()
+        assert exits == [128 + signal.SIGTERM]
+        assert not list(Path(parent).iterdir())
+        own.close()

@@ -19,18 +19,18 @@ from polopt.rollouts.transport.channel import (
     UndecodableAnswerError,
     UnsendableError,
 )
+from polopt.rollouts.transport.simulated_channel import (
+    SimulatedChannel,
+    SimulatedTicket,
+    SimulatedTransport,
+    none_ready,
+)
 from polopt.rollouts.workers import calls as calls_module
 from polopt.rollouts.workers.call import Call
 from polopt.rollouts.workers.calls import Calls
 from polopt.rollouts.workers.errors import FunctionError
 from polopt.rollouts.workers.start_up import CHECK_INTERVAL_S
 from polopt.rollouts.workers.supervisor import Supervisor
-from polopt.simulation.simulated_channel import (
-    SimulatedChannel,
-    SimulatedTicket,
-    SimulatedTransport,
-    none_ready,
-)
 
 LIMIT_S = 60.0
 BEGIN_S = 1000.0

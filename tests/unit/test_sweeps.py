@@ -238,19 +238,23 @@ def test_request_ends_a_sweep_once_running_trials_have_saved() -> None:
 
 
 def test_end_of_a_sweep_has_means_over_seeds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tune_run, "find_checkpoint", lambda folder: folder / "checkpoint_000000")
     progress = Progress(Console(file=io.StringIO()), "t", {}, Path("none"), True)
-    for number, (preset, mean) in enumerate([("A2C", 10), ("A2C", 30), ("A3C", 40)]):
+    trials = [("A2C", 10), ("A2C", 45), ("A3C", 40), ("A3C", 38)]
+    for number, (preset, mean) in enumerate(trials):
         one = trial(number, preset=preset, seed=number)
         progress.on_trial_start(0, [], one)
         returns = {"env_runners": {"episode_return_mean": float(mean)}}
         progress.on_trial_result(0, [], one, result(**returns))
     tune_run._report_sweep(tmp_path, progress, failed=False)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "return      preset=A3C: 40.0"
-    assert lines[1] == "return      preset=A2C: 20.0 (10.0, 30.0)"
+    assert lines[0] == "return      preset=A3C: 39.0 (40.0, 38.0)"
+    assert lines[1] == "return      preset=A2C: 27.5 (10.0, 45.0)"
     assert lines[2] == f"results     {tmp_path}"
+    # The best seed of the best preset. A seed of the other preset has a higher return.
+    assert lines[3] == f"best        {tmp_path}/t2/checkpoint_000000 (preset=A3C seed=2)"
     assert lines[-1].endswith(f"dashboard {tmp_path}")
 
 

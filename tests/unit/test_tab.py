@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from polopt.dashboards import plots
-from polopt.dashboards.tab import OptimizerTab
+from polopt.dashboards.data import plots
+from polopt.dashboards.data.tab import OptimizerTab
 from polopt.dashboards.tab_file import tab_of
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 

@@ -27,6 +27,26 @@ def parse(options: dict[str, Any], preset: dict[str, Any] | None = None) -> Expe
     return Experiment.parse({**ENV, **options}, preset or {})
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_defaults_of_a_preset_follow_what_the_user_chooses(nested: bool) -> None:
+    """An error never names a key that the user has not given, only because a preset sets it."""
+
+    def apex(**options: Any) -> Any:
+        given = {"optimizer": {"name": "async_replay", **options}} if nested else options
+        return parse(given, PRESETS["ApexDQN"].preset).optimizer
+
+    uniform = apex(prioritized_replay=False)
+    assert uniform.final_prioritized_replay_beta == 1.0
+    assert apex().final_prioritized_replay_beta == 0.4
+    with pytest.raises(ConfigError, match=r"'final_prioritized_replay_beta': got 0\.4"):
+        apex(prioritized_replay=False, final_prioritized_replay_beta=0.4)
+    assert apex(buffer_size=5000).learning_starts == 5000
+    assert apex(buffer_size=50_000).learning_starts == 10_000
+    assert parse({"buffer_size": 500}, PRESETS["DQN"].preset).optimizer.learning_starts == 500
+    with pytest.raises(ConfigError, match="'learning_starts': got 6000"):
+        apex(buffer_size=5000, learning_starts=6000)
+
+
 def test_each_key_goes_to_its_owner() -> None:
     experiment = parse(
         {

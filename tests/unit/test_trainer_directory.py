@@ -15,6 +15,8 @@ from ray.train.constants import DEFAULT_STORAGE_PATH
 import polopt
 from polopt.command_line.output import RESULTS_DIR
 from polopt.common.config import ConfigError
+from polopt.rollouts.workers.worker_set import WorkerSet
+from polopt.trainers import trainer as trainer_module
 from polopt.trainers.run_context import explain_missing_file, in_directory
 
 SMALL: dict[str, Any] = {
@@ -146,3 +148,40 @@ def test_file_of_the_users_directory_is_named(
     with in_directory(str(users)):
         read("level.txt")
     assert Path.cwd() == trials
+
+
+def test_new_config_is_built_like_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver gets the threads of the new config, and Ray is started if the new config needs
+    it."""
+    threads: list[int] = []
+    trained = polopt.SyncPPO(SMALL, num_cpus_for_driver=1)
+
+    def start(cpus: float, processes: int, **_: Any) -> None:
+        raise RuntimeError(f"Ray was started for {processes} processes")
+
+    monkeypatch.setattr(trainer_module, "attach_or_start", start)
+    monkeypatch.setattr(trainer_module, "limit_threads", threads.append)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    trained.reset_config({**SMALL, "num_cpus_for_driver": 3})
+    assert threads == [3]
+    with pytest.raises(RuntimeError, match="Ray was started for 2 processes"):
+        trained.reset_config({**SMALL, "num_workers": 2})
+    trained.stop()
+
+
+def test_trainer_that_cannot_be_rebuilt_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = polopt.SyncPPO(SMALL)
+    stopped: list[Any] = []
+    stop = WorkerSet.stop
+    monkeypatch.setattr(WorkerSet, "stop", lambda self: (stopped.append(self), stop(self)))
+
+    def fail(*_: Any) -> None:
+        raise OSError("no more memory")
+
+    monkeypatch.setattr(polopt.SyncPPO, "_make_optimizer", fail)
+    with pytest.raises(OSError, match="no more memory"):
+        trained.reset_config(SMALL)
+    assert stopped == [trained.workers]
+    with pytest.raises(RuntimeError, match=r"has been stopped: train\(\) needs"):
+        trained.train()
+    trained.stop()

@@ -17,6 +17,7 @@ from gymnasium.vector.utils import batch_space
 from toy_envs import AUTORESET, Clock, Drift, make_policy, make_sampler
 
 from polopt.common.config import ConfigError
+from polopt.rollouts.envs import vector_env
 from polopt.rollouts.envs.env_errors import EnvironmentAPIError
 from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
 from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY
@@ -331,3 +332,23 @@ def test_processes_of_environments_may_observe_float16() -> None:
         np.testing.assert_array_equal(obs, np.full((NUM_ENVS, 2), 0.25, np.float16))
     finally:
         env.close()
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_shared_memory_is_left_out_only_if_observations_do_not_fit(
+    fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The observation space decides this, and not the text of Python's error."""
+
+    def vector(guards: Any, *, shared_memory: bool = True, **_: Any) -> str:
+        if shared_memory:
+            raise TypeError("this type has no size" if fits else "another text")
+        return "without shared memory"
+
+    monkeypatch.setattr(vector_env, "AsyncVectorEnv", vector)
+    if fits:
+        with pytest.raises(TypeError, match="no size"):
+            made(Drift, "same_step", vectorization_mode="async")
+    else:
+        made_here: Any = made(HalfPrecision, "same_step", vectorization_mode="async")
+        assert made_here == "without shared memory"

@@ -12,7 +12,7 @@ from polopt.metrics.optimizer_stats import OptimizerStats
 from polopt.metrics.record import Record
 from polopt.metrics.timers import MAX_DURATIONS, LoadMeter, PhaseTimer
 from polopt.metrics.worker_times import PARTS, WorkerTimes
-from polopt.simulation.simulated_channel import VirtualClock
+from polopt.rollouts.transport.simulated_channel import VirtualClock
 
 #: Phases that these tests do not time.
 NONE = {"evaluation": 0.0}

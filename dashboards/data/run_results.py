@@ -22,6 +22,7 @@ COLUMNS = {
     "return_min": "env_runners/episode_return_min",
     "return_max": "env_runners/episode_return_max",
     "num_episodes": "env_runners/num_episodes_lifetime",
+    "episode_len": "env_runners/episode_len_mean",
     "actions_clipped": "optimizer/actions/clipped",
     "entropy": "learners/default_policy/entropy",
     "vf_loss": "learners/default_policy/vf_loss",
@@ -44,6 +45,8 @@ COLUMNS = {
     "num_ranks": "optimizer/num_ranks",
     "num_gradients": "optimizer/num_gradients",
     "num_gradients_stale": "optimizer/num_gradients_stale",
+    "buffer_rows": "optimizer/buffer_rows",
+    "buffer_fill": "optimizer/buffer_fill",
     "learner_blocked_s": "optimizer/learner_blocked_s",
     "samplers_blocked_s": "optimizer/samplers_blocked_s",
     "learner_blocked_by_shards_s": "optimizer/learner_blocked_by_shards_s",
@@ -62,8 +65,8 @@ COLUMNS = {
 }
 PER_WORKER = "optimizer/workers/per_worker"
 _INDEX, _RATE = "index", "env_steps_per_sampling_s"  # keys of each worker
-#: Rules about time need at least this many results and seconds of training.
-_LEAST_RESULTS, _LEAST_S = 3, 2.0
+#: Rules about time need at least this many seconds of training, with several results and with one.
+_LEAST_S, _LEAST_S_OF_ONE = 2.0, 10.0
 _MOST_ROWS = 2000  # `History` keeps at most this many rows
 
 
@@ -80,10 +83,13 @@ class RunResults:
         columns: an array for each path of `paths` that occurs in the results. Columns of numbers
             have the shape `[R]` for R results, with NaN for a result without this number. Columns
             of texts are arrays of objects.
+        other_processes: the mean number of processes that other trials of the experiment had during
+            this run. 0 if the caller does not know the other trials.
     """
 
-    def __init__(self, columns: Mapping[str, Array]) -> None:
+    def __init__(self, columns: Mapping[str, Array], other_processes: float = 0.0) -> None:
         self._columns = columns
+        self.other_processes = other_processes
         seconds, startup = self._numbers("interval_s"), self._numbers("driver_startup")
         if seconds is None or startup is None:
             self._seconds = np.zeros(0)
@@ -97,7 +103,8 @@ class RunResults:
     @property
     def lasts(self) -> bool:
         """Whether the run has trained long enough for rules about time."""
-        return len(self._seconds) >= _LEAST_RESULTS and float(self._seconds.sum()) >= _LEAST_S
+        least_s = _LEAST_S if len(self._seconds) > 1 else _LEAST_S_OF_ONE
+        return float(self._seconds.sum()) >= least_s
 
     def _numbers(self, name: str) -> Array | None:
         values = self._columns.get(COLUMNS[name])
@@ -111,6 +118,15 @@ class RunResults:
         """Returns the finite values of a column, of shape `[<= R]`."""
         values = self._numbers(name)
         return values[np.isfinite(values)] if values is not None else np.zeros(0)
+
+    def together(self, *names: str) -> list[Array]:
+        """Returns the values of several columns in the results in which all of them are finite."""
+        columns = [self._numbers(name) for name in names]
+        known = [values for values in columns if values is not None]
+        if len(known) < len(columns) or len({len(values) for values in known}) > 1:
+            return [np.zeros(0) for _ in names]
+        finite = np.logical_and.reduce([np.isfinite(values) for values in known])
+        return [values[finite] for values in known]
 
     def mean(self, name: str) -> float:
         """Returns the time-weighted mean over the last two thirds of the training time, or NaN

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from polopt.dashboards.prometheus import Metric
-from polopt.dashboards.tab import Plot, Tab
+from polopt.dashboards.data.prometheus import Metric
+from polopt.dashboards.data.tab import Plot, Tab
 
 _OPT = "optimizer/"
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
-from polopt.dashboards.prometheus import Metric
+from polopt.dashboards.data.prometheus import Metric
 
 #: Name of the file with the declaration in the trial's directory.
 TAB_FILE = "optimizer.json"

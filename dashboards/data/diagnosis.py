@@ -2,7 +2,7 @@
 
 A finding states a number, the cause, and what to change. The dashboard page, the report,
 `polopt trace` and `polopt train` (at its end) show the findings of `diagnose`.
-`python -m polopt.dashboards.diagnosis` prints the table of the rules for `docs/dashboards.md`.
+`python -m polopt.dashboards.data.diagnosis` prints the table of the rules for `docs/dashboards.md`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polopt.dashboards.run_results import Array, RunResults
+from polopt.dashboards.data.run_results import Array, RunResults
+from polopt.metrics.number_text import number_text
 
 #: The change of the config that avoids waiting for the slowest worker, by name of the optimizer.
 #: `_slow_worker` handles `decentralized_allreduce` separately.
@@ -151,12 +152,14 @@ def _no_reward(run: RunResults) -> Found:
 @_rule(
     "deterministic",
     "during at least the last fifth of the steps, the entropy of a policy with discrete actions is"
-    " below 0.015 or below 2 percent of its highest value, and the return has not risen since then",
+    " below 0.015 or below 2 percent of its highest value, the return has not risen since then, and"
+    " the mean return is below 60 percent of the way from the lowest to the highest return of an "
+    "episode in the run",
 )
 def _deterministic(run: RunResults) -> Found:
-    entropy, steps = run.column("entropy"), run.column("steps")
-    returns = run.column("return")
-    if len(entropy) < 5 or len(entropy) != len(steps) or entropy.min() < 0.0:
+    entropy, steps = run.together("entropy", "steps")
+    returns = run.together("entropy", "return")[1]
+    if len(entropy) < 5 or entropy.min() < 0.0:
         return None
     if not entropy.any():  # the policy does not compute an entropy
         return None
@@ -165,11 +168,18 @@ def _deterministic(run: RunResults) -> Found:
     begin = int(above[-1]) + 1 if len(above) else 0
     if begin >= len(steps) or steps[begin] > 0.8 * steps[-1]:
         return None
-    if len(returns) == len(steps):
+    if len(returns):
+        now = np.median(returns[-3:])
+        # A policy that has learned its task may be deterministic. More entropy would harm it.
+        lowest = run.column("return_min").min(initial=math.inf)
+        highest = run.column("return_max").max(initial=-math.inf)
+        if lowest < highest and now >= lowest + 0.6 * (highest - lowest):
+            return None
+        # The first results may have no returns, because no episode has ended.
+        since = max(0, begin - (len(steps) - len(returns)))
+        then = np.median(returns[since : since + 3])
         # By chance, two means of 100 episodes differ by a few hundredths of the range of returns.
-        low = run.last("return_min")
-        noise = 0.05 * (run.last("return_max") - low)
-        then, now = np.median(returns[begin : begin + 3]), np.median(returns[-3:])
+        noise = 0.05 * (run.last("return_max") - run.last("return_min"))
         if now > then + max(noise if math.isfinite(noise) else 0.0, 1e-9):
             return None
     return (
@@ -241,7 +251,8 @@ def _update_size(run: RunResults) -> Found:
 @_rule(
     "return-fell",
     "the highest mean return came after at least 100 episodes, and since then the mean return has "
-    "fallen by at least half of the difference between its highest and lowest value",
+    "fallen by at least half of the difference between its highest and lowest value, and by at "
+    "least a fifth of the range of returns of 100 episodes",
 )
 def _return_fell(run: RunResults) -> Found:
     returns, steps = run.column("return"), run.column("steps")
@@ -256,9 +267,15 @@ def _return_fell(run: RunResults) -> Found:
     # With fewer than 100 episodes, the best mean may be chance.
     if best >= len(returns) - 3 or len(episodes) < len(returns) or episodes[best] < 100:
         return None
+    # The mean returns of a policy that does not change differ by up to a tenth of this range.
+    low_of, high_of = run.column("return_min"), run.column("return_max")
+    if len(low_of) == len(high_of) == len(returns):
+        widest = float((high_of - low_of)[best:].max())
+        if high - last < 0.2 * widest:
+            return None
     at = steps[len(steps) - len(returns) + best]
     return (
-        f"Return fell from {high:,.4g} (after {at:,.0f} steps) to {last:,.4g}",
+        f"Return fell from {number_text(high)} (after {at:,.0f} steps) to {number_text(last)}",
         "lower lr, use a learning rate schedule, or set grad_clip" + _in_a_rerun(run),
         float((high - last) / spread),
     )
@@ -290,7 +307,8 @@ def _no_learning(run: RunResults) -> Found:
     if last - medians.min() > 0.2 * (high - low):
         return None
     return (
-        f"No learning in {steps[-1]:,.0f} steps: return {first:,.4g} at first, {last:,.4g} now",
+        f"No learning in {steps[-1]:,.0f} steps: return {number_text(first)} at first, "
+        f"{number_text(last)} now",
         "raise or lower lr; check that rewards depend on actions",
         float(steps[-1]),
     )
@@ -310,6 +328,22 @@ def _small_updates(run: RunResults) -> Found:
         "raise sgd_minibatch_size or train_batch_size; if workers compute the gradients, raise "
         "rollout_fragment_length or num_envs_per_worker",
         -typical,
+    )
+
+
+@_rule(
+    "small-buffer",
+    "the replay buffer is full and holds fewer rows than five episodes of mean length",
+)
+def _small_buffer(run: RunResults) -> Found:
+    rows, length = run.last("buffer_rows"), run.last("episode_len")
+    if not run.last("buffer_fill") >= 0.95 or not rows < 5.0 * length:
+        return None
+    return (
+        f"The replay buffer holds {rows:,.0f} rows, which are {rows / length:.1f} episodes of "
+        f"{length:,.0f} steps: the policy forgets what it saw before",
+        "raise buffer_size",
+        length / rows,
     )
 
 
@@ -359,21 +393,53 @@ def _slow_worker(run: RunResults) -> Found:
 @_rule(
     "machine-busy",
     "all cores are busy, and the number of processes that run or wait for a core is well above both"
-    " the number of cores and the number of processes of this run",
+    " the number of cores and the number of processes of this run and of trials at the same time",
 )
 def _machine_busy(run: RunResults) -> Found:
-    cpus, load = run.last("num_cpus"), run.mean("load_1m")
     own = len(run.sampling_rates()) + 1
-    if not run.lasts or not load >= max(own + 0.5 * cpus, 1.5 * cpus):
+    # Each trial also keeps processes of Ray and Tune busy.
+    if not _are_cores_short(run, own + 1.5 * run.other_processes):
         return None
-    if run.mean("cpu_share") < 0.9:
-        return None
+    cpus, load = run.last("num_cpus"), run.mean("load_1m")
+    of = "this run and of the trials beside it" if run.other_processes else "this run"
     return (
-        f"Other programs keep the cores busy: {load:.0f} processes compete for {cpus:.0f} cores, "
-        f"but the driver and the workers of this run are only {own} processes",
-        "end the other programs or measure again later; rates and shares of time are distorted",
+        f"Other processes keep the cores busy: {load:.0f} processes compete for {cpus:.0f} cores, "
+        f"but the driver and the workers of {of} are only {own + run.other_processes:.0f} "
+        "processes",
+        "end other programs and other runs, or measure again later; rates and shares of time are "
+        "distorted",
         load / cpus,
     )
+
+
+@_rule(
+    "trials-share-cores",
+    "all cores are busy, and the number of processes that run or wait for a core is well above both"
+    " the number of cores and the number of processes of this run, but not above this number "
+    "together with the processes of other trials of the experiment at the same time",
+    unless=("machine-busy",),
+)
+def _trials_share_cores(run: RunResults) -> Found:
+    own = len(run.sampling_rates()) + 1
+    if not run.other_processes or not _are_cores_short(run, own):
+        return None
+    cpus, load = run.last("num_cpus"), run.mean("load_1m")
+    return (
+        f"Trials shared the cores: {load:.0f} processes competed for {cpus:.0f} cores, and other "
+        f"trials of the experiment had {run.other_processes:.0f} processes at the same time. A "
+        "comparison of throughputs then also compares which trials ran side by side",
+        "to compare throughputs or times, run fewer trials at once: raise num_cpus_for_driver and "
+        "num_cpus_per_worker",
+        load / cpus,
+    )
+
+
+def _are_cores_short(run: RunResults, known: float) -> bool:
+    """Returns whether all cores are busy, and far more processes than the number `known` compete
+    for them."""
+    cpus, load = run.last("num_cpus"), run.mean("load_1m")
+    is_loaded = load >= max(known + 0.5 * cpus, 1.5 * cpus)
+    return run.lasts and is_loaded and run.mean("cpu_share") >= 0.9
 
 
 @_rule(

@@ -1,7 +1,7 @@
 """`METRICS`: the Prometheus metrics that all optimizers share.
 
 The exporter, the Grafana dashboards and the docs read this list. Optimizers declare further metrics
-in their tab (`polopt.dashboards.tab`).
+in their tab (`polopt.dashboards.data.tab`).
 """
 
 from __future__ import annotations

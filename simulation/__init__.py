@@ -1,1 +1,0 @@
-"""A transport on which a script decides which answer arrives next, on a virtual clock."""
