@@ -90,8 +90,7 @@ class RolloutConfig(Config):
         transport: how the driver sends the calls of an iteration to the workers. `ray` uses actor
             calls. `socket` uses Unix sockets, which need less processor time. With `socket`, all
             workers must be on the driver's node. `auto` uses sockets for workers on the driver's
-            node, and Ray for workers on other nodes. With `socket` and `auto`, some calls still use
-            Ray, such as calls that are too large for the kernel's buffers (about 100 KB).
+            node, and Ray for workers on other nodes. The start of a worker decides this.
             Calls to evaluation workers, to the workers below gradient workers, and to the workers
             of a Collector without an optimizer always use Ray. The old name of `socket`, `zmq`, is
             still accepted.

@@ -6,6 +6,7 @@ processes and do not wait.
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 import time
@@ -33,7 +34,6 @@ from polopt.rollouts.transport.simulated_channel import (
     of_process,
 )
 from polopt.rollouts.transport.simulated_channel import in_order as processes_in_order
-from polopt.rollouts.transport.socket_channel import SocketChannel
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_handle import WorkerHandle
@@ -231,14 +231,25 @@ class RandomDelayDrift(Drift):
         return super().step(action)
 
 
-def inside(worker: WorkerHandle, function: Callable[..., Any], *args: Any) -> Any:
+_INSIDE_NUMBERS = itertools.count(1 << 61)  # no other call has these numbers
+
+
+def inside(worker: WorkerHandle, function: Callable[..., Any], *args: Any) -> Callable[[], Any]:
     """Runs `function(worker, *args)` in the process of a worker that is not a fake, after the calls
-    that were sent before. Returns Ray's reference to the return value."""
+    that were sent before. Returns a function that waits for the return value."""
     channel: Any = worker.channel
-    if isinstance(channel, SocketChannel):
-        channel.pause()
-        channel = channel.through_ray
-    return channel.actor.__ray_call__.remote(lambda process: function(process._target, *args))
+    ticket = channel.send(Message(next(_INSIDE_NUMBERS), "inside", function, args))
+
+    def value() -> Any:
+        until_s = time.monotonic() + 120.0
+        while not ticket.ended():
+            channel._transport.wait([ticket], 1.0)
+            assert time.monotonic() < until_s
+        answer = ticket.result(60.0)
+        assert answer.error is None, answer.error
+        return answer.value
+
+    return value
 
 
 def pid_of(worker: WorkerHandle) -> int:
@@ -246,19 +257,6 @@ def pid_of(worker: WorkerHandle) -> int:
     pid = worker.channel.started.pid
     assert pid > 0, "the worker is not up, and a signal to process 0 would reach the test itself"
     return pid
-
-
-def connect_workers(workers: WorkerSet) -> None:
-    """Waits until all workers are up and connected. Workers whose calls go through Ray do not
-    connect."""
-    until_s = time.monotonic() + 60.0
-    for worker in workers.up():
-        channel = worker.channel
-        if isinstance(channel, SocketChannel):
-            channel.connect()
-            while not channel.is_connected:
-                assert time.monotonic() < until_s
-                workers.transport.poll(1.0)  # type: ignore[attr-defined]
 
 
 class SlowFourthWorkerDrift(Drift):

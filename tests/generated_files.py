@@ -402,7 +402,7 @@ def _preset_section(name: str, preset: Mapping[str, Any]) -> Iterator[str]:
         f"optimizer {optimizer}": for_optimizer,
         "sampling": sampling,
         "trainer and evaluation": for_trainer,
-        **{f"add-on {owner_of(config)}": config for config in of_add_ons},
+        **{f"add-on {config.__module__.split('.')[1]}": config for config in of_add_ons},
     }
     for title, config in parts.items():
         yield f"  # {title}"

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import ray
 from fakes import inside, make_optimizer, worker_config
 
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
@@ -39,7 +38,8 @@ def on_ranks(optimizer: DecentralizedAllReduce, function: Callable[[Any], Any]) 
 
 
 def run_on(workers: Iterable[WorkerHandle], function: Callable[[Any], Any]) -> list[Any]:
-    return ray.get([inside(worker, function) for worker in workers], timeout=120.0)
+    values = [inside(worker, function) for worker in workers]
+    return [value() for value in values]
 
 
 def learned_state(worker: Any) -> tuple[str, int, bytes, bytes, dict[str, float]]:

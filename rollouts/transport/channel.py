@@ -7,10 +7,10 @@ processes run functions, and reaches these processes only through the classes of
 driver is the process that sends the calls. A gradient worker is the driver of its own rollout
 workers.
 
-A transport decides how calls travel. The transport also handles calls that are too large for a
-connection, and processes that cannot connect. To add a transport, for example over MPI, implement
-the abstract methods in this file, and write a counterpart of `ProcessActor` for the processes. Then
-add the transport to `open_transport` and to the option `transport` of `RolloutConfig`.
+A transport decides at the start of a process how all its calls travel. To add a transport, for
+example over MPI, implement the abstract methods in this file, and write a counterpart of
+`ProcessActor` for the processes. Then add the transport to `open_transport` and to the option
+`transport` of `RolloutConfig`.
 """
 
 from __future__ import annotations
@@ -137,11 +137,14 @@ class Started(NamedTuple):
         node: id of the node on which the process runs.
         control: path of the `ControlPage` of the process, the memory that shows its progress. Empty
             if the process could not share its page.
+        unreachable: the reason why the process cannot connect to the driver. Empty if it has
+            connected, or if all calls go through Ray.
     """
 
     pid: int = 0
     node: str = ""
     control: str = ""
+    unreachable: str = ""
 
 
 class Channel(ABC):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +25,8 @@ class ProcessActor:
     exists, while `make` may take long.
     """
 
-    _target: Any = None
+    target: Any = None
+    _control_path = ""
 
     def __init__(self) -> None:
         self._control = ControlPage()
@@ -33,21 +35,23 @@ class ProcessActor:
     def booted(self) -> None:
         """Does nothing. Its answer shows that the process exists and has its resources."""
 
-    def make(self, make: Callable[..., Any], *args: Any) -> Started:
-        """Makes the target, and returns the data that the driver needs about the process.
+    def make(self, endpoint: Endpoint | None, make: Callable[..., Any], *args: Any) -> Started:
+        """Makes the target, connects to the driver, and returns the data that the driver needs
+        about the process.
 
         Args:
+            endpoint: the endpoint to which the process connects. None if all calls go through Ray.
             make: a function or class. `make(*args, control=page)` returns the target, which has the
                 methods of `polopt.rollouts.workers.call_runner.CallRunner`.
             args: the arguments of `make`.
         """
-        self._target = make(*args, control=self._control)
-        try:
+        self.target = make(*args, control=self._control)
+        # Without the page, the driver cannot read the progress of this process, and cannot end
+        # calls early.
+        with contextlib.suppress(OSError):
             self._control_path = self._control.share()
-        except OSError:
-            # Then the driver cannot read the progress of this process, and cannot end calls early.
-            self._control_path = ""
-        return self._started()
+        unreachable = "" if endpoint is None else self._server.connect(endpoint)
+        return self._started()._replace(unreachable=unreachable)
 
     def _started(self) -> Started:
         node = ray.get_runtime_context().get_node_id()
@@ -55,7 +59,7 @@ class ProcessActor:
 
     def remake(self, *args: Any) -> Started:
         """Replaces the target by a new target, in the same process."""
-        self._target = self._target.remade(*args, control=self._control)
+        self.target = self.target.remade(*args, control=self._control)
         return self._started()
 
     def run_encoded(self, call: bytes) -> Any:
@@ -69,7 +73,7 @@ class ProcessActor:
         try:
             number, function, args, by_reference = ray.cloudpickle.loads(call)
         except Exception as error:  # an import of the user's module may raise anything
-            return self._target.refuse(f"the call cannot be unpickled in the worker: {error!r}")
+            return self.target.refuse(f"the call cannot be unpickled in the worker: {error!r}")
         return self._run(number, function, args, by_reference)
 
     def run_with_references(
@@ -80,27 +84,22 @@ class ProcessActor:
         try:
             decoded = ray.cloudpickle.loads(function)
         except Exception as error:  # an import of the user's module may raise anything
-            return self._target.refuse(f"the call cannot be unpickled in the worker: {error!r}")
+            return self.target.refuse(f"the call cannot be unpickled in the worker: {error!r}")
         return self._run(number, decoded, args, by_reference)
 
     def _run(self, number: int, function: Any, args: Any, by_reference: bool) -> Any:
-        answer = self._target.run(number, function, *args)
+        answer = self.target.run(number, function, *args)
         if by_reference and answer.error is None:
             answer = answer._replace(value=ray.put(answer.value))
         return answer
 
-    def connect(self, endpoint: Endpoint) -> str:
-        """Connects to the driver's socket. See `SocketServer.connect`."""
-        return self._server.connect(endpoint)
-
-    def serve(self, endpoint: Endpoint) -> str:
-        """Answers calls over the socket until the driver ends this actor call, or until the
-        connection is lost. See `SocketServer.serve`."""
-        return self._server.serve(self._target, endpoint)
+    def serve(self) -> str:
+        """Answers calls over the socket until the connection ends. See `SocketServer.serve`."""
+        return self._server.serve(self)
 
     def stop(self) -> None:
         """Stops the target, closes the connection, and removes the file of the control page."""
         self._server.close()
-        if self._target is not None:
+        if self.target is not None:
             remove(self._control_path)
-            self._target.stop()
+            self.target.stop()

@@ -48,6 +48,7 @@ from polopt.rollouts.transport.ray_resources import (
     UnmetRequests,
     cluster_request,
 )
+from polopt.rollouts.transport.socket_server import Endpoint
 
 logger = logging.getLogger("polopt")
 
@@ -158,10 +159,7 @@ class RayChannel(Channel):
             encoded = cloudpickle.dumps(function)
             call = self.actor.run_with_references.remote(number, encoded, by_reference, *args)
             return RayTicket(call)
-        return self.send_encoded(cloudpickle.dumps((number, function, args, by_reference)))
-
-    def send_encoded(self, call: bytes) -> Ticket:
-        """Sends a call that is already encoded. See `ProcessActor.run_encoded`."""
+        call = cloudpickle.dumps((number, function, args, by_reference))
         return RayTicket(self.actor.run_encoded.remote(call))
 
     def stop_early(self, number: int, keep_steps: int) -> None:
@@ -193,11 +191,17 @@ class RayTransport(Transport):
         self._unmet = UnmetRequests()
 
     def start(
-        self, make: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], name: str
+        self,
+        make: Callable[..., Any],
+        args: tuple[Any, ...],
+        options: dict[str, Any],
+        name: str,
+        endpoint: Endpoint | None = None,
     ) -> RayChannel:
+        """See `Transport.start`. With `endpoint`, the process connects to this endpoint."""
         small = [self._argument(arg) for arg in args]
         actor = _actor_class(ProcessActor).options(**options).remote()
-        return RayChannel(actor, name, cluster_request(options), self, (make, *small))
+        return RayChannel(actor, name, cluster_request(options), self, (endpoint, make, *small))
 
     def remake(self, channel: Channel, args: tuple[Any, ...]) -> Ticket:
         assert isinstance(channel, RayChannel)

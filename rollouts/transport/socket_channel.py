@@ -1,26 +1,29 @@
-"""`SocketTransport`: sends calls over Unix sockets within a node, and all other calls through Ray.
+"""`SocketTransport`: sends the calls of processes on this node over Unix sockets.
 
 An actor call costs both sides about a millisecond of processor time. The gradient of a small
 network takes about as long. Ray still starts, places, watches and stops the processes. A process
-answers calls over its socket inside one long actor call, `serve`. If the connection ends, the
-result of `serve` contains the reason.
+connects to the driver at its start, and then answers all calls over its socket, inside one long
+actor call, `serve`. If the connection ends, the result of `serve` contains the reason. A process
+that cannot connect, for example because it runs on another node, answers all calls through Ray.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 import pickle
 import secrets
 import selectors
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Literal
 
 import ray
 from ray import cloudpickle
@@ -29,6 +32,7 @@ from polopt.rollouts.transport.channel import (
     Channel,
     ChannelError,
     LostProcessError,
+    LostReferenceError,
     Message,
     Started,
     Ticket,
@@ -39,12 +43,12 @@ from polopt.rollouts.transport.channel import (
 )
 from polopt.rollouts.transport.local_channel import run_here
 from polopt.rollouts.transport.ray_channel import RayChannel, RayTicket, RayTransport
-from polopt.rollouts.transport.socket_server import NUMBER_BYTES, Endpoint
+from polopt.rollouts.transport.references import Reference, Values
+from polopt.rollouts.transport.socket_server import NUMBER_BYTES, REMAKE, Endpoint
 from polopt.rollouts.transport.sockets import (
     CONNECTION_ERRORS,
-    HANDSHAKE_TIMEOUT_S,
+    Outbox,
     PrivateListener,
-    buffer_bytes,
     hang_up,
     limit,
 )
@@ -62,27 +66,29 @@ MAX_WAIT_S = 1e6
 #: The longest time to wait for the result of `serve` after a connection has ended. Ray usually
 #: reports the death of a process on the same node much earlier.
 REASON_TIMEOUT_S = 5.0
-#: The longest time from the report that a process has connected until the listener has admitted
-#: the connection.
-ADMIT_TIMEOUT_S = 3.0 * HANDSHAKE_TIMEOUT_S
-#: The largest number of bytes that a message takes in the send buffer in addition to its own bytes.
-_MESSAGE_OVERHEAD = 2048
+#: The largest number of bytes of calls to one process that may wait for the process to read them.
+MAX_UNSENT_BYTES = 1 << 30
+#: The numbers of calls that replace the object of a process. No call of a function has them.
+_REMAKE_NUMBERS = itertools.count(1 << 62)
+
+State = Literal["connecting", "connected", "through ray", "ended"]
 
 
 class SocketTicket(Ticket):
     """The ticket of one call over a socket.
 
+    Args:
+        channel: the channel to the process.
+
     Attributes:
         arrival: position of the answer in the order of arrival. None until the call has ended.
-        size: number of bytes that the call takes in the send buffer.
     """
 
-    __slots__ = ("_error", "_message", "_serving", "arrival", "size")
+    __slots__ = ("_channel", "_error", "_message", "arrival")
 
-    def __init__(self, size: int, serving: Future[Any]) -> None:
-        self.size = size
+    def __init__(self, channel: SocketChannel) -> None:
         self.arrival: int | None = None
-        self._serving = serving
+        self._channel = channel
         self._message = b""
         self._error: ChannelError | None = None
 
@@ -95,9 +101,15 @@ class SocketTicket(Ticket):
 
     def result(self, timeout_s: float) -> Any:
         if self._error is None:
-            return _decoded(self._message)
+            answer = _decoded(self._message)
+            if isinstance(answer, ChannelError):
+                raise answer
+            self._channel.note_reference(getattr(answer, "value", None))
+            return answer
+        if isinstance(self._error, LostReferenceError):
+            raise self._error
         try:
-            self._serving.result(min(REASON_TIMEOUT_S, timeout_s))
+            self._channel.serving.result(min(REASON_TIMEOUT_S, timeout_s))
         except FutureTimeoutError:
             pass
         except ray.exceptions.RayError as error:
@@ -120,46 +132,55 @@ def _decoded(message: bytes) -> Any:
 
 
 class SocketChannel(Channel):
-    """A channel to one process, over a socket connection and through Ray.
+    """A channel to one process.
 
-    These calls go through Ray:
+        connecting --the process has connected--> connected --the connection ends--> ended
+             |
+             +----the process cannot connect----> through ray
 
-    - all calls before the process has connected,
-    - calls with references among their arguments,
-    - calls whose value stays in the process,
-    - calls that do not fit into the kernel's buffer. Over the socket, the driver would wait until
-      the process has time to read the call.
+    The answer to the start decides between `connected` and `through ray`. No call is sent before.
 
     Args:
         through_ray: the channel to the actor of the process.
         transport: the transport with the listener.
+        endpoint: the endpoint to which the process connects.
 
     Attributes:
-        refused: True if the process cannot connect. All its calls then go through Ray.
+        state: see the diagram.
+        serving: the actor call in which the process answers calls.
     """
 
-    def __init__(self, through_ray: RayChannel, transport: SocketTransport) -> None:
+    def __init__(
+        self, through_ray: RayChannel, transport: SocketTransport, endpoint: Endpoint
+    ) -> None:
         self.through_ray = through_ray
         self.name = through_ray.name
         self.start = through_ray.start
         self.started = through_ray.started
+        self.state: State = "connecting"
         self._transport = transport
-        self.refused = False
+        self._endpoint = endpoint
+        self._outbox: Outbox | None = None
         self._connection: Connection | None = None
-        self._endpoint: Endpoint | None = None
-        # The call of `connect`. None once the connection is admitted or cannot be made.
-        self._connecting: Future[Any] | None = None
-        self._retry_s = math.inf  # the time at which the process connects again
-        # The call of `serve` that answers calls over the socket. None while the process answers
-        # calls through Ray.
-        self._serving: Future[Any] | None = None
-        self._serves: set[Future[Any]] = set()  # all calls of `serve` for the present connection
-        self._room = 0  # bytes that still fit into the kernel's buffer
+        self.serving: Future[Any] = transport.wakeup.watch(through_ray.actor.serve.remote(), self)
         self._pending: dict[int, SocketTicket] = {}
+        self._dropped: list[bytes] = []  # tokens of values that the process need not keep
 
     def note_started(self, started: Started) -> None:
+        """Stores the answer to the start, and decides how calls travel.
+
+        Raises:
+            TransportError: the process cannot connect, and the config allows no other transport.
+        """
         self.through_ray.note_started(started)
         self.started = started
+        if self.state != "connecting":
+            return
+        if started.unreachable:
+            self.state = "through ray"
+            self._transport.note_unreachable(self, started.unreachable)
+        else:
+            self._transport.take_admitted()
 
     def stop_early(self, number: int, keep_steps: int) -> None:
         self.through_ray.stop_early(number, keep_steps)
@@ -167,75 +188,62 @@ class SocketChannel(Channel):
     def silent_s(self) -> float | None:
         return self.through_ray.silent_s()
 
+    def note_reference(self, value: Any) -> None:
+        """Makes the process drop a value that stays in it once the driver has no reference to this
+        value. The next call tells the process."""
+        if isinstance(value, Reference):
+            weakref.finalize(value, self._dropped.append, value.token).atexit = False
+
     # ---- sending --------------------------------------------------------------------------------
 
     def send(self, message: Message) -> Ticket:
         number, _, function, args, by_reference, _ = message
-        if by_reference or any(isinstance(arg, ray.ObjectRef) for arg in args):
-            self.pause()
-            return self.through_ray.send(message)
-        if self._connection is None:
-            self.connect()
-            self._transport.poll(0.0)
-        encoded = cloudpickle.dumps((number, function, args, by_reference))
-        size = len(encoded) + _MESSAGE_OVERHEAD
-        if self._connection is None or size > self._room:
-            self.pause()
-            return self.through_ray.send_encoded(encoded)
-        if self._serving is None:
-            self._serving = self._watch(self.through_ray.actor.serve.remote(self._endpoint))
-            self._serves.add(self._serving)
-        ticket = self._pending[number] = SocketTicket(size, self._serving)
-        self._room -= size
-        self._transport.num_calls += 1
-        self._write(number.to_bytes(NUMBER_BYTES, "big") + encoded)
-        return ticket
-
-    def pause(self) -> None:
-        """Ends `serve` in the process, so that the process can answer calls through Ray. The
-        process first answers the calls that were sent over the socket. The next call over the
-        socket starts `serve` again."""
-        if self._serving is not None and self._connection is not None:
-            self._serving = None
-            self._write(b"")
-
-    def _write(self, message: bytes) -> None:
-        assert self._connection is not None
+        ticket = SocketTicket(self)
+        # A reference that only processes of the other kind understand goes through the driver.
+        foreign = Reference if self.state == "through ray" else ray.ObjectRef
         try:
-            self._connection.send_bytes(message)
+            args = tuple([self._transport.get(a) if isinstance(a, foreign) else a for a in args])
+        except LostReferenceError as error:
+            ticket.end(self._transport.next_arrival(), error=error)
+            return ticket
+        if self.state == "through ray":
+            return self.through_ray.send(message._replace(args=args))
+        return self._send(ticket, number, function, args, by_reference)
+
+    def remake(self, args: tuple[Any, ...]) -> Ticket:
+        """See `Transport.remake`."""
+        if self.state == "through ray":
+            self.start = self._transport.through_ray.remake(self.through_ray, args)
+        else:
+            self.start = self._send(SocketTicket(self), next(_REMAKE_NUMBERS), REMAKE, args, False)
+        return self.start
+
+    def _send(
+        self, ticket: SocketTicket, number: int, function: Any, args: Any, by_reference: bool
+    ) -> Ticket:
+        dropped, self._dropped[:] = self._dropped[:], []
+        encoded = cloudpickle.dumps((number, function, args, by_reference, dropped))
+        if self._outbox is None:
+            ticket.end(self._transport.next_arrival(), error=ChannelError(f"{self.name} has ended"))
+            return ticket
+        self._pending[number] = ticket
+        self._transport.num_calls += 1
+        try:
+            self._outbox.send(number.to_bytes(NUMBER_BYTES, "big") + encoded, MESSAGE_TIMEOUT_S)
         except CONNECTION_ERRORS as error:
             self.fail(f"{self.name}: {type(error).__name__}: {error}")
         except BaseException:  # after Ctrl-C, the process may have received half a message
             self.fail(f"{self.name}: sending was interrupted")
             raise
+        return ticket
 
     # ---- the connection -------------------------------------------------------------------------
 
-    def connect(self) -> None:
-        """Makes the process connect to the driver, unless it is connected, is connecting, or cannot
-        connect. Does not wait."""
-        if self._connecting is not None and time.monotonic() >= self._retry_s:
-            # The listener has dropped the connection. If it still admits the connection, the token
-            # is unknown.
-            self._transport.expect_no_more(self._endpoint)
-            self._connecting = None
-        if self._connection is None and self._connecting is None and not self.refused:
-            self._retry_s = math.inf
-            self._endpoint = self._transport.endpoint_for(self)
-            self._connecting = self._watch(self.through_ray.actor.connect.remote(self._endpoint))
-
-    def _watch(self, ref: Any) -> Future[Any]:
-        return self._transport.wakeup.watch(ref, self)
-
-    @property
-    def is_connected(self) -> bool:
-        """True if the process is connected."""
-        return self._connection is not None
-
     def connected(self, connection: Connection) -> None:
         """Stores the connection of the process, which has connected and authenticated."""
-        self._connection, self._connecting = connection, None
-        self._room = buffer_bytes(connection)
+        self.state = "connected"
+        self._connection = connection
+        self._outbox = Outbox(connection, MAX_UNSENT_BYTES)
 
     def receive(self) -> None:
         """Receives one message from the process, and ends the call that it answers."""
@@ -245,7 +253,6 @@ class SocketChannel(Channel):
             number = int.from_bytes(message[:NUMBER_BYTES], "big")
             ticket = self._pending.get(number)
             if ticket is not None:
-                self._room += ticket.size
                 ticket.end(self._transport.next_arrival(), message)
                 del self._pending[number]
         except CONNECTION_ERRORS as error:
@@ -254,48 +261,35 @@ class SocketChannel(Channel):
             self.fail(f"{self.name}: receiving was interrupted")
             raise
 
-    def actor_call_ended(self, call: Future[Any]) -> None:
-        """Handles the end of an actor call of `connect` or `serve`, which Ray has reported."""
+    def serving_ended(self, call: Future[Any]) -> None:
+        """Handles the end of `serve`, which Ray has reported."""
         error = call.exception()
-        problem = str(call.result()) if error is None else str(error) or type(error).__name__
-        if call is self._connecting:
-            # Without a problem, the process has connected, but the listener has not admitted the
-            # connection yet. If the process connected again, it would close this connection.
-            if not problem:
-                self._retry_s = time.monotonic() + ADMIT_TIMEOUT_S
-            else:
-                self._connecting = None
-                self._transport.expect_no_more(self._endpoint)
-                # After an error, the process has died. The next call through Ray reports this.
-                self.refused = error is None
-                if self.refused:
-                    self._transport.note_unreachable(self, problem)
-        elif problem and call in self._serves:
+        problem = str(call.result()) if error is None else str(error)
+        if self.state == "connected":
             while self._connection is not None and self._connection.poll(0):
                 self.receive()  # the last answers that the process sent before `serve` ended
-            self.fail(f"{self.name}: {problem}")
-        self._serves.discard(call)
+            self.fail(f"{self.name}: {problem or type(error).__name__}")
+        elif error is not None:
+            self._transport.expect_no_more(self._endpoint)  # the process has died
 
     def fail(self, reason: str) -> None:
         """Ends the connection. Unanswered calls over this connection end with an error."""
-        self._hang_up()
+        outbox, self._outbox = self._outbox, None
+        connection, self._connection = self._connection, None
+        if connection is not None and outbox is not None:
+            self.state = "ended"
+            self._transport.forget(connection)
+            outbox.close()
         for ticket in self._pending.values():
             if not ticket.ended():
                 ticket.end(self._transport.next_arrival(), error=ChannelError(reason))
         self._pending.clear()
 
-    def _hang_up(self) -> None:
-        connection, self._connection, self._serving = self._connection, None, None
-        self._serves.clear()
-        if connection is not None:
-            self._transport.forget(connection)
-            hang_up(connection)
-
 
 class SocketTransport(Transport):
-    """A transport that sends calls over sockets to processes on this node, and other calls through
-    Ray. `wait` waits for answers over sockets and through Ray at the same time. Only one thread may
-    use the transport, but any thread may call `kill` and the channels' `stop_early`.
+    """A transport that sends calls over sockets to processes on this node, and through Ray to other
+    processes. `wait` waits for answers over sockets and through Ray at the same time. Only one
+    thread may use the transport, but any thread may call `kill` and the channels' `stop_early`.
 
     Args:
         through_ray: the transport that starts the processes, and carries calls through Ray.
@@ -325,7 +319,8 @@ class SocketTransport(Transport):
         self._key = secrets.token_bytes(32)
         self._node = ray.get_runtime_context().get_node_id()
         self._expected: dict[bytes, SocketChannel] = {}  # by token
-        self._admitted: deque[tuple[Connection, bytes]] = deque()
+        self._admitted: deque[tuple[Connection, SocketChannel]] = deque()
+        self._values = Values()
         self.wakeup = Wakeup()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self.wakeup, selectors.EVENT_READ)
@@ -339,30 +334,30 @@ class SocketTransport(Transport):
     # ---- connections ----------------------------------------------------------------------------
 
     def _admit(self, connection: Connection, token: bytes) -> None:
-        """Queues a connection that has authenticated. The listener calls this method in another
-        thread."""
-        self._admitted.append((connection, token))
+        """Queues a connection that has authenticated, and tells the process. The listener calls
+        this method in another thread."""
+        channel = self._expected.pop(token, None)
+        if channel is None:
+            hang_up(connection)
+            return
+        limit(connection, min(self._timeout_s, MESSAGE_TIMEOUT_S), sending=False)
+        self._admitted.append((connection, channel))
+        with contextlib.suppress(*CONNECTION_ERRORS):  # the channel then notices the end
+            connection.send_bytes(b"")
         self.wakeup.wake()
 
-    def endpoint_for(self, channel: SocketChannel) -> Endpoint:
-        """Returns the data that a process needs to connect."""
+    def _endpoint(self) -> Endpoint:
         token = secrets.token_bytes(16)
-        self._expected[token] = channel
         return Endpoint(self._listener.address, self._node, self._key, token, self._timeout_s)
 
-    def expect_no_more(self, endpoint: Endpoint | None) -> None:
+    def expect_no_more(self, endpoint: Endpoint) -> None:
         """Notes that the process with this endpoint will not connect."""
-        if endpoint is not None:
-            self._expected.pop(endpoint.token, None)
+        self._expected.pop(endpoint.token, None)
 
-    def _take_admitted(self) -> None:
+    def take_admitted(self) -> None:
+        """Gives the connections that the listener has admitted to their channels."""
         while self._admitted:
-            connection, token = self._admitted.popleft()
-            channel = self._expected.pop(token, None)
-            if channel is None:
-                hang_up(connection)
-                continue
-            limit(connection, min(self._timeout_s, MESSAGE_TIMEOUT_S))
+            connection, channel = self._admitted.popleft()
             self._selector.register(connection, selectors.EVENT_READ, channel)
             channel.connected(connection)
 
@@ -441,24 +436,26 @@ class SocketTransport(Transport):
         """
         for key, _ in self._selector.select(min(max(0.0, timeout_s), MAX_WAIT_S)):
             if key.data is not None:
-                if key.data.is_connected:
+                if key.data.state == "connected":
                     key.data.receive()
                 continue
-            self.wakeup.handle(SocketChannel.actor_call_ended)
-            self._take_admitted()
+            self.wakeup.handle(SocketChannel.serving_ended)
+            self.take_admitted()
 
     # ---- processes ------------------------------------------------------------------------------
 
     def start(
         self, make: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], name: str
     ) -> SocketChannel:
-        return SocketChannel(self.through_ray.start(make, args, options, name), self)
+        endpoint = self._endpoint()
+        actor = self.through_ray.start(make, args, options, name, endpoint)
+        channel = SocketChannel(actor, self, endpoint)
+        self._expected[endpoint.token] = channel
+        return channel
 
     def remake(self, channel: Channel, args: tuple[Any, ...]) -> Ticket:
         assert isinstance(channel, SocketChannel)
-        channel.pause()
-        channel.start = self.through_ray.remake(channel.through_ray, args)
-        return channel.start
+        return channel.remake(args)
 
     def waiting(self, channels: Sequence[Channel]) -> tuple[list[Channel], int]:
         own = {c.through_ray: c for c in channels if isinstance(c, SocketChannel)}
@@ -469,9 +466,13 @@ class SocketTransport(Transport):
         return self.through_ray.resources()
 
     def put(self, value: Any) -> Any:
-        return self.through_ray.put(value)
+        reference = self._values.put(value)
+        weakref.finalize(reference, self._values.drop, reference.token).atexit = False
+        return reference
 
     def get(self, value: Any) -> Any:
+        if isinstance(value, Reference):
+            return self._values.get(value)
         return self.through_ray.get(value)
 
     def kill(self, channel: Channel) -> None:
@@ -482,15 +483,12 @@ class SocketTransport(Transport):
     def stop(self, channels: Sequence[Channel], timeout_s: float) -> None:
         for channel in channels:
             assert isinstance(channel, SocketChannel)
-            channel.pause()
+            channel.fail(f"{channel.name} was stopped")  # ends `serve`, so the actor can stop
         actors = [c.through_ray for c in channels if isinstance(c, SocketChannel)]
         self.through_ray.stop(actors, timeout_s)
-        for channel in channels:
-            if isinstance(channel, SocketChannel):
-                channel.fail(f"{channel.name} was stopped")
 
     def paths(self, channels: Sequence[Channel]) -> str:
-        refused = [isinstance(c, SocketChannel) and c.refused for c in channels]
+        refused = [isinstance(c, SocketChannel) and c.state == "through ray" for c in channels]
         if not any(refused):
             return "socket"
         return "ray" if all(refused) else "socket, ray"
@@ -503,6 +501,7 @@ class SocketTransport(Transport):
                 key.data.fail(f"{key.data.name}: the connection was closed")
         while self._admitted:
             hang_up(self._admitted.popleft()[0])
+        self._values.close()
         self._selector.close()
         self.wakeup.close()
         self.through_ray.close()

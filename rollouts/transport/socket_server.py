@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import pickle
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+import traceback
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import ray
 from ray import cloudpickle
 
-from polopt.rollouts.transport.sockets import (
-    CONNECTION_ERRORS,
-    buffer_bytes,
-    dial,
-    limit,
-    send_whole,
-    shut_down,
-    unread_bytes,
-)
+from polopt.rollouts.transport.channel import ChannelError, LostProcessError
+from polopt.rollouts.transport.references import Reference, Values, pickled
+from polopt.rollouts.transport.sockets import CONNECTION_ERRORS, Outbox, dial, limit
 
 #: Each call and each answer begin with the number of the call, in this many bytes.
 NUMBER_BYTES = 8
 #: The longest wait for each message of a driver that is busy while the process connects.
 DIAL_TIMEOUT_S = 30.0
+#: The number of times that a process tries to connect. A listener may drop a connection because too
+#: many other peers connect at the same time.
+DIAL_ATTEMPTS = 3
+#: In place of a function, makes the process replace its object.
+REMAKE = "remake"
 
 
 class Endpoint(NamedTuple):
@@ -48,65 +46,63 @@ class Endpoint(NamedTuple):
 
 
 class SocketServer:
-    """The connection of a process to its driver.
+    """The connection of a process to its driver. The process answers all calls over it.
 
-    `serve` runs inside one long actor call. This call ends when the driver ends it, when the
-    connection is lost, or when the process dies. In each case, Ray reports the end to the driver.
+    `serve` runs inside one actor call, which ends when the connection ends or the process dies. In
+    each case, Ray reports the end to the driver.
     """
 
     def __init__(self) -> None:
         self._connection: Connection | None = None
-        self._endpoint: Endpoint | None = None
-        self._room = 0
-        self._sender = ThreadPoolExecutor(1, "polopt-send")
-        self._sending: Future[None] | None = None
+        self._outbox: Outbox | None = None
+        self._values = Values()
 
     def connect(self, endpoint: Endpoint) -> str:
-        """Closes the previous connection, if any, and connects to the driver.
+        """Connects to the driver. Returns once the driver's listener has admitted the process.
 
         Returns:
             the reason why the process cannot connect. Empty if it has connected.
         """
-        self.close()
         if endpoint.node != ray.get_runtime_context().get_node_id():
             return "it runs on another node"
-        try:
-            limit_s = min(DIAL_TIMEOUT_S, endpoint.timeout_s / 2.0)
-            connection = dial(endpoint.address, endpoint.key, limit_s)
-            limit(connection, endpoint.timeout_s, sending=False)
-            connection.send_bytes(endpoint.token)
-        except CONNECTION_ERRORS as error:
-            return f"{endpoint.address}: {type(error).__name__}: {error}"
-        self._connection, self._endpoint = connection, endpoint
-        self._room = buffer_bytes(connection)
-        return ""
+        limit_s = min(DIAL_TIMEOUT_S, endpoint.timeout_s / 2.0)
+        problem = ""
+        for _ in range(DIAL_ATTEMPTS):
+            connection = None
+            try:
+                connection = dial(endpoint.address, endpoint.key, limit_s)
+                connection.send_bytes(endpoint.token)
+                connection.recv_bytes(0)  # the listener has admitted this process
+                limit(connection, endpoint.timeout_s, sending=False)
+            except CONNECTION_ERRORS as error:
+                if connection is not None:
+                    connection.close()
+                problem = f"{endpoint.address}: {type(error).__name__}: {error}"
+            else:
+                self._connection, self._outbox = connection, Outbox(connection)
+                return ""
+        return problem
 
-    def serve(self, target: Any, endpoint: Endpoint) -> str:
-        """Answers calls in order, until the driver sends an empty message.
+    def serve(self, process: Any) -> str:
+        """Answers calls in order until the connection ends.
 
         Args:
-            target: the object that runs calls by `target.run(number, function, *args)`. If a call
-                cannot be unpickled or an answer cannot be pickled, `target.refuse(why)` makes the
-                answer.
-            endpoint: the endpoint of the connection. `serve` refuses the endpoint of an earlier
-                connection.
+            process: the process. Its `target` runs calls by `target.run(number, function, *args)`.
+                If a call cannot be unpickled or an answer cannot be pickled, `target.refuse(why)`
+                makes the answer. `process.remake(*args)` replaces the target.
 
         Returns:
-            the reason why `serve` cannot answer calls any more. Empty if the driver has sent an
-            empty message.
+            the reason why the connection has ended. Empty if the process has not connected.
         """
-        connection = self._connection
-        if connection is None or self._endpoint != endpoint:
-            return "the process has closed this connection"
+        connection, outbox = self._connection, self._outbox
+        if connection is None or outbox is None:
+            return ""
         try:
             while True:
                 connection.poll(None)  # waits without a limit until the driver sends a call
                 call = connection.recv_bytes()
-                if not call:
-                    return ""
-                number, answer = self._run(target, call)
-                encoded = _pickled(target, answer)
-                self._send(connection, number.to_bytes(NUMBER_BYTES, "big") + encoded)
+                answer = self._run(process, memoryview(call)[NUMBER_BYTES:])
+                outbox.send(call[:NUMBER_BYTES] + _encoded(process.target, answer))
         except CONNECTION_ERRORS as error:
             self.close()
             return f"the connection was lost: {type(error).__name__}: {error}"
@@ -114,43 +110,45 @@ class SocketServer:
             self.close()
             raise
 
-    def _send(self, connection: Connection, message: bytes) -> None:
-        """Sends an answer. If the answer does not fit into the kernel's buffer, beside the answers
-        that the driver has not read yet, another thread sends it. The driver may be busy with an
-        update before it reads the answer, and this process can continue in the meantime."""
-        if self._sending is not None:
-            self._sending.result()  # waits, because answers must be sent in order
-            self._sending = None
-        if len(message) + unread_bytes(connection) <= self._room:
-            send_whole(connection, message)
-        else:
-            self._sending = self._sender.submit(send_whole, connection, message)
-
-    def _run(self, target: Any, call: bytes) -> tuple[int, Any]:
-        """Runs a call. Returns the number and the answer of the call."""
-        number = int.from_bytes(call[:NUMBER_BYTES], "big")
+    def _run(self, process: Any, call: memoryview) -> Any:
+        """Runs a call. Returns its answer, or the `ChannelError` that the driver raises."""
         try:
-            _, function, args, _ = cloudpickle.loads(call[NUMBER_BYTES:])
+            number, function, args, by_reference, dropped = cloudpickle.loads(call)
         except Exception as error:  # an import of the user's module may raise anything
-            return number, target.refuse(f"the call cannot be unpickled in the worker: {error!r}")
-        return number, target.run(number, function, *args)
+            why = f"the call cannot be unpickled in the worker: {error!r}"
+            return process.target.refuse(why)
+        for token in dropped:
+            self._values.drop(token)
+        if function == REMAKE:
+            try:
+                return process.remake(*args)
+            except Exception as error:  # the user's environment may raise anything
+                return LostProcessError(traceback.format_exc() or str(error), at_start=True)
+        try:
+            args = [self._values.get(a) if isinstance(a, Reference) else a for a in args]
+        except ChannelError as error:
+            return error
+        except Exception as error:  # unpickling can raise anything
+            return process.target.refuse(f"an argument cannot be unpickled: {error!r}")
+        answer = process.target.run(number, function, *args)
+        if by_reference and answer.error is None:
+            try:
+                return answer._replace(value=self._values.put(answer.value))
+            except Exception as error:  # pickling can raise anything
+                return process.target.refuse(f"its value cannot be pickled: {error!r}")
+        return answer
 
     def close(self) -> None:
-        """Closes the connection, if the process is connected."""
-        if self._connection is not None:
-            shut_down(self._connection)
-            if self._sending is not None:
-                wait([self._sending])  # ends soon: the answer was sent, or sending has failed
-            self._connection.close()
-            self._connection = self._sending = None
+        """Closes the connection, if the process is connected, and drops the values that stay in
+        this process."""
+        if self._outbox is not None:
+            self._outbox.close()
+        self._values.close()
+        self._connection = self._outbox = None
 
 
-def _pickled(target: Any, answer: Any) -> bytes:
+def _encoded(target: Any, answer: Any) -> bytes:
     try:
-        try:
-            return pickle.dumps(answer, protocol=5)
-        except Exception:  # for example for a lambda, which cloudpickle can encode by value
-            return cloudpickle.dumps(answer)
+        return pickled(answer)
     except Exception as error:  # pickling can raise anything
-        refusal = target.refuse(f"its value cannot be pickled: {error!r}")
-        return pickle.dumps(refusal, protocol=5)
+        return pickled(target.refuse(f"its value cannot be pickled: {error!r}"))

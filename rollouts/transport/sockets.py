@@ -20,6 +20,7 @@ import termios
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
@@ -33,8 +34,8 @@ MAX_HANDSHAKES = 256
 #: The largest size of the first message that a peer sends after it has authenticated.
 MAX_HELLO_BYTES = 64
 #: The size that is asked for the send buffer of each connection. With the usual size of about 200
-#: KB, ten messages of 10 KB to a busy process fill the buffer, and the next calls must go through
-#: Ray, which takes longer. The system can have a lower limit.
+#: KB, ten messages of 10 KB to a busy process fill the buffer, and a thread has to send the next
+#: calls, which takes longer. The system can have a lower limit.
 SEND_BUFFER_BYTES = 1 << 20
 #: The pause of a listener after an error, for example if no file descriptor is free.
 RETRY_S = 0.1
@@ -193,6 +194,90 @@ def limit(connection: Connection, timeout_s: float, sending: bool = True) -> Non
         same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
 
 
+class Outbox:
+    """Sends messages over a connection in order, without waiting for the other side to read.
+
+    A message that fits into the kernel's buffer is sent at once. A thread sends any other message,
+    and ends when no message is left.
+
+    Args:
+        connection: the connection. Only the outbox may write to it, and only `close` of the outbox
+            may close it.
+        most_bytes: the largest number of bytes that may wait for the thread. `send` waits before
+            it exceeds this number. A single message may be larger.
+    """
+
+    def __init__(self, connection: Connection, most_bytes: int = 0) -> None:
+        self._connection = connection
+        self._most_bytes = most_bytes
+        self._room = buffer_bytes(connection)
+        self._unsent: deque[bytes] = deque()  # the thread sends the first one
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._error: OSError | None = None
+
+    def send(self, message: bytes, timeout_s: float | None = None) -> None:
+        """Sends a message.
+
+        Args:
+            message: the message.
+            timeout_s: the longest time to wait while too many bytes wait for the thread. None means
+                no limit.
+
+        Raises:
+            OSError: the connection has ended, or `timeout_s` has passed.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._has_space(len(message)), timeout_s):
+                raise TimeoutError(f"the other side did not read for {timeout_s:g} s")
+            if self._error is not None:
+                raise self._error
+            if not self._unsent and len(message) + unread_bytes(self._connection) <= self._room:
+                send_whole(self._connection, message)
+                return
+            self._unsent.append(message)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._send_unsent, name="polopt-send", daemon=True
+                )
+                self._thread.start()
+
+    def _has_space(self, size: int) -> bool:
+        waiting = sum(map(len, self._unsent))
+        return not waiting or waiting + size <= self._most_bytes or self._error is not None
+
+    def _send_unsent(self) -> None:
+        while True:
+            with self._changed:
+                if not self._unsent or self._error is not None:
+                    self._thread = None
+                    return
+                message = self._unsent[0]
+            try:
+                send_whole(self._connection, message)
+            except OSError as error:
+                # The next `send` raises this error. The reader of the connection also notices.
+                self._end(error)
+                continue
+            with self._changed:
+                self._unsent.popleft()
+                self._changed.notify_all()
+
+    def _end(self, error: OSError) -> None:
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ends and closes the connection. Messages that were not sent are lost."""
+        self._end(OSError("the connection was closed"))
+        thread = self._thread
+        shut_down(self._connection)
+        if thread is not None:
+            thread.join()  # ends soon, because sending fails
+        self._connection.close()
+
+
 def send_whole(connection: Connection, message: bytes) -> None:
     """Sends a message like `connection.send_bytes`, but with a single system call. `send_bytes`
     first writes the size of a large message. The thread could then wait for the interpreter lock,
@@ -242,7 +327,8 @@ def shut_down(connection: Connection) -> None:
 @contextlib.contextmanager
 def _as_socket(connection: Connection) -> Iterator[socket.socket]:
     """Provides a socket object with the file descriptor of a connection."""
-    same = socket.socket(fileno=connection.fileno())
+    # With the family and type, this makes no system call.
+    same = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, connection.fileno())
     try:
         yield same
     finally:

@@ -36,7 +36,7 @@ from polopt.rollouts.transport.channel import (
 from polopt.rollouts.transport.local_channel import LocalChannel
 from polopt.rollouts.transport.ray_channel import RayTransport
 from polopt.rollouts.transport.simulated_channel import Reference, SimulatedTransport, of_process
-from polopt.rollouts.transport.socket_channel import SocketChannel, SocketTransport
+from polopt.rollouts.transport.socket_channel import SocketTransport
 from polopt.rollouts.workers.call_runner import CallRunner
 
 ALL = ("ray", "socket", "local", "simulated")
@@ -69,22 +69,12 @@ def make(transports: dict[str, Transport]) -> Iterator[Make]:
             return Line(kind, transport, LocalChannel(Notebook(*args), transport))
         lines.append(Line(kind, transport, transport.start(Notebook, args, NO_RESOURCES, name)))
         lines[-1].note_started()
-        connect(lines[-1])
         return lines[-1]
 
     yield build
     for line in lines:
         if line.kind != "simulated":
             line.transport.kill(line.channel)
-
-
-def connect(line: Line) -> None:
-    if isinstance(line.channel, SocketChannel):
-        line.channel.connect()
-        until_s = time.monotonic() + LIMIT_S
-        while not line.channel.is_connected:
-            assert time.monotonic() < until_s
-            line.transport.poll(1.0)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
@@ -292,8 +282,7 @@ def make_undecodable(book: Notebook, raises: Callable[..., Any], argument: str) 
 def test_answer_that_cannot_be_unpickled_fails_only_its_call(
     process: Line, raises: Callable[..., Any], argument: str, large: bool
 ) -> None:
-    """A large call goes through Ray. Ray does not report the end of a call whose answer raises
-    SystemExit during unpickling."""
+    """Ray does not report the end of a call whose answer raises SystemExit during unpickling."""
     size = bytes(1_000_000 if large else 10)
     ticket = process.send(lambda book, data: make_undecodable(book, raises, argument), size)
     later, began_s = process.send(note, 1), time.monotonic()

@@ -183,7 +183,7 @@ def test_collectors_can_have_own_environments_and_resources(made: Any) -> None:
         return ray.get_runtime_context().get_assigned_resources(), os.environ.get("WHO")
 
     looks = [inside(worker, look) for worker in collector.workers.remote]
-    (first, owner), (second, no_owner) = ray.get(looks, timeout=120.0)
+    (first, owner), (second, no_owner) = [value() for value in looks]
     assert (first["CPU"], owner) == (0.5, "one")
     assert (second["CPU"], second["seat"], second["memory"], no_owner) == (0.25, 1.0, 5e7, None)
 

@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from fakes import connect_workers, make_optimizer, worker_config
+from fakes import make_optimizer, worker_config
 from gymnasium import spaces
 
 from polopt.collectors.gradient_worker import GradientWorkerSet
@@ -79,7 +79,7 @@ def make() -> Any:
 def test_slow_steps_are_no_hang(make: Any, transport: str) -> None:
     workers = make(transport=transport)
     optimizer = make_optimizer(SyncSamples, workers)
-    connect_workers(workers)
+    workers.up()
     assert [optimizer.step().env_steps_sampled for _ in range(2)] == [STEPS] * 2
     assert optimizer.timers["sample"].total_s > 2 * LIMIT_S
     assert workers.faults.num_restarts == 0

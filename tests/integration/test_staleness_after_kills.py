@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from fakes import connect_workers, make_optimizer, pid_of, worker_config
+from fakes import make_optimizer, pid_of, worker_config
 
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.async_samples import AsyncSamples
@@ -34,7 +34,7 @@ def test_first_result_of_a_replacement_is_of_weights_since_its_start(
     rollout = {"num_workers": 3, "transport": transport}
     optimizer = make_optimizer(cls, worker_pool(worker_config(rollout=rollout)), **options)
     workers = optimizer.workers
-    connect_workers(workers)
+    workers.up()
     for _ in range(30):
         optimizer.step()
     victim = workers.remote[1]

@@ -18,7 +18,6 @@ from fakes import (
     FakeTransport,
     FakeWorkerSet,
     RandomDelayDrift,
-    connect_workers,
     make_optimizer,
     pid_of,
     worker_config,
@@ -438,7 +437,7 @@ def test_processes_and_one_process_give_equal_bits(worker_pool: Pool, collection
     learned = []
     for _ in range(2):
         optimizer = make_optimizer(SyncReplay, worker_pool(config), **REPLAY)
-        connect_workers(optimizer.workers)
+        optimizer.workers.up()
         for _ in range(5):
             optimizer.step()
         optimizer.drain()
@@ -451,7 +450,7 @@ def test_run_survives_the_kill_of_a_worker(worker_pool: Pool, transport: str) ->
     rollout = {"transport": transport, "num_workers": 2}
     config = worker_config(DQNPolicy, Stations, rollout=rollout, n_step=3, gamma=0.9)
     optimizer = make_optimizer(SyncReplay, worker_pool(config), **REPLAY)
-    connect_workers(optimizer.workers)
+    optimizer.workers.up()
     meter = Meter(optimizer)
     optimizer.step()
     os.kill(pid_of(optimizer.workers.remote[0]), signal.SIGKILL)

@@ -57,13 +57,13 @@ found = {}
 transports = {kind: open_transport(kind, 60.0) for kind in ("auto", "ray", "socket")}
 near, far = start("auto", own, "near"), start("auto", elsewhere, "far")
 found["nodes"] = [line.channel.started.node == own for line in (near, far)]
-for number in range(200):
+for number in range(20):
     assert near.call(note, number) == far.call(note, number) == number
-    if near.channel.is_connected and far.channel.refused:
-        break
 found["paths"] = [transports["auto"].paths([line.channel]) for line in (near, far)]
 reference = near.call(note, list(range(1000)), by_reference=True)
 assert far.call(note, reference) == list(range(1000))
+reference = far.call(note, list(range(1000)), by_reference=True)
+assert near.call(note, reference) == list(range(1000))
 for kind, line in (("auto", far), ("ray", start("ray", elsewhere, "far too"))):
     ticket = line.send(until_stopped)
     time.sleep(1.0)
@@ -88,11 +88,8 @@ try:
 except FileNotFoundError:
     found["forgotten"] = True
 found["files"] = [path.name for path in Path(tempfile.gettempdir()).glob("polopt-control-*")]
-far = start("socket", elsewhere, "far")
 try:
-    for number in range(200):
-        far.call(note, number)
-        time.sleep(0.05)
+    start("socket", elsewhere, "far")
 except TransportError as error:
     found["error"] = str(error)
 for transport in transports.values():

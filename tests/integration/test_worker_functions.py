@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from fakes import connect_workers, make_optimizer, worker_config
+from fakes import make_optimizer, worker_config
 
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
@@ -69,7 +69,7 @@ def function_of_the_driver() -> Iterator[Callable[..., Any]]:
 def make_strategy(pool: Callable[[WorkerConfig], WorkerSet], transport: str) -> OfTheUser:
     rollout = {"num_workers": 1, "transport": transport, "max_consecutive_failures": 2}
     made: OfTheUser = make_optimizer(OfTheUser, pool(worker_config(rollout=rollout)))
-    connect_workers(made.workers)
+    made.workers.up()
     assert made.stats()["transport"] == transport
     return made
 

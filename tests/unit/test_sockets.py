@@ -25,7 +25,6 @@ from typing import Any
 import pytest
 
 from polopt.rollouts.transport import sockets
-from polopt.rollouts.transport.socket_server import SocketServer
 from polopt.rollouts.transport.sockets import (
     CONNECTION_ERRORS,
     LEFT_BEHIND_S,
@@ -390,28 +389,36 @@ def test_message_that_fits_into_the_buffer_never_waits(listener: Listener) -> No
         hang_up(accepted)
 
 
-def test_answers_that_the_driver_has_not_read_take_room(listener: Listener) -> None:
-    """Each answer fits into the empty buffer, but both do not. The process can still continue."""
+def test_messages_that_the_other_side_has_not_read_take_room(listener: Listener) -> None:
+    """Each message fits into the empty buffer, but both do not. The sender can still continue."""
     dialed, accepted = listener.greet()
-    server = SocketServer()
-    server._connection, server._room = accepted, sockets.buffer_bytes(accepted)
-    answer = bytes(server._room - 1000)
-
-    def send() -> None:
-        for _ in range(2):
-            server._send(accepted, answer)
-
-    sending = threading.Thread(target=send, daemon=True)
+    outbox = sockets.Outbox(accepted)
+    message = bytes(sockets.buffer_bytes(accepted) - 1000)
+    sending = threading.Thread(target=lambda: [outbox.send(message) for _ in range(2)], daemon=True)
     sending.start()
-    until_s = time.monotonic() + 10.0
-    while server._sending is None and time.monotonic() < until_s:
-        time.sleep(0.01)
-    assert server._sending is not None, "another thread must send the answer that does not fit"
+    sending.join(10.0)
+    assert not sending.is_alive(), "another thread must send the message that does not fit"
     for _ in range(2):
-        assert dialed.recv_bytes() == answer
-    server._sending.result(LIMIT_S)
-    server.close()
+        assert dialed.recv_bytes() == message
+    outbox.close()
     hang_up(dialed)
+
+
+def test_outbox_keeps_the_order_and_its_limit(listener: Listener) -> None:
+    dialed, accepted = listener.greet()
+    outbox = sockets.Outbox(accepted, most_bytes=12_000_000)
+    messages = [bytes([number]) * (5_000_000 if number % 2 else 10) for number in range(5)]
+    for message in messages:
+        outbox.send(message, LIMIT_S)
+    with pytest.raises(TimeoutError, match="did not read"):
+        outbox.send(messages[1], 0.1)
+    assert [dialed.recv_bytes() for _ in messages] == messages
+    outbox.send(b"later", LIMIT_S)
+    assert dialed.recv_bytes() == b"later"
+    hang_up(dialed)
+    with pytest.raises(OSError, match=r"."):
+        [outbox.send(messages[1], LIMIT_S) for _ in range(100)]
+    outbox.close()
 
 
 def test_interrupted_handler_of_a_wakeup_loses_no_call() -> None:
