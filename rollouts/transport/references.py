@@ -23,6 +23,7 @@ from polopt.rollouts.transport.sockets import (
     dial,
     hang_up,
     limit,
+    shut_down,
 )
 
 #: The longest wait for the value of a reference.
@@ -121,7 +122,8 @@ class Values:
     def _serve(self, connection: Connection, token: bytes) -> None:
         """Sends values to a peer that has authenticated, until the peer hangs up. Runs in the
         thread of this peer."""
-        self._served.add(connection)
+        with self._lock:
+            self._served.add(connection)
         outbox = Outbox(connection)
         try:
             limit(connection, FETCH_TIMEOUT_S)
@@ -132,7 +134,8 @@ class Values:
         except CONNECTION_ERRORS:
             pass  # the peer fetches no more values
         finally:
-            self._served.discard(connection)
+            with self._lock:
+                self._served.discard(connection)
             outbox.close()
 
     def close(self) -> None:
@@ -140,7 +143,10 @@ class Values:
         self._encoded.clear()
         if self._listener is not None:
             self._listener.close()
-        for connection in [*self._served, *self._fetching.values()]:
+        with self._lock:
+            for connection in self._served:
+                shut_down(connection)  # its thread closes it
+        for connection in self._fetching.values():
             hang_up(connection)
         self._fetching.clear()
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 from fakes import make_optimizer, pid_of, worker_config
 from toy_envs import Drift
 
@@ -162,14 +161,13 @@ def test_driver_moves_only_the_batches_that_it_learns_from(
     """Fragments of 640 kB go from samplers to shards without passing through the driver. Batches of
     512 kB stay in their shard until the driver fetches them."""
     fetched: list[Any] = []
-    get = ray.get
-
-    def noted_get(refs: Any, **options: Any) -> Any:
-        found = get(refs, **options)
-        fetched.append(found)
-        return found
-
     optimizer = make("auto", Wide, {"num_workers": 2}, learning_starts=80)
+    get = optimizer.workers.transport.get
+
+    def noted_get(value: Any) -> Any:
+        fetched.append(get(value))
+        return fetched[-1]
+
     try:
         run(optimizer, 5)
         # The driver asked for the first batches by value, because it did not know their size.
@@ -178,7 +176,7 @@ def test_driver_moves_only_the_batches_that_it_learns_from(
             for call in [*optimizer.calls.pending_work(), *optimizer.calls.kept]
         ):
             run(optimizer, 1)
-        monkeypatch.setattr(ray, "get", noted_get)
+        monkeypatch.setattr(optimizer.workers.transport, "get", noted_get)
         before, updates = optimizer.metrics.num_bytes_received, optimizer.metrics.num_updates
         run(optimizer, 20)
         monkeypatch.undo()
