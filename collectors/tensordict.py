@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from polopt.common.sample_batch import SampleBatch
 
 #: Maps the name of a column in polopt to its name in TorchRL, and to whether TorchRL expects a last
 #: dimension of size 1.
@@ -22,17 +23,28 @@ _NAMES = {
 _CONVERTED_SEPARATELY = {"rewards", "terminated", "truncated", "valid"}
 
 
-def to_tensordict(
-    all_obs: np.ndarray, next_obs: np.ndarray, columns: Mapping[str, np.ndarray], device: str
-) -> Any:
-    """Returns a `TensorDict` with the batch size `[N, T]`. `SampleBatch.to_tensordict` lists the
-    names.
+def to_tensordict(batch: SampleBatch, device: str | None = None) -> Any:
+    """Converts a batch to a `tensordict.TensorDict` with the batch size `[N, T]`, for TorchRL's
+    losses.
+
+    The names are the names of TorchRL's collectors. Columns that the following list does not
+    contain keep their names.
+
+    - `observation`: the observations.
+    - `action`: the column `actions`. Discrete actions are category indices, not one-hot vectors.
+    - `sample_log_prob`: the column `action_logp`, if `Policy.postprocess` has computed it.
+    - `("next", "observation")`: the true next observation, also at the end of an episode.
+    - `("next", "reward")`, `("next", "done")`, `("next", "terminated")` and
+      `("next", "truncated")`: `[N, T, 1]`.
+    - `done`, `terminated` and `truncated`: `[N, T, 1]`, False in all rows.
+    - `state_value`, `advantage` and `value_target`: `[N, T, 1]`, if `Policy.postprocess` has
+      computed them.
+    - `("collector", "mask")`: False in rows without a transition.
+    - `("collector", "traj_ids")`: the index of the trajectory of each row.
 
     Args:
-        all_obs: the observations `[T + 1, N, ...]`.
-        next_obs: the true next observations `[T, N, ...]`.
-        columns: the columns `[T, N, ...]` under polopt's names.
-        device: the device of the tensors.
+        batch: a batch `[T, N, ...]`.
+        device: the device of the tensors. `None` means the batch's `device`.
 
     Raises:
         ImportError: if `tensordict` is not installed.
@@ -41,17 +53,22 @@ def to_tensordict(
         from tensordict import TensorDict
     except ImportError:
         raise ImportError(
-            "SampleBatch.to_tensordict requires tensordict: pip install tensordict"
+            "polopt.to_tensordict requires tensordict: pip install tensordict"
         ) from None
 
+    columns, place = batch.columns, device or batch.device
+    next_obs = batch.all_obs[1:].copy()
+    if len(batch.successor_index):
+        next_obs.reshape(-1, *next_obs.shape[2:])[batch.successor_index] = batch.successor_obs
+
     def tensor(column: np.ndarray, with_last: bool = False) -> Tensor:
-        return _tensor(column, with_last, device)
+        return _tensor(column, with_last, place)
 
     terminated, truncated = columns["terminated"], columns["truncated"]
     ends = terminated | truncated
     false = np.zeros_like(ends)
     result: dict[Any, Any] = {
-        "observation": tensor(all_obs[:-1]),
+        "observation": tensor(batch.all_obs[:-1]),
         "done": tensor(false, True),
         "terminated": tensor(false, True),
         "truncated": tensor(false, True),
@@ -72,7 +89,7 @@ def to_tensordict(
             torchrl_name, with_last = _NAMES.get(name, (name, False))
             result[torchrl_name] = tensor(column, with_last)
     steps, envs = ends.shape
-    return TensorDict(result, batch_size=[envs, steps], device=device)
+    return TensorDict(result, batch_size=[envs, steps], device=place)
 
 
 def _tensor(column: np.ndarray, with_last: bool, device: str) -> Tensor:

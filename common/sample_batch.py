@@ -46,8 +46,8 @@ class SampleBatch:
             actions, this is the oldest version.
         worker_index: the index of the worker that sampled the batch.
         episodes: the statistics of the episodes that ended in the batch.
-        device: the device of the tensors that `to_tensordict` makes. The arrays themselves are in
-            host memory.
+        device: the device of the tensors that `polopt.to_tensordict` makes. The arrays themselves
+            are in host memory.
         faults: the exceptions of environments, and non-finite values.
         compress: the codec of `polopt.common.compression` that compresses the batch when it is sent
             to another process.
@@ -210,38 +210,6 @@ class SampleBatch:
         yield "obs", self.flat("obs")
         for name in self.columns:
             yield name, self.flat(name)
-
-    def to_tensordict(self, device: str | None = None) -> Any:
-        """Returns a `tensordict.TensorDict` with the batch size `[N, T]`, for TorchRL's losses.
-
-        The names are the names of TorchRL's collectors. Columns that the following list does not
-        contain keep their names.
-
-        - `observation`: the observations.
-        - `action`: the column `actions`. Discrete actions are category indices, not one-hot
-          vectors.
-        - `sample_log_prob`: the column `action_logp`, if `Policy.postprocess` has computed it.
-        - `("next", "observation")`: the true next observation, also at the end of an episode.
-        - `("next", "reward")`, `("next", "done")`, `("next", "terminated")` and
-          `("next", "truncated")`: `[N, T, 1]`.
-        - `done`, `terminated` and `truncated`: `[N, T, 1]`, False in all rows.
-        - `state_value`, `advantage` and `value_target`: `[N, T, 1]`, if `Policy.postprocess` has
-          computed them.
-        - `("collector", "mask")`: False in rows without a transition.
-        - `("collector", "traj_ids")`: the index of the trajectory of each row.
-
-        Args:
-            device: the device of the tensors. `None` means the batch's `device`.
-
-        Raises:
-            ImportError: if `tensordict` is not installed.
-        """
-        from polopt.collectors.tensordict import to_tensordict
-
-        next_obs = self.all_obs[1:].copy()
-        if len(self.successor_index):
-            next_obs.reshape(-1, *next_obs.shape[2:])[self.successor_index] = self.successor_obs
-        return to_tensordict(self.all_obs, next_obs, self.columns, device or self.device)
 
     @staticmethod
     def concat(batches: Sequence[SampleBatch]) -> SampleBatch:

@@ -434,6 +434,7 @@ _API: dict[str, dict[str, tuple[str, ...]]] = {
         "rerun": (),
         "register": (),
         "foreach_worker": (),
+        "to_tensordict": (),
     },
     "Trainers and results": {
         "PolicyOptimizerTrainer": (
@@ -449,7 +450,7 @@ _API: dict[str, dict[str, tuple[str, ...]]] = {
     "Data": {
         "SampleBatch": (
             *("obs", "bootstrap_obs", "shape", "env_steps", "versions", "flat", "iter_rows"),
-            *("select", "steps", "concat", "to_tensordict"),
+            *("select", "steps", "concat"),
         ),
         "Transitions": (),
         "Sequences": (),

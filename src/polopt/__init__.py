@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from polopt.collectors.gradient_worker import GradientWorker as GradientWorker
     from polopt.collectors.gradient_worker import GradientWorkerSet as GradientWorkerSet
     from polopt.collectors.scheme import scheme_config as scheme_config
+    from polopt.collectors.tensordict import to_tensordict as to_tensordict
     from polopt.command_line.evaluate_function import evaluate as evaluate
     from polopt.command_line.train_function import TrainingResult as TrainingResult
     from polopt.common.add_ons import AddOn as AddOn
@@ -161,6 +162,7 @@ _MODULE_OF = {
     "rerun": "polopt.recording.rerun",
     "scheme_config": "polopt.collectors.scheme",
     "set_up_each": "polopt.rollouts.workers.call_workers",
+    "to_tensordict": "polopt.collectors.tensordict",
     "train": "polopt.command_line.train_function",
     "unpack": "polopt.common.compression",
     "unpack_gradients": "polopt.common.compression",

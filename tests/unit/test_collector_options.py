@@ -20,6 +20,7 @@ from polopt.collectors.collector import Collector, next_seed
 from polopt.collectors.collector_config import CollectorConfig
 from polopt.collectors.non_learning import ModulePolicy
 from polopt.collectors.resolve_policy import resolve_policy
+from polopt.collectors.tensordict import to_tensordict
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
@@ -478,8 +479,8 @@ def test_postproc_gets_each_fragment_and_keeps_frame_counts() -> None:
 def test_tensordicts_are_on_storing_device() -> None:
     pytest.importorskip("tensordict")
     batch = next(local_collector(storing_device="meta"))
-    assert batch.to_tensordict()["observation"].device.type == "meta"
-    assert batch.to_tensordict("cpu")["observation"].device.type == "cpu"
+    assert to_tensordict(batch)["observation"].device.type == "meta"
+    assert to_tensordict(batch, "cpu")["observation"].device.type == "cpu"
 
 
 # ---- environments -------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import yaml
 
 import polopt
 from polopt.command_line.cli import list_
+from polopt.common.add_ons import add_ons
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.policy_registry import POLICIES
 from polopt.policies.ppo import PPOConfig
@@ -84,7 +85,9 @@ def test_generated_files_are_up_to_date() -> None:
 
 def parsed(config: dict[str, Any], preset: dict[str, Any]) -> dict[str, Any]:
     experiment = Experiment.parse({**config, "env": "CartPole-v1"}, preset)
-    parts = (experiment.trainer, experiment.rollout, experiment.policy, experiment.optimizer)
+    core = (experiment.trainer, experiment.rollout, experiment.policy, experiment.optimizer)
+    classes = [one.config_class for one in add_ons() if one.config_class is not None]
+    parts = (*core, *map(experiment.add_on, classes))
     return {key: value for part in parts for key, value in part.model_dump(by_alias=True).items()}
 
 

@@ -229,7 +229,7 @@ def test_state_of_another_torch_optimizer_is_refused() -> None:
 
 
 def test_learning_rate_outside_its_range_names_the_range() -> None:
-    with pytest.raises(ConfigError, match=r"'lr': .* numbers from 0 to 10"):
+    with pytest.raises(ConfigError, match=r"'lr': .* a number from 0 to 10,"):
         small_policy("a2c", lr=1e9)
 
 

@@ -1,4 +1,4 @@
-"""`SampleBatch.to_tensordict` uses TorchRL's names, and is exact at episode ends. The tests require
+"""`to_tensordict` uses TorchRL's names, and is exact at episode ends. The tests require
 tensordict, and the last tests also require torchrl."""
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch
 from collector_toys import local_collector
 from toy_envs import AUTORESET, Clock, Drift, make_policy, make_sampler, sync_clocks
 
+from polopt.collectors.tensordict import to_tensordict
 from polopt.common.sample_batch import SampleBatch
 
 pytest.importorskip("tensordict")
@@ -24,7 +25,7 @@ def batch_of(mode: str, ends: str = "truncated") -> SampleBatch:
 
 @pytest.mark.parametrize("mode", AUTORESET)
 def test_next_observation_is_the_true_one(mode: str) -> None:
-    td = batch_of(mode).to_tensordict()
+    td = to_tensordict(batch_of(mode))
     assert td.batch_size == (2, 9)
     now = td["observation"].argmax(-1)
     then = td["next", "observation"].argmax(-1)
@@ -40,7 +41,7 @@ def test_next_observation_is_the_true_one(mode: str) -> None:
 
 def test_names_and_shapes() -> None:
     batch = batch_of("same_step", "terminated")
-    td = batch.to_tensordict()
+    td = to_tensordict(batch)
     for name in ("reward", "done", "terminated", "truncated"):
         assert td["next", name].shape == (2, 9, 1), name
     assert td["action"].dtype == torch.int64
@@ -58,7 +59,7 @@ def test_names_and_shapes() -> None:
 
 def test_padding_is_masked() -> None:
     part = next(local_collector(lambda: Clock(4), split_trajs=True, frames_per_batch=14))
-    td = part.to_tensordict()
+    td = to_tensordict(part)
     assert td["collector", "mask"].sum() == part.env_steps == 14
     assert td["collector", "mask"].shape == (4, 4)
 
@@ -97,7 +98,7 @@ def clip_ppo_loss(policy: Any) -> Any:
 def test_torchrl_ppo_loss_accepts_batch() -> None:
     policy = make_policy("ppo", Drift(), gamma=0.9, **{"lambda": 0.8}, entropy_coeff=0.0)
     batch = next(local_collector(policy=policy, frames_per_batch=60))
-    td = batch.to_tensordict()
+    td = to_tensordict(batch)
     loss = clip_ppo_loss(policy)
     theirs = float(loss(td)["loss_objective"].detach())
     ours = -float(batch["advantages"].mean())  # at a ratio of 1
@@ -118,7 +119,7 @@ def test_torchrl_gae_equals_advantages() -> None:
             return flat.reshape(*obs.shape[:-1], 1)
 
     batch = next(local_collector(policy=policy, frames_per_batch=60))
-    td = batch.to_tensordict().exclude("state_value", "advantage", "value_target")
+    td = to_tensordict(batch).exclude("state_value", "advantage", "value_target")
     critic = TensorDictModule(Critic(), ["observation"], ["state_value"])
     GAE(gamma=0.9, lmbda=0.8, value_network=critic)(td)
     np.testing.assert_allclose(td["advantage"][..., 0].numpy(), batch["advantages"].T, atol=1e-4)
@@ -128,7 +129,7 @@ def test_torchrl_replay_buffer_accepts_batch() -> None:
     data = pytest.importorskip("torchrl.data")
     buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(100), batch_size=16)
     for batch in local_collector(lambda: Clock(4), frames_per_batch=20, total_frames=60):
-        buffer.extend(batch.to_tensordict().reshape(-1))
+        buffer.extend(to_tensordict(batch).reshape(-1))
     assert len(buffer) == 60
     sample = buffer.sample()
     now, then = (td["observation"].argmax(-1) for td in (sample, sample["next"]))

@@ -54,7 +54,8 @@ def test_the_import_of_the_trainer_sets_nothing_up() -> None:
         "import os, ray.widgets.util as util; util.in_notebook = lambda: True; "
         f"import polopt.trainers.trainer; assert {VARIABLE!r} not in os.environ"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    inherited = {key: value for key, value in os.environ.items() if key != VARIABLE}
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, env=inherited)
 
 
 def test_an_algorithm_of_rllib_under_a_name_of_polopt_warns_once(
