@@ -16,7 +16,7 @@ SMALL: dict[str, Any] = {
     "num_envs_per_worker": 1,
     "train_batch_size": 32,
     "rollout_fragment_length": 32,
-    "min_sample_timesteps_per_iteration": 32,
+    "min_sample_timesteps_per_iteration": 1,
     "num_sgd_iter": 1,
     "model": {"fcnet_hiddens": [8]},
 }
