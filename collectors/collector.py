@@ -88,6 +88,7 @@ class Collector:
         cls, workers: WorkerSet, count: Callable[[Reply], None] | None = None, **options: Any
     ) -> Collector:
         """Makes a Collector that uses existing workers. The Collector does not stop these workers.
+        Its batches hold observations as rows (see `ObservationEncoder`), for a policy of polopt.
 
         Args:
             workers: the workers. Without remote workers, the local worker samples in this process.
@@ -183,6 +184,8 @@ class Collector:
         if not config.sync:
             self._renew_old()
         batch = SampleBatch.concat([reply.value for reply in replies])
+        if self._arguments is not None:  # the batch is for code of the user
+            batch = self.policy.encode_batch(batch)
         self.weight_sync.num_batches += 1
         batch.device = config.storing_device
         if not config.split_trajs:

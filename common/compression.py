@@ -36,17 +36,17 @@ class Packed(NamedTuple):
     """One packed array.
 
     Attributes:
-        codec: the name of the codec.
+        codec: the name of the codec. `fields` for a structured array.
         shape: the shape of the original array.
         dtype: the dtype of the original array.
-        arrays: the packed data.
+        arrays: the packed data. For a structured array, one `Packed` for each field.
         scale: the number by which `fp16` divided the values.
     """
 
     codec: str
     shape: tuple[int, ...]
-    dtype: str
-    arrays: tuple[np.ndarray, ...]
+    dtype: np.dtype[Any]
+    arrays: tuple[Any, ...]
     scale: float = 1.0
 
     @property
@@ -58,7 +58,7 @@ class Packed(NamedTuple):
 @np.errstate(all="ignore")
 def pack(array: np.ndarray, codec: str) -> Packed:
     """Packs one array. Lossy codecs compress only float32. Other dtypes are then stored without
-    compression.
+    compression. Each field of a structured array is packed separately.
 
     Args:
         array: an array of any shape.
@@ -68,6 +68,9 @@ def pack(array: np.ndarray, codec: str) -> Packed:
         ValueError: if the codec is unknown.
         ImportError: if the codec is `lz4`, and PyArrow is not installed.
     """
+    if array.dtype.names is not None and codec != "none":
+        fields = tuple(pack(array[name], codec) for name in array.dtype.names)
+        return Packed("fields", array.shape, array.dtype, fields)
     if codec in LOSSY and array.dtype != np.float32:
         codec = "none"
     array = np.ascontiguousarray(array)
@@ -87,7 +90,7 @@ def pack(array: np.ndarray, codec: str) -> Packed:
         packed = _lz4(array)
     else:
         raise ValueError(f"codec must be none, fp16, bf16 or lz4; got {codec!r}")
-    return Packed(codec, array.shape, array.dtype.str, (packed,), scale)
+    return Packed(codec, array.shape, array.dtype, (packed,), scale)
 
 
 @np.errstate(all="ignore")
@@ -99,7 +102,12 @@ def unpack(packed: Packed) -> np.ndarray:
         ValueError: if the codec is unknown.
         ImportError: if the codec is `lz4`, and PyArrow is not installed.
     """
-    data, dtype = packed.arrays[0], np.dtype(packed.dtype)
+    data, dtype = packed.arrays[0], packed.dtype
+    if packed.codec == "fields":
+        rows = np.empty(packed.shape, dtype)
+        for name, field in zip(dtype.names or (), packed.arrays, strict=True):
+            rows[name] = unpack(field)
+        return rows
     if packed.codec == "none":
         return data
     if packed.codec == "fp16":
@@ -196,7 +204,7 @@ class GradientPacker:
         chosen = chosen.astype(np.int32)
         values = self.residual[chosen]
         self.residual[chosen] = 0.0
-        return Packed("topk", flat.shape, flat.dtype.str, (chosen, values))
+        return Packed("topk", flat.shape, flat.dtype, (chosen, values))
 
 
 def unpack_gradients(gradients: Gradients | PackedGradients) -> Gradients:

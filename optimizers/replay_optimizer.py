@@ -136,7 +136,7 @@ class ReplayOptions(OptimizerConfig):
         buffer = self.new_buffer(policy.config, seed)
         action = policy.dist.random(np.random.default_rng(0), 1)
         buffer.allocate(
-            ColumnSpec(policy.encoder.shape, policy.encoder.dtype),
+            ColumnSpec(policy.encoder.row_shape, policy.encoder.row_dtype),
             ColumnSpec(action.shape[1:], action.dtype),
         )
         return buffer

@@ -23,7 +23,7 @@ from polopt.policies.spaces import ObservationEncoder
 class ActingPolicy(ABC):
     """Holds weights, chooses actions with them, and prepares sampled batches for learning.
 
-        actions, extras = policy.compute_actions(policy.encoder.encode(observations))
+        actions, extras = policy.compute_actions(policy.encoder.rows(observations))
         policy.set_weights(weights)
 
     A sampler needs only the methods and attributes of this class. The subclass `Policy` also
@@ -39,7 +39,7 @@ class ActingPolicy(ABC):
         device: torch device of networks.
 
     Attributes:
-        encoder: converts observations of the environment to arrays.
+        encoder: converts observations of the environment to rows, and rows to arrays for networks.
         action_space: action space of one environment.
         normalizer: normalises observations and rewards. `None` means that the policy does not
             normalise.
@@ -111,8 +111,23 @@ class ActingPolicy(ABC):
 
     @abstractmethod
     def action_params(self, obs: np.ndarray) -> np.ndarray:
-        """Distribution parameters `[N, P]` float32 of encoded observations `[N, ...]`. A policy
-        with memory treats each observation as the first of an episode."""
+        """Distribution parameters `[N, P]` float32 of observations `[N, ...]` from `to_act_on`. A
+        policy with memory treats each observation as the first of an episode."""
+
+    def to_act_on(self, obs: np.ndarray) -> np.ndarray:
+        """Converts rows or encoded observations `[N, ...]` (see `ObservationEncoder`) for `act`.
+
+        A policy with a normaliser gets `obs` itself, because the normaliser encodes. Other policies
+        get encoded observations.
+        """
+        return obs if self.normalizer is not None else self.encoder.encode(obs)
+
+    def encode_batch(self, batch: SampleBatch) -> SampleBatch:
+        """Returns the batch with encoded observations that are not normalised, for code of the
+        user. The observations are as exact as the normaliser needs them. If they are already
+        encoded, returns the same batch."""
+        dtype = np.float32 if self.normalizer is None else self.normalizer.dtype
+        return self.encoder.encode_batch(batch, dtype)
 
     def act(self, obs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Computes distribution parameters of observations, and the new memory.
@@ -120,7 +135,7 @@ class ActingPolicy(ABC):
         A policy with memory overrides this method and sets `state_size`.
 
         Args:
-            obs: encoded observations `[N, ...]`.
+            obs: observations `[N, ...]` from `to_act_on`.
             state: memory `[N, S]` float32 before these observations. Zeros at the start of an
                 episode.
 
@@ -140,7 +155,7 @@ class ActingPolicy(ABC):
         """Chooses one action for each observation.
 
         Args:
-            obs: encoded observations `[N, ...]`.
+            obs: rows or encoded observations `[N, ...]`. See `ObservationEncoder`.
             explore: True samples the actions. False takes the mode of the distribution.
             rng: random generator. `None` makes a new generator.
             state: memory `[N, S]`. `None` means that an episode begins in each environment.
@@ -152,7 +167,7 @@ class ActingPolicy(ABC):
         """
         if state is None:
             state = np.zeros((len(obs), self.state_size), dtype=np.float32)
-        params, state = self.act(obs, state)
+        params, state = self.act(self.to_act_on(obs), state)
         noise = None
         if explore:
             noise = self.dist.draw_noise(rng or np.random.default_rng(), len(obs))
@@ -186,18 +201,18 @@ class ActingPolicy(ABC):
             the state for the next call, or `None` for policies without memory.
 
         Raises:
-            ValueError: the errors of `ObservationEncoder.encode_some`. An action mask allows no
+            ValueError: the errors of `ObservationEncoder.some_rows`. An action mask allows no
                 action, or has values other than 0 and 1. The state has a wrong shape or is not
                 finite, or it is not None although the policy has no memory.
         """
         if state is not None and not self.state_size:
             raise ValueError(f"{type(self).__name__} has no memory: state must be None")
-        encoded, is_batch = self.encoder.encode_some(observations)
+        rows, is_batch = self.encoder.some_rows(observations)
         if self.mask is not None:
-            self.mask.check(encoded[:, self.mask.place])
+            self.mask.check(self.encoder.encode(rows)[:, self.mask.place])
         if state is not None:
-            state = self._checked_state(state, len(encoded), is_batch)
-        actions, extras = self.compute_actions(encoded, not deterministic, rng, state)
+            state = self._checked_state(state, len(rows), is_batch)
+        actions, extras = self.compute_actions(rows, not deterministic, rng, state)
         after = extras["state"] if self.state_size else None
         if is_batch:
             return actions, after

@@ -129,18 +129,23 @@ class NetworkPolicy(Policy):
         return params[0], states[0]
 
     def _normalized_obs(self, obs: np.ndarray) -> np.ndarray:
-        return obs if self.normalizer is None else self.normalizer.observations(obs)
+        if self.normalizer is None:
+            return self.encoder.encode(obs)
+        return self.normalizer.observations(obs)
 
     # ---- outputs for a batch --------------------------------------------------------------------
 
     def normalized(self, batch: SampleBatch) -> SampleBatch:
-        """Returns the batch with normalised observations and rewards, for the network and the loss.
+        """Returns the batch with encoded and normalised observations, and normalised rewards, for
+        the network and the loss.
 
         The batch contains the means and scales with which the policy normalised when it chose the
         actions, and this method uses these. It returns the same batch if the batch is already
-        normalised, or if the policy does not normalise.
+        encoded and normalised. If the policy does not normalise, this method only encodes.
         """
-        return batch if self.normalizer is None else self.normalizer.normalized(batch)
+        if self.normalizer is None:
+            return self.encoder.encode_batch(batch)
+        return self.normalizer.normalized(batch)
 
     def dist_inputs(self, batch: SampleBatch, backend: Backend | None = None) -> np.ndarray:
         """Distribution parameters `[T, N, P]` of the observations of a batch.

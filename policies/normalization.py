@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import Space, spaces
+from gymnasium import spaces
 from torch import Tensor
 
 from polopt.common.action_mask import MASK_KEY
@@ -23,10 +23,12 @@ from polopt.common.config import ConfigError
 from polopt.common.moments import Moments
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.learning.reducer import Reducer
-from polopt.policies.spaces import ObservationEncoder
+from polopt.policies.spaces import Leaf, ObservationEncoder
 
 #: Added to variances.
 _EPSILON = 1e-8
+#: Float32 holds all whole numbers up to this number.
+_EXACT = 2**24
 
 
 class Normalizer:
@@ -54,6 +56,7 @@ class Normalizer:
 
     Attributes:
         clip_observations, clip_rewards, gamma: the arguments. `gamma` may be changed.
+        dtype: the dtype in which observations are normalised.
 
     Raises:
         ConfigError: no element of the observations can be normalised.
@@ -69,23 +72,23 @@ class Normalizer:
         self.clip_observations = clip_observations
         self.clip_rewards = clip_rewards
         self.gamma = gamma
-        self._shape = encoder.shape
-        self._dtype = np.result_type(encoder.dtype, np.float32)
-        self._elements = np.zeros(0, dtype=np.int64)
-        self._limit: Any = np.float32(0.0)
+        self._encoder = encoder
+        self._leaves: list[Leaf] = []
         if clip_observations is not None:
-            numeric = _numeric_elements(encoder.space)
-            if not numeric.any():
+            self._leaves = [leaf for leaf in encoder.leaves if _is_numeric(leaf)]
+            if not self._leaves:
                 raise ConfigError(
                     f"key 'normalize_observations': got True for observation space {encoder.space}"
                     f", encoded as {encoder.dtype}. Allowed: spaces with a Box whose dtype is not"
                     " uint8 or bool. Images, categories and masks are not normalised"
                 )
-            self._elements = np.flatnonzero(numeric)
-            self._limit = self._dtype.type(clip_observations)
-            if not numeric.all():  # an infinite limit does not clip, so these elements keep values
-                limits = np.where(numeric, clip_observations, np.inf)
-                self._limit = limits.reshape(self._shape).astype(self._dtype)
+        places = [np.arange(leaf.place.start, leaf.place.stop) for leaf in self._leaves]
+        self._elements = np.concatenate([np.zeros(0, dtype=np.int64), *places])
+        self._shape = encoder.shape if encoder.is_box else self._elements.shape
+        # Large numbers of 64 bits may differ by less than float32 can tell apart, so they become
+        # float32 only after the normalisation.
+        self.dtype = np.result_type(np.float32, *map(self._dtype_of, self._leaves))
+        self._limit = self.dtype.type(clip_observations or 0.0)
         self.moments = Moments.zero(len(self._elements) + (clip_rewards is not None))
 
     # ---- moments --------------------------------------------------------------------------------
@@ -115,19 +118,42 @@ class Normalizer:
         present: dict[str, np.ndarray] = {}
         if self.clip_observations is not None:
             used = len(self._elements)
-            present["obs_mean"] = self._of_elements(moments.mean[:used], other=0.0)
-            present["obs_inverse_std"] = self._of_elements(inverse_std[:used], other=1.0)
+            present["obs_mean"] = self._of_elements(moments.mean[:used])
+            present["obs_inverse_std"] = self._of_elements(inverse_std[:used])
         if self.clip_rewards is not None:
             present["reward_scale"] = inverse_std[-1].astype(np.float32)
         # Replaces the whole dict at once, because another thread may sample with the policy.
         self._moments, self._present = moments, present
 
-    def _of_elements(self, values: np.ndarray, other: float) -> np.ndarray:
-        """An array in the shape of an observation. Normalised elements have `values`, and all
-        others have `other`."""
-        whole = np.full(int(np.prod(self._shape)), other)
-        whole[self._elements] = values
-        return whole.astype(self._dtype).reshape(self._shape)
+    def _dtype_of(self, leaf: Leaf) -> np.dtype[Any]:
+        """The dtype in which the elements of a leaf are normalised."""
+        space: Any = leaf.space
+        fits = not self._encoder.is_box and np.dtype(space.dtype).kind in "iu"
+        if (
+            fits
+            and max(-float(space.low.min(initial=0)), float(space.high.max(initial=0))) <= _EXACT
+        ):
+            return np.dtype(np.float32)
+        return np.result_type(space.dtype, np.float32)
+
+    def _of_elements(self, values: np.ndarray) -> np.ndarray:
+        return values.astype(self.dtype).reshape(self._shape)
+
+    def _numbers(self, obs: np.ndarray) -> np.ndarray:
+        """The normalised elements of rows or encoded observations. For a Box, these are the
+        observations themselves. For other spaces, the result is `[..., E]`."""
+        if self._encoder.is_box:
+            return obs
+        if obs.dtype != self._encoder.row_dtype:  # already encoded
+            return obs[..., self._elements]
+        numbers = np.empty((*obs.shape, len(self._elements)), self.dtype)
+        start = 0
+        for leaf in self._leaves:
+            values = leaf.of(obs)
+            stop = start + leaf.place.stop - leaf.place.start
+            numbers[..., start:stop].reshape(values.shape)[...] = values  # a view
+            start = stop
+        return numbers
 
     @np.errstate(all="ignore")  # the caller checks that the moments are finite
     def moments_of(self, batch: SampleBatch, returns: np.ndarray) -> Moments:
@@ -141,8 +167,10 @@ class Normalizer:
         parts = []
         if self.clip_observations is not None:
             # `reshape(0, -1)` raises, and a fragment without a transition has 0 rows.
-            observations = batch.flat("obs")[rows].reshape(len(rows), math.prod(self._shape))
-            parts.append(observations[:, self._elements].astype(np.float64, copy=False))
+            observations = self._numbers(batch.flat("obs")[rows])
+            observations = observations.reshape(len(rows), math.prod(self._shape))
+            # NumPy sums contiguous numbers in pairs, which rounds less than one after the other.
+            parts.append(np.asfortranarray(observations, dtype=np.float64))
         if self.clip_rewards is not None:
             parts.append(returns.reshape(-1, 1)[rows])
         return Moments.of(np.concatenate(parts, axis=1))
@@ -156,21 +184,34 @@ class Normalizer:
         return {name: np.repeat(one[None], envs, axis=0) for name, one in self._present.items()}
 
     def observations(self, obs: np.ndarray) -> np.ndarray:
-        """Normalises encoded observations `[N, ...]` with the current moments. Returns float32. If
-        observations are not normalised, returns them unchanged."""
+        """Encodes and normalises observations with the current moments.
+
+        Args:
+            obs: rows `[..., *row_shape]` or encoded observations `[..., *shape]` (see
+                `ObservationEncoder`). Numbers that float32 cannot hold, such as large numbers of 64
+                bits in a Dict, are exact only in rows.
+
+        Returns: the encoded observations `[..., *shape]`. If they are normalised, they are float32.
+        """
         if self.clip_observations is None:
-            return obs
+            return self._encoder.encode(obs)
         return self._apply(obs, self._present["obs_mean"], self._present["obs_inverse_std"])
 
     def _apply(self, obs: np.ndarray, mean: np.ndarray, inverse_std: np.ndarray) -> np.ndarray:
-        result = obs - mean
+        result = self._numbers(obs) - mean
         result *= inverse_std
         np.minimum(result, self._limit, out=result)
         np.maximum(result, -self._limit, out=result)
-        return result.astype(np.float32, copy=False)
+        result = result.astype(np.float32, copy=False)
+        if self._encoder.is_box:
+            return result
+        encoded = self._encoder.encode(obs)
+        encoded = obs.astype(np.float32) if encoded is obs else encoded
+        encoded[..., self._elements] = result
+        return encoded
 
     def normalized(self, batch: SampleBatch) -> SampleBatch:
-        """Returns the batch with normalised observations and rewards.
+        """Returns the batch with encoded and normalised observations, and normalised rewards.
 
         For each environment, this method uses the means and scales in `batch.per_env`. These are
         the values with which the actions were chosen. If the batch is already normalised, this
@@ -187,20 +228,30 @@ class Normalizer:
             scaled, limit = columns["rewards"] * per_env.pop("reward_scale"), self.clip_rewards
             columns["rewards"] = np.clip(scaled, -limit, limit)
         if len(per_env) == len(batch.per_env):
-            return batch
-        return dataclasses.replace(
-            batch, all_obs=all_obs, successor_obs=successors, columns=columns, per_env=per_env
+            return self._encoder.encode_batch(batch)
+        return self._encoder.encode_batch(
+            dataclasses.replace(
+                batch, all_obs=all_obs, successor_obs=successors, columns=columns, per_env=per_env
+            )
         )
 
     def in_torch(self) -> Callable[[Tensor], Tensor]:
         """Returns a function that does the same as `observations` with tensors on the CPU, for
-        export. The current moments are constants in the function."""
+        export. The function takes encoded observations `[N, ...]`, in `dtype` or float32. The
+        current moments are constants in the function."""
         if self.clip_observations is None:
             return lambda obs: obs
-        mean, inverse_std = (
-            torch.from_numpy(self._present[name]) for name in ("obs_mean", "obs_inverse_std")
-        )
-        limit = torch.as_tensor(self._limit)
+        present = self._present
+
+        def whole(values: np.ndarray, other: float) -> Tensor:
+            """A tensor `[*shape]` that has `values` for normalised elements, and `other` for all
+            other elements."""
+            array = np.full(math.prod(self._encoder.shape), other, self.dtype)
+            array[self._elements] = np.reshape(values, -1)
+            return torch.from_numpy(array.reshape(self._encoder.shape))
+
+        mean, inverse_std = whole(present["obs_mean"], 0.0), whole(present["obs_inverse_std"], 1.0)
+        limit = whole(self._limit, np.inf)
         return lambda obs: torch.clamp((obs - mean) * inverse_std, -limit, limit).float()
 
     # ---- state ----------------------------------------------------------------------------------
@@ -257,12 +308,7 @@ def sum_moments(moments: Moments, reducer: Reducer) -> Moments:
     return Moments(count, mean, squares.numpy())
 
 
-def _numeric_elements(space: Space[Any]) -> np.ndarray:
-    """`[D]` bool: whether each element of a flattened observation is normalised."""
-    if isinstance(space, spaces.Dict):
-        parts = [_numeric_elements(part) & (key != MASK_KEY) for key, part in space.spaces.items()]
-        return np.concatenate(parts)
-    if isinstance(space, spaces.Tuple):
-        return np.concatenate([_numeric_elements(part) for part in space.spaces])
-    numeric = isinstance(space, spaces.Box) and space.dtype not in (np.uint8, np.bool_)
-    return np.full(spaces.utils.flatdim(space), numeric)
+def _is_numeric(leaf: Leaf) -> bool:
+    """Whether the elements of a leaf are normalised."""
+    is_number = isinstance(leaf.space, spaces.Box) and leaf.space.dtype not in (np.uint8, np.bool_)
+    return is_number and MASK_KEY not in leaf.keys and leaf.place.stop > leaf.place.start

@@ -125,6 +125,10 @@ class _Acting(nn.Module):
     ) -> None:
         super().__init__()
         self._parts = parts
+        self._is_box = policy.encoder.is_box
+        normalizer = policy.normalizer
+        dtype = np.float32 if normalizer is None else normalizer.dtype
+        self._dtype = torch.from_numpy(np.zeros(0, dtype)).dtype
         self._dist = policy.dist
         self._act = policy.act_in_torch
         self._state_size = policy.state_size
@@ -138,11 +142,12 @@ class _Acting(nn.Module):
         return (*outputs, after) if self._state_size else outputs
 
     def _encoded(self, observations: tuple[Tensor, ...]) -> Tensor:
-        """Does the same as `ObservationEncoder.encode`, in torch."""
-        if len(self._parts) == 1 and isinstance(self._parts[0], spaces.Box):
+        """Does the same as `ObservationEncoder.encode`, in torch. If the policy normalises, the
+        result has the dtype of its normaliser."""
+        if self._is_box:
             return observations[0]
         pairs = zip(self._parts, observations, strict=True)
-        return torch.cat([_flat(space, part) for space, part in pairs], dim=1)
+        return torch.cat([_flat(space, part).to(self._dtype) for space, part in pairs], dim=1)
 
 
 def _parts(space: Space[Any], name: str) -> Iterator[tuple[str, Space[Any]]]:
@@ -165,9 +170,9 @@ def _example(space: Space[Any]) -> Tensor:
 
 
 def _flat(space: Space[Any], values: Tensor) -> Tensor:
-    """Flattens a batch of one space to `[N, D]` float32."""
+    """Flattens a batch of one space to `[N, D]`."""
     if isinstance(space, spaces.Box | spaces.MultiBinary):
-        return values.flatten(1).float() if space.shape else values[:, None].float()
+        return values.flatten(1) if space.shape else values[:, None]
     if isinstance(space, spaces.Discrete):
         return _one_hot(values - int(space.start), int(space.n))
     assert isinstance(space, spaces.MultiDiscrete)

@@ -85,8 +85,8 @@ class ReplayPolicy(Policy):
         buffer.update_priorities(rows.indices, errors)         # [B]
 
     The buffer computes the rewards and discounts of rows with `config.gamma` and `config.n_step`.
-    The buffer holds observations before normalisation. When the policy learns, it normalises these
-    observations with the current mean and variance of its normaliser.
+    The buffer holds observations as rows of `encoder`. When the policy learns, it encodes these
+    observations and normalises them with the current mean and variance of its normaliser.
 
     A subclass must define `make_segments`, `backward` and `errors_of`. A policy with memory sets
     `learns_from = Sequences`. Then `rows` are B sequences in all methods, and errors `[B]` have one
@@ -136,9 +136,9 @@ class ReplayPolicy(Policy):
     # ---- acting ---------------------------------------------------------------------------------
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:
-        if self.normalizer is not None:
-            obs = self.normalizer.observations(obs)
-        return self.network_params(obs)
+        if self.normalizer is None:
+            return self.network_params(self.encoder.encode(obs))
+        return self.network_params(self.normalizer.observations(obs))
 
     def network_params(self, obs: np.ndarray) -> np.ndarray:
         """Distribution parameters `[N, P]` float32 of normalised observations `[N, ...]`."""
@@ -177,7 +177,7 @@ class ReplayPolicy(Policy):
         `flat.grads` to 0.
 
         Args:
-            rows: B normalised rows.
+            rows: B encoded and normalised rows.
 
         Returns:
             learner statistics, and the absolute TD errors `[B]` before the update.
@@ -185,7 +185,8 @@ class ReplayPolicy(Policy):
 
     @abstractmethod
     def errors_of(self, rows: Transitions) -> np.ndarray:
-        """The absolute TD errors `[B]` float32 of normalised rows, with the current weights."""
+        """The absolute TD errors `[B]` float32 of encoded and normalised rows, with the current
+        weights."""
 
     @np.errstate(all="ignore")
     def td_errors(self, rows: Transitions) -> np.ndarray:
@@ -234,13 +235,12 @@ class ReplayPolicy(Policy):
         return Gradients(self.flat.get_grads(), self.version, count, stats, count)
 
     def normalized(self, rows: Any) -> Any:
-        """Returns the rows with normalised observations, for the networks."""
+        """Returns the rows with encoded and normalised observations, for the networks."""
         if self.normalizer is None:
-            return rows
+            return self.encoder.encode_batch(rows)
         observations = self.normalizer.observations
         if isinstance(rows, Sequences):
-            obs, successors = observations(rows.batch.all_obs), rows.batch.successor_obs
-            successors = observations(successors) if len(successors) else successors
+            obs, successors = map(observations, (rows.batch.all_obs, rows.batch.successor_obs))
             batch = dataclasses.replace(rows.batch, all_obs=obs, successor_obs=successors)
             return rows._replace(batch=batch)
         return rows._replace(obs=observations(rows.obs), next_obs=observations(rows.next_obs))

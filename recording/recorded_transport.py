@@ -190,7 +190,7 @@ def fingerprint(answer: Answer) -> int:
 
 def _arrays(value: Any, depth: int) -> Iterator[np.ndarray]:
     if isinstance(value, np.ndarray):
-        if value.dtype.kind in "biufc":
+        if value.dtype.kind in "biufcV":
             yield value
     elif isinstance(value, torch.Tensor):
         yield value.detach().cpu().numpy()

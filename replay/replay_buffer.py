@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from polopt.common.config import ConfigError, shown
+from polopt.common.plain_arrays import from_plain, to_plain
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.transitions import Sequences, Transitions
 from polopt.metrics.lag import AgeHistogram
@@ -80,8 +81,8 @@ class ReplayBuffer:
     is a truncated episode, if the next episode begins in the same step. (With `unit="sequence"`,
     this also applies to terminated episodes.) The second case is a row after which the steps of its
     environment are missing, because a stream was interrupted or because the batch is padded.
-    Observations and actions keep their dtypes, so uint8 images stay uint8. All values must be
-    finite, which the buffer does not check.
+    Observations and actions keep their dtypes, so uint8 images stay uint8, also as a field of a
+    structured array. All values must be finite, which the buffer does not check.
 
     To draw a row, the buffer reads the next rows of the same environment and their successors.
     These rows arrived after the row itself. The buffer overwrites the oldest rows first, so it
@@ -178,6 +179,7 @@ class ReplayBuffer:
         # The window of a row is complete at the latest when this many further steps are stored.
         self._span = (sequence_length or 1) if unit == "sequence" else n_step
         self._store: RowStore | None = None
+        self._allocated: dict[str, ColumnSpec] = {}  # from the last `allocate`
         # Only few rows begin a sequence, and random places would rarely hit these rows. So a buffer
         # of sequences always draws with the tree, even if it has no priorities.
         self._tree = SumTree(capacity) if alpha is not None or unit == "sequence" else None
@@ -247,7 +249,7 @@ class ReplayBuffer:
         large raises the error early. If nobody has called this method, the first `add` calls it.
 
         Args:
-            obs: shape and dtype of one encoded observation.
+            obs: shape and dtype of the row of one observation.
             actions: shape and dtype of one action.
 
         Returns:
@@ -261,6 +263,7 @@ class ReplayBuffer:
         if self._directory is not None:
             self._directory.mkdir(parents=True, exist_ok=True)
         check_size(nbytes, self._capacity_key, self.capacity, self._directory)
+        self._allocated = {"obs": obs, "actions": actions}
         try:
             self._store = RowStore(self.capacity, _specs(obs, actions), self._directory)
         except MemoryError as error:  # a limit of the process that `memory` does not know
@@ -801,7 +804,7 @@ class ReplayBuffer:
                 "priorities": tail.priorities,
                 "open": tail.open,
                 "nodes": tail.nodes,
-                "next_obs": tail.next_obs,
+                "next_obs": to_plain(tail.next_obs),
             }
             for source, tail in self._tails.items()
         ]
@@ -824,13 +827,28 @@ class ReplayBuffer:
 
     def misfit(self, state: Mapping[str, Any]) -> str:
         """Returns the first difference between the options of this buffer and the options of the
-        buffer whose `save` returned `state`. Returns an empty string if `load` can restore it."""
+        buffer whose `save` returned `state`, or between their rows. Returns an empty string if
+        `load` can restore it.
+
+        Raises:
+            RowFilesError: a dtype or a shape in the state is invalid.
+        """
         for key, value in self._kind().items():
             if (saved := state["kind"].get(key)) != value:
                 name = {"prioritized": "prioritized_replay"}.get(key, key)
                 return (
                     f"key {name!r}: got {shown(value)}; allowed: {shown(saved)}, the value of the "
                     "saved replay buffer"
+                )
+        saved_rows = {} if state["rows"] is None else saved_specs(state["rows"])
+        for name, spec in self._allocated.items():
+            if saved_rows.get(name, spec) != spec:
+                found = saved_rows[name]
+                return (
+                    f"column {name!r} of the saved replay buffer has {found.dtype} "
+                    f"{list(found.shape)} in each row, and this buffer has {spec.dtype} "
+                    f"{list(spec.shape)}. Older versions of polopt stored observations of spaces "
+                    "other than Box as float32 vectors"
                 )
         return ""
 
@@ -846,7 +864,8 @@ class ReplayBuffer:
         Raises:
             RowFilesError: a file is missing or damaged, or does not fit the state.
             ConfigError: the saved buffer and this buffer differ in capacity, unit, `n_step`,
-                `sequence_length` or `burn_in`, or only one of them has priorities. Also raised if
+                `sequence_length`, `burn_in` or the dtypes and shapes of rows, or only one of them
+                has priorities. Also raised if
                 the full buffer does not fit into the free memory or onto the disk.
             OSError: see `allocate`.
         """
@@ -896,7 +915,7 @@ class ReplayBuffer:
                 priorities=np.array(saved["priorities"], dtype=np.float64),
                 open=np.array(saved["open"], dtype=bool),
                 nodes=nodes,
-                next_obs=np.array(saved["next_obs"], dtype=specs["obs"].dtype),
+                next_obs=from_plain(np.asarray(saved["next_obs"]), specs["obs"].dtype),
             )
         if "states" in state:
             self._keep_states(np.asarray(state["state_serials"]), np.asarray(state["states"]))

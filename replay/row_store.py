@@ -170,7 +170,7 @@ class RowStore:
             self._saved[part] = path, entry
             self._changed[part] = False
             files.append(entry)
-        columns = {n: [list(spec.shape), spec.dtype.str] for n, spec in self.specs.items()}
+        columns = {n: [list(spec.shape), _described(spec.dtype)] for n, spec in self.specs.items()}
         return {"columns": columns, "rows_per_file": self._part, "files": files}
 
     @staticmethod
@@ -225,20 +225,41 @@ def saved_specs(saved: Mapping[str, Any]) -> dict[str, ColumnSpec]:
     """The shape and dtype of each column that `RowStore.save` wrote.
 
     Raises:
-        RowFilesError: a dtype is neither a number nor a bool, or a shape is invalid.
+        RowFilesError: a dtype is neither a number nor a bool nor a structure of these, or a shape
+            is invalid.
     """
     specs = {}
     for name, (shape, dtype) in saved["columns"].items():
         try:
-            found = np.dtype(str(dtype)) if str(dtype)[1:2] in "biuf" else None
-        except TypeError:  # for example '<f3', or an empty text
-            found = None
-        if found is None or not all(isinstance(size, int) and size >= 0 for size in shape):
+            specs[name] = ColumnSpec(_shape(shape), _dtype(dtype))
+        except (TypeError, ValueError, RecursionError):
             raise RowFilesError(
                 f"column {name!r:.80}: invalid; got shape {shape!r:.80}, dtype {dtype!r:.80}"
-            )
-        specs[name] = ColumnSpec(tuple(shape), found)
+            ) from None
     return specs
+
+
+def _described(dtype: np.dtype[Any]) -> Any:
+    """A dtype as JSON: its text, or a list `[name, dtype, shape]` for each field of a structure."""
+    if dtype.names is None:
+        return dtype.str
+    fields = [(name, dtype[name]) for name in dtype.names]
+    return [[name, _described(field.base), list(field.shape)] for name, field in fields]
+
+
+def _dtype(described: Any) -> np.dtype[Any]:
+    """The dtype that `_described` described. Raises ValueError or TypeError for anything else."""
+    if isinstance(described, str):
+        if described[1:2] not in tuple("biuf"):  # for example an object
+            raise ValueError(described)
+        return np.dtype(described)
+    return np.dtype([(str(name), _dtype(of), _shape(shape)) for name, of, shape in described])
+
+
+def _shape(sizes: Any) -> tuple[int, ...]:
+    if not all(isinstance(size, int) and size >= 0 for size in sizes):
+        raise ValueError(sizes)
+    return tuple(sizes)
 
 
 def write_arrays(path: Path, arrays: Sequence[np.ndarray]) -> str:

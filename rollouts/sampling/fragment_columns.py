@@ -16,11 +16,12 @@ class FragmentColumns:
 
     Args:
         steps: the maximum number T of steps.
-        obs: the encoded observations `[N, ...]` at the start of the fragment.
+        obs: the observations `[N, ...]` at the start of the fragment, as rows (see
+            `ObservationEncoder`).
         dist: the action distribution of the policy.
 
     Attributes:
-        all_obs: `[T + 1, N, ...]`, the encoded observations before each step and after the last
+        all_obs: `[T + 1, N, ...]`, the rows of the observations before each step and after the last
             step.
         params: `[T, N, P]` float32, the parameters of the action distribution.
         actions: `[T, N, ...]`, the actions before they are converted for the environment.
@@ -72,7 +73,7 @@ class FragmentColumns:
         Args:
             t: the index of the step in the fragment.
             envs: `[K]`, the indices of the environments whose episodes ended.
-            observations: the K encoded last observations of these episodes.
+            observations: the rows of the K last observations of these episodes.
         """
         self._final_rows += (t * self.valid.shape[1] + envs).tolist()
         self._final_obs += observations

@@ -22,6 +22,8 @@ def all_finite(array: np.ndarray) -> bool:
 
 
 def _all_finite(array: np.ndarray) -> bool:
+    if array.dtype.names is not None:
+        return all(_all_finite(array[name]) for name in array.dtype.names)
     if array.dtype.kind != "f":
         return True
     # The sum needs one pass and no temporary array. If the sum is not finite, finite numbers may
@@ -45,8 +47,9 @@ def replace_unused(used: np.ndarray, last: np.ndarray) -> np.ndarray:
     """
     if _all_finite(last):
         return last
-    finite = np.isfinite(last).reshape(len(last), -1).all(axis=-1)
-    return np.where(finite.reshape(-1, *[1] * (last.ndim - 1)), last, used)
+    replaced, bad = last.copy(), _non_finite(last, 1)
+    replaced[bad] = used[bad]
+    return replaced
 
 
 @_no_warnings
@@ -73,15 +76,14 @@ def find_non_finite(batch: SampleBatch) -> tuple[str, np.ndarray]:
     for name, array in sources.items():
         if _all_finite(array):
             continue
-        bad = ~np.isfinite(array).reshape(*array.shape[:2], -1).all(axis=-1)  # [T or T + 1, N]
+        bad = _non_finite(array, 2)  # [T or T + 1, N]
         t, n = np.argwhere(bad)[0]
         problem = problem or _description(name, array[t, n], int(t), int(n))
         envs |= bad.any(axis=0)
     if not _all_finite(batch.successor_obs):
-        flat = batch.successor_obs.reshape(len(batch.successor_index), -1)
-        rows = batch.successor_index[~np.isfinite(flat).all(axis=-1)]
+        rows = batch.successor_index[_non_finite(batch.successor_obs, 1)]
         t, n = divmod(int(rows[0]), batch.shape[1])
-        problem = problem or _description("last observation", flat, t, n)
+        problem = problem or _description("last observation", batch.successor_obs, t, n)
         envs[rows % batch.shape[1]] = True
     return problem, envs
 
@@ -102,7 +104,22 @@ def _infinite_where_square_is(array: np.ndarray) -> np.ndarray:
     return np.where(np.abs(array) > _LARGEST, np.copysign(np.inf, array), array)
 
 
+def _non_finite(array: np.ndarray, leading: int) -> np.ndarray:
+    """Whether each element has a number that is not finite, in any of its fields. The result has
+    the first `leading` dimensions of the array."""
+    if array.dtype.names is not None:
+        parts = [_non_finite(array[name], leading) for name in array.dtype.names]
+        return np.logical_or.reduce(parts)
+    if array.dtype.kind != "f":
+        return np.zeros(array.shape[:leading], dtype=bool)
+    return ~np.isfinite(array).all(axis=tuple(range(leading, array.ndim)))
+
+
 def _description(name: str, value: np.ndarray, t: int, n: int) -> str:
+    while value.dtype.names is not None:
+        value = next(
+            part for part in map(value.__getitem__, value.dtype.names) if not _all_finite(part)
+        )
     numbers = np.ravel(value)
     number = numbers[~np.isfinite(numbers)][0]
     return f"{name} of environment {n} is {number} at step {t} of the fragment"

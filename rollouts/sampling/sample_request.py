@@ -65,7 +65,10 @@ def action_chooser(
     mask = policy.mask
     uniform = uniform or (explore in (True, "random") and policy.samples_uniformly)
     if uniform and mask is not None:
-        return lambda t, obs, state: (*dist.random_allowed(rng, mask.masked(0.0, obs)), state)
+        return lambda t, obs, state: (
+            *dist.random_allowed(rng, mask.masked(0.0, policy.encoder.encode(obs))),
+            state,
+        )
     if uniform:
         drawn = dist.random(rng, *shape)
         return lambda t, obs, state: (0.0, drawn[t], state)
@@ -74,14 +77,14 @@ def action_chooser(
         def mean_action(
             t: int, obs: np.ndarray, state: np.ndarray
         ) -> tuple[Any, np.ndarray, np.ndarray]:
-            params, state = policy.act(obs, state)
+            params, state = policy.act(policy.to_act_on(obs), state)
             return params, dist.mean(params), state
 
         return mean_action
     noise = dist.draw_noise(rng, *shape) if explore in (True, "random") else None
 
     def action(t: int, obs: np.ndarray, state: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray]:
-        params, state = policy.act(obs, state)
+        params, state = policy.act(policy.to_act_on(obs), state)
         return params, dist.sample(params, None if noise is None else noise[t]), state
 
     return action

@@ -10,6 +10,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from polopt.common.episodes import Episode
+from polopt.common.plain_arrays import from_plain, to_plain
 from polopt.common.progress import PROGRESS
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.acting_policy import ActingPolicy
@@ -63,7 +64,7 @@ class VectorSampler:
 
     Args:
         env: a vector of N environments. The sampler closes it.
-        policy: the policy that chooses actions. Its encoder converts observations to arrays.
+        policy: the policy that chooses actions. Its encoder converts observations to rows.
         fragment_length: the number T of steps in one fragment.
         seeds: the seeds of the environments and of the action noise.
         faults: handles exceptions of the vector environment. `None` means that the exceptions
@@ -128,7 +129,7 @@ class VectorSampler:
             self.env, obs, infos = self.faults.rebuild(self.env, error, self._seeds)
         self.faults.check(self.env, obs)
         self.faults.note(infos)
-        self._obs = self.policy.encoder.encode(obs).copy()
+        self._obs = self.policy.encoder.rows(obs).copy()
         self._resets_next = np.zeros(self.env.num_envs, dtype=bool)
         self._memory = self._no_memory()
         integers = range_check(self.env.single_observation_space) is not None
@@ -276,7 +277,7 @@ class VectorSampler:
         # therefore checked in each step, and other observations once per fragment.
         if self._checks_each_step:
             self.faults.check(self.env, raw)
-        rows.all_obs[t + 1] = self.policy.encoder.encode(raw)
+        rows.all_obs[t + 1] = self.policy.encoder.rows(raw)
         if self._next_step and terminated[t].any():
             over, (used, last) = terminated[t], rows.all_obs[t : t + 2]
             last[over] = replace_unused(used[over], last[over])
@@ -335,13 +336,13 @@ class VectorSampler:
             infos: the infos of the step.
 
         Returns:
-            the K encoded last observations of the ended episodes, and the current observations of
+            the K last observations (as rows) of the ended episodes, and the current observations of
             all environments before encoding. In the K environments, the current observation is the
             first observation of the next episode.
         """
         if self._mode == AutoresetMode.SAME_STEP:
             return self._final_observations(ended, infos), raw
-        last_obs = list(self.policy.encoder.encode(raw)[ended].copy())
+        last_obs = list(self.policy.encoder.rows(raw)[ended].copy())
         mask = np.zeros(self.env.num_envs, dtype=bool)
         mask[ended] = True
         raw, reset_infos = self.env.reset(options={"reset_mask": mask})
@@ -349,8 +350,8 @@ class VectorSampler:
         return last_obs, raw
 
     def _final_observations(self, ended: np.ndarray, infos: Mapping[str, Any]) -> list[np.ndarray]:
-        """Returns the K encoded observations in `infos["final_obs"]`. They are copies, because the
-        environment may use its arrays again.
+        """Returns the rows of the K observations in `infos["final_obs"]`. They are copies, because
+        the environment may use its arrays again.
 
         Raises:
             EnvironmentAPIError: the infos do not contain such observations.
@@ -358,7 +359,7 @@ class VectorSampler:
         encoder = self.policy.encoder
         try:
             last = [_item(encoder.space, infos["final_obs"], n) for n in ended]
-            return [encoder.encode_one(one).copy() for one in last]
+            return [encoder.row(one).copy() for one in last]
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise EnvironmentAPIError(
                 f"{self.faults.place} has the autoreset mode same_step. If episodes end in a step, "
@@ -436,7 +437,7 @@ class VectorSampler:
             self.leave_gap()
         self.faults.note(infos)
         mask = envs.reshape(-1, *[1] * (self._obs.ndim - 1))
-        self._obs = np.where(mask, self.policy.encoder.encode(raw), self._obs)
+        self._obs = np.where(mask, self.policy.encoder.rows(raw), self._obs)
         self._resets_next = self._resets_next & ~envs
         self._memory = np.where(envs[:, None], np.float32(0.0), self._memory)
         self._episodes.discard(envs)
@@ -456,7 +457,7 @@ class VectorSampler:
             return None
         return {
             "env": env_state,
-            "obs": self._obs.copy(),
+            "obs": to_plain(self._obs.copy()),
             "resets_next": self._resets_next.copy(),
             "memory": self._memory.copy(),
             **self._episodes.get_state(),
@@ -468,13 +469,16 @@ class VectorSampler:
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores a state that `get_state` returned. If the environments cannot restore their
         state, all environments begin new episodes. This is also the case if an environment has to
-        be reset in its next step, but the autoreset mode is not next-step any more."""
+        be reset in its next step, but the autoreset mode is not next-step any more, and if an older
+        version of polopt saved the observations in another dtype."""
         resets = np.asarray(state["resets_next"], dtype=bool)
         fits = len(resets) == self.env.num_envs and (self._next_step or not resets.any())
+        obs, own = np.asarray(state["obs"]), to_plain(self._obs)
+        fits = fits and (obs.dtype, obs.shape) == (own.dtype, own.shape)
         if not fits or not set_env_state(self.env, state["env"], resets):
             self.reset()
             return
-        self._obs = np.asarray(state["obs"])
+        self._obs = from_plain(obs, self._obs.dtype)
         self._resets_next = resets
         self._memory = np.asarray(state.get("memory", self._no_memory()))
         self._episodes.set_state(state)

@@ -44,7 +44,7 @@ def sample(
     worker.set_weights(weights)
     batch = worker.next_batch() if request is None else worker.sample(request)
     if worker.config.postproc is not None:
-        batch = worker.config.postproc(batch)
+        batch = worker.config.postproc(worker.policy.encode_batch(batch))
         if not isinstance(batch, SampleBatch):
             raise TypeError(f"postproc must return a SampleBatch; got {type(batch).__name__}")
     return batch

@@ -235,7 +235,8 @@ class RolloutWorker(CallRunner):
                 self._finite.note("fragments", "")
                 self.end_episodes(sampler.ended or ())
                 if self._callbacks.defines("on_sample_end"):
-                    self._count_metrics("on_sample_end", samples=batch)
+                    samples = self.policy.encode_batch(batch)
+                    self._count_metrics("on_sample_end", samples=samples)
                 return batch
             self.record.env_steps_discarded += batch.env_steps
             self.not_finite("fragments", batch.faults)

@@ -118,7 +118,7 @@ def test_observations_are_split_as_their_space() -> None:
     NESTED.seed(0)
     singles = [NESTED.sample() for _ in range(5)]
     encoder = ObservationEncoder(NESTED)
-    encoded = np.stack([encoder.encode_one(single) for single in singles])
+    encoded = encoder.encode(np.stack([encoder.row(single) for single in singles]))
     found = split(NESTED, torch.as_tensor(encoded))
     assert list(found) == ["z", "image", "bits", "pair", "wide"]
     kinds = {"z": torch.float32, "image": torch.uint8, "bits": torch.bool, "wide": torch.float32}

@@ -149,7 +149,7 @@ def test_underflow_of_sampled_numbers() -> None:
     zeros = np.zeros((3, 2), np.float32)
     with np.errstate(all="raise"):
         assert ObservationEncoder(space).encode(np.full((4, 2), 1e-310)).tolist() == [[0, 0]] * 4
-        assert ObservationEncoder(space).encode_one(np.full(2, 1e-310)).tolist() == [0, 0]
+        assert ObservationEncoder(space).row(np.full(2, 1e-310)).tolist() == [0, 0]
         DiscountedReturns(2).add(steps, 1e-300)
         standardized(np.array([1e-200, 2e-200, 3e-200]), LocalReducer())
         far = with_vtrace(batch, zeros - 1000, zeros, zeros, ImpalaPolicy.config_class())

@@ -196,11 +196,11 @@ def check_acts_as_in_training(
     made.save(str(directory))
     policy, sampler = made.get_policy(), made.workers.local.sampler
     raw: list[Any] = []
-    encode = policy.encoder.encode
-    policy.encoder.encode = lambda obs: raw.append(copy.deepcopy(obs)) or encode(obs)  # type: ignore[func-returns-value]
+    rows = policy.encoder.rows
+    policy.encoder.rows = lambda obs: raw.append(copy.deepcopy(obs)) or rows(obs)  # type: ignore[func-returns-value]
     sampler.reset()
     sampled = sampler.sample(explore=False)
-    del policy.encoder.encode
+    del policy.encoder.rows
     made.stop()
     loaded = polopt.load(directory, network=network)
     assert type(loaded) is type(policy)
@@ -236,7 +236,7 @@ def check_acts_as_in_training(
             np.testing.assert_array_equal(*drawn)
         for n in range(3):  # single observations, with the rounding of a smaller batch
             one = row(observations, n)
-            encoded, is_batch = loaded.encoder.encode_some(one)
+            encoded, is_batch = loaded.encoder.some_rows(one)
             assert not is_batch
             np.testing.assert_allclose(
                 loaded.act(encoded, memory[n : n + 1])[0][0], params[n], rtol=1e-5, atol=1e-5

@@ -47,12 +47,21 @@ def test_batch_encoding_equals_gymnasium_flatten(key: str) -> None:
     space = FLATTENED[key]
     singles, batch = observations(space)
     encoder = ObservationEncoder(space)
-    encoded = encoder.encode(batch)
+    rows = encoder.rows(batch)
+    assert rows.shape == (ROWS, *encoder.row_shape)
+    assert rows.dtype == encoder.row_dtype
+    encoded = encoder.encode(rows)
     assert encoded.shape == (ROWS, *encoder.shape)
     assert encoded.dtype == encoder.dtype == np.float32
-    for row, single in zip(encoded, singles, strict=True):
-        np.testing.assert_array_equal(row, flatten(space, single).astype(np.float32))
-        np.testing.assert_array_equal(row, encoder.encode_one(single))
+    for row, vector, single in zip(rows, encoded, singles, strict=True):
+        np.testing.assert_array_equal(row, encoder.row(single))
+        np.testing.assert_array_equal(vector, flatten(space, single).astype(np.float32))
+    np.testing.assert_array_equal(encoder.encode(batch), encoded)
+    assert encoder.encode(encoded) is encoded
+    in_time = rows.reshape(2, ROWS // 2, *encoder.row_shape)  # rows of a batch [T, N]
+    np.testing.assert_array_equal(encoder.encode(in_time).reshape(encoded.shape), encoded)
+    np.testing.assert_array_equal(encoder.encode(rows, np.float64).astype(np.float32), encoded)
+    assert encoder.encode(rows[:0]).shape == (0, *encoder.shape)
 
 
 def test_discrete_values_are_one_hot() -> None:
@@ -77,20 +86,20 @@ def test_box_is_not_copied(space: spaces.Box) -> None:
     assert np.shares_memory(encoded, batch)
     assert encoded.dtype == encoder.dtype == space.dtype
     assert encoded.shape == (ROWS, *encoder.shape) == (ROWS, *space.shape)
-    np.testing.assert_array_equal(encoder.encode_one(singles[3]), encoded[3])
+    np.testing.assert_array_equal(encoder.row(singles[3]), encoded[3])
 
 
 def test_box_observation_gets_the_dtype_of_the_space() -> None:
     encoder = ObservationEncoder(spaces.Box(0, 255, (3, 4, 4), np.float32))
     image = np.full((3, 4, 4), 200, np.uint8)
-    one, batch = encoder.encode_one(image), encoder.encode(image[None])
+    one, batch = encoder.row(image), encoder.encode(image[None])
     assert one.dtype == batch.dtype == np.float32  # a uint8 observation would be scaled by networks
     np.testing.assert_array_equal(one, batch[0])
 
 
 def test_list_observation_of_integer_box_gets_its_dtype() -> None:
     encoder = ObservationEncoder(spaces.Box(0, 255, (2,), np.uint8))
-    assert encoder.encode_one([3, 255]).dtype == np.uint8
+    assert encoder.row([3, 255]).dtype == np.uint8
 
 
 UNSUPPORTED = [
@@ -123,7 +132,7 @@ def test_value_outside_the_space_is_refused(key: str, step: int) -> None:
     batch = np.asarray(batch).copy()
     batch[2] = np.asarray(space.start) - 1 if step < 0 else 100
     with pytest.raises(ValueError, match="must be in the space"):
-        ObservationEncoder(space).encode(batch)
+        ObservationEncoder(space).rows(batch)
 
 
 WRONG_OBSERVATIONS: list[tuple[Space[Any], Any, str]] = [
@@ -149,7 +158,7 @@ WRONG_OBSERVATIONS: list[tuple[Space[Any], Any, str]] = [
 @pytest.mark.parametrize(("space", "observation", "error"), WRONG_OBSERVATIONS)
 def test_wrong_shape_error_has_expected_shape(space: Any, observation: Any, error: str) -> None:
     with pytest.raises(ValueError, match=error):
-        ObservationEncoder(space).encode_one(observation)
+        ObservationEncoder(space).row(observation)
 
 
 def test_list_observation_of_tuple_space_is_accepted() -> None:
@@ -157,8 +166,8 @@ def test_list_observation_of_tuple_space_is_accepted() -> None:
     space.seed(0)
     observation = space.sample()
     encoder = ObservationEncoder(space)
-    encoded = encoder.encode_one(list(observation))
-    np.testing.assert_array_equal(encoded, encoder.encode_one(observation))
+    encoded = encoder.row(list(observation))
+    np.testing.assert_array_equal(encoded, encoder.row(observation))
 
 
 @pytest.mark.parametrize("space", [spaces.Dict(), spaces.Tuple([]), spaces.Box(-1.0, 1.0, (0,))])
@@ -182,11 +191,11 @@ def test_values_that_a_user_may_not_pass_are_named(observation: Any, said: str) 
         image=spaces.Box(0, 255, (4, 4, 1), np.uint8), at=spaces.Box(-1.0, 1.0, (2,))
     )
     with pytest.raises(ValueError, match=said):
-        ObservationEncoder(space).encode_some(observation)
+        ObservationEncoder(space).some_rows(observation)
 
 
 @pytest.mark.parametrize("shape", [(2,), (1, 3), ()])
 def test_one_observation_of_the_right_dtype_needs_its_shape(shape: tuple[int, ...]) -> None:
     encoder = ObservationEncoder(spaces.Box(-1.0, 1.0, (3,)))
     with pytest.raises(ValueError, match=r"must have shape \[3\]"):
-        encoder.encode_one(np.zeros(shape, np.float32))
+        encoder.row(np.zeros(shape, np.float32))
