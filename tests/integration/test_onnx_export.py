@@ -33,11 +33,12 @@ SPACES = {
 
 
 def moved_policy(
-    name: str, observations: str, actions: str, normalizes: bool = False, **model: Any
+    name: str, observations: Any, actions: str, normalizes: bool = False, **model: Any
 ) -> Policy:
     cls = POLICIES.get(name)
     config = cls.config_class.parse({"model": model, "normalize_observations": normalizes})
-    policy = cls(SPACES[observations], ACTIONS[actions], config)
+    space = SPACES[observations] if isinstance(observations, str) else observations
+    policy = cls(space, ACTIONS[actions], config)
     noise = torch.randn(policy.flat.params.shape, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         policy.flat.params.add_(0.05 * noise)
@@ -81,7 +82,9 @@ def check_model(policy: Policy, path: Path) -> None:
         assert actions.dtype == expected.dtype
         assert actions.shape == expected.shape == (rows, *policy.action_space.shape)
         np.testing.assert_allclose(actions, expected, rtol=1e-5, atol=1e-5)
-        exact = policy.act(policy.encoder.encode(batch), states.astype(np.float32))[0]
+        exact = policy.act(policy.to_act_on(policy.encoder.rows(batch)), states.astype(np.float32))[
+            0
+        ]
         np.testing.assert_allclose(params, exact, rtol=1e-5, atol=1e-5)
 
 
@@ -118,6 +121,25 @@ def test_onnx_model_acts_as_predict(
     assert [file.name for file in tmp_path.iterdir()] == ["policy.onnx"]
     check_model(policy, tmp_path / "policy.onnx")
     np.testing.assert_array_equal(policy.get_weights().flat, weights)
+
+
+@needs_onnx
+@pytest.mark.parametrize("name", ["ppo", "sac"])
+@pytest.mark.parametrize(
+    "nest", [lambda box: spaces.Dict(one=box), lambda box: spaces.Tuple([box])]
+)
+def test_onnx_model_of_one_nested_box_normalises_as_predict(
+    nest: Any, name: str, tmp_path: Path
+) -> None:
+    """The Box has two dimensions. With float64, it also has numbers that float32 cannot hold."""
+    for place, dtype, first in (("float32", np.float32, 0.0), ("float64", np.float64, 1.8e9)):
+        space = nest(spaces.Box(first, first + 50.0, (2, 3), dtype))
+        policy = moved_policy(name, space, "box", normalizes=True)
+        space.seed(1)
+        rows = policy.encoder.encode(policy.encoder.rows(batch_of(space, 50)), np.float64)
+        policy.add_moments(Moments.of(rows))
+        policy.export_onnx(tmp_path / f"{place}.onnx")
+        check_model(policy, tmp_path / f"{place}.onnx")
 
 
 @needs_onnx

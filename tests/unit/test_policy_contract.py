@@ -234,7 +234,8 @@ def test_policy_may_yield_several_gradients_per_batch() -> None:
 
 #: The members of a policy that samplers, workers and a Collector need.
 ACTS = {
-    "make_distribution", "make_normalizer", "action_params", "act", "compute_actions", "predict",
+    "make_distribution", "make_normalizer", "to_act_on", "encode_batch", "action_params", "act",
+    "compute_actions", "predict",
     "act_in_torch", "postprocess", "get_weights", "set_weights", "get_state", "set_state",
     "state_size", "samples_uniformly",
 }  # fmt: skip
