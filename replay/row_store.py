@@ -243,7 +243,7 @@ def _described(dtype: np.dtype[Any]) -> Any:
     """A dtype as JSON: its text, or a list `[name, dtype, shape]` for each field of a structure."""
     if dtype.names is None:
         return dtype.str
-    fields = [(name, (dtype.fields or {})[name][0]) for name in dtype.names]
+    fields = [(name, dtype[name]) for name in dtype.names]
     return [[name, _described(field.base), list(field.shape)] for name, field in fields]
 
 

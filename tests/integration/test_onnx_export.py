@@ -28,6 +28,9 @@ needs_onnx = pytest.mark.skipif(
 )
 SPACES = {
     **OBSERVATIONS,
+    "one box": spaces.Dict(a=spaces.Box(-5.0, 5.0, (2, 3), np.float64)),
+    "tuple of one box": spaces.Tuple([spaces.Box(-5.0, 5.0, (3, 2), np.float32)]),
+    "clock": spaces.Dict(at=spaces.Box(1.7e9, 1.7e9 + 9, (6,), np.float64), d=spaces.Discrete(3)),
     "odd keys": spaces.Dict({"a b": spaces.Discrete(2), "a_b": spaces.Discrete(3)}),
 }
 
@@ -81,7 +84,9 @@ def check_model(policy: Policy, path: Path) -> None:
         assert actions.dtype == expected.dtype
         assert actions.shape == expected.shape == (rows, *policy.action_space.shape)
         np.testing.assert_allclose(actions, expected, rtol=1e-5, atol=1e-5)
-        exact = policy.act(policy.encoder.encode(batch), states.astype(np.float32))[0]
+        exact = policy.compute_actions(policy.encoder.rows(batch), state=states.astype(np.float32))[
+            1
+        ]["action_dist_inputs"]
         np.testing.assert_allclose(params, exact, rtol=1e-5, atol=1e-5)
 
 
@@ -121,13 +126,16 @@ def test_onnx_model_acts_as_predict(
 
 
 @needs_onnx
-@pytest.mark.parametrize("observations", ["float64", "dict", "scalar"])
+@pytest.mark.parametrize(
+    "observations", ["float64", "dict", "scalar", "one box", "tuple of one box", "clock"]
+)
 @pytest.mark.parametrize("name", ["ppo", "sac"])
 def test_onnx_model_normalises_as_predict(name: str, observations: str, tmp_path: Path) -> None:
     policy = moved_policy(name, observations, "box", normalizes=True)
     space = policy.encoder.space
     space.seed(1)
-    rows = policy.encoder.encode(batch_of(space, 50)).reshape(50, -1) * 0.3 + 0.1
+    rows = policy.encoder.encode(batch_of(space, 50), np.float64).reshape(50, -1)
+    rows = rows[:, :6] if observations == "clock" else rows * 0.3 + 0.1
     size = len(policy.get_weights().moments.mean)
     policy.add_moments(Moments.of(rows[:, -size:] if observations != "dict" else rows[:, 3:7]))
     policy.export_onnx(tmp_path / "policy.onnx")

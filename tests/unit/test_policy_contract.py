@@ -236,7 +236,7 @@ def test_policy_may_yield_several_gradients_per_batch() -> None:
 ACTS = {
     "make_distribution", "make_normalizer", "action_params", "act", "compute_actions", "predict",
     "act_in_torch", "postprocess", "get_weights", "set_weights", "get_state", "set_state",
-    "state_size", "samples_uniformly",
+    "state_size", "samples_uniformly", "to_act_on", "encode_batch",
 }  # fmt: skip
 #: The other members that strategies need.
 LEARNS = {

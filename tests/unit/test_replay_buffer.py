@@ -84,7 +84,7 @@ def test_rows_equal_closed_form(
     for _ in range(-(-100 // length)):
         buffer.add(sampler.sample())
     rows = drawn(buffer)
-    now, after = rows.obs.argmax(-1), rows.next_obs.argmax(-1)
+    now, after = rows.obs, rows.next_obs
     steps = after - now
     # An observation does not identify its environment. But only 7-step episodes have times of 5 and
     # 6, and a window that ends early shows the length of its episode.
