@@ -82,7 +82,7 @@ def under_every_lambda(
 
 def times(batch: SampleBatch) -> np.ndarray:
     """Returns the time since the reset, `[T, N]`. The one-hot observations contain it."""
-    return batch.obs.argmax(-1)
+    return batch.obs if batch.obs.ndim == 2 else batch.obs.argmax(-1)  # encoded
 
 
 def leading_up_to(last: float, length: int) -> np.ndarray:
@@ -256,7 +256,7 @@ def check_spoiled_rows_change_nothing(name: str, mask: Callable[[SampleBatch], N
     env = sync_clocks(LENGTHS, "truncated", "next_step")
     policy = make_policy(name, env, gamma=GAMMA)
     sampler = make_sampler(env, policy, 20)
-    batch = sampler.sample()
+    batch = policy.encode_batch(sampler.sample())
     invalid = ~batch["valid"]
     before = gradient(policy.postprocess(batch), policy)
     weights = policy.get_weights()

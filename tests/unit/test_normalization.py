@@ -239,25 +239,6 @@ def test_categories_masks_flags_and_images_keep_their_values() -> None:
     np.testing.assert_allclose(normalizer.observations(row), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.int64])
-def test_large_numbers_in_a_dict_are_as_exact_as_in_a_box(dtype: Any) -> None:
-    """Seconds since 1970: float32 holds only every 128th of these numbers."""
-    seconds = spaces.Box(-(2**62), 2**62, (1,), dtype)
-    rows = (1.8e9 + np.arange(7.0)[:, None]).astype(dtype)
-    alone, nested = normalizer_of(seconds), normalizer_of(spaces.Dict(time=seconds))
-    obs = nested._encoder.rows({"time": rows})
-    assert obs["time"].dtype == dtype
-    for normalizer in (alone, nested):
-        normalizer.moments = Moments.of(rows)
-    got = nested.observations(obs)
-    np.testing.assert_array_equal(got, alone.observations(rows))
-    np.testing.assert_allclose(got[:, 0], np.arange(-3.0, 4.0) / 2.0, atol=1e-6)
-    batched = nested.observations(obs.reshape(7, 1))  # rows of a batch [T, N]
-    np.testing.assert_array_equal(batched[:, 0], got)
-    # The wrong variant: encoded in float32 first, all seven values are one.
-    assert len(np.unique(nested.observations(nested._encoder.encode(obs)))) == 1
-
-
 @pytest.mark.parametrize(
     "space",
     [

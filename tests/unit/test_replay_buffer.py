@@ -9,17 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_envs import AUTORESET, Clock, make_policy, make_sampler, sync_clocks
+from toy_envs import AUTORESET, make_policy, make_sampler, sync_clocks
 
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.transitions import Transitions
 from polopt.metrics.memory import Memory
-from polopt.policies.spaces import ObservationEncoder
 from polopt.replay import row_store
 from polopt.replay.replay_buffer import ReplayBuffer
 from polopt.replay.row_store import ColumnSpec
@@ -428,74 +425,6 @@ def test_size_is_known_before_the_buffer_is_filled() -> None:
     spec = ColumnSpec((17,), np.dtype(np.float32)), ColumnSpec((6,), np.dtype(np.float32))
     assert buffer.nbytes == 0
     assert buffer.nbytes_of(*spec) == 101_000_000 == buffer.allocate(*spec) == buffer.nbytes
-
-
-MASKED_IMAGE = spaces.Dict(
-    action_mask=spaces.Box(0, 1, (4,), np.int8), image=spaces.Box(0, 255, (84, 84, 4), np.uint8)
-)
-
-
-@pytest.mark.parametrize(
-    ("space", "row_bytes"),
-    [
-        (MASKED_IMAGE, 4 + 84 * 84 * 4),
-        (spaces.Discrete(5000), 8),
-        (spaces.MultiDiscrete([500] * 20), 20 * 8),
-        (spaces.MultiBinary(16), 16),
-        (spaces.Tuple([spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2,), np.float16)]), 8 + 4),
-    ],
-    ids=["masked image", "discrete", "multi-discrete", "multi-binary", "tuple"],
-)
-def test_a_row_takes_the_bytes_of_the_space(space: Any, row_bytes: int) -> None:
-    """The figures for observations in the order of `RowStore`. A float32 vector takes 4 to 2,500
-    times as many bytes."""
-    encoder, action = ObservationEncoder(space), ColumnSpec((), np.dtype(np.int64))
-    buffer = ReplayBuffer(1000, GAMMA)
-    whole = buffer.nbytes_of(ColumnSpec(encoder.row_shape, encoder.row_dtype), action)
-    without = buffer.nbytes_of(ColumnSpec((), np.dtype(np.uint8)), action) - 1000
-    assert whole - without == 1000 * row_bytes
-
-
-@pytest.mark.parametrize("mapped", [False, True])
-def test_observations_of_a_space_come_back_from_files(mapped: bool, tmp_path: Path) -> None:
-    space = spaces.Dict(
-        at=spaces.Box(-9.0, 9.0, (2,), np.float64), which=spaces.Tuple([spaces.Discrete(7)] * 2)
-    )
-
-    class Both(Clock):
-        def __init__(self) -> None:
-            super().__init__(4)
-            self.observation_space = space
-
-        def reset(self, **options: Any) -> Any:
-            return self.look(super().reset(**options)[0]), {}
-
-        def step(self, action: int) -> Any:
-            time, *rest = super().step(action)
-            return self.look(time), *rest
-
-        def look(self, time: int) -> Any:
-            return {"at": np.array([time / 3, -time / 3]), "which": (time, 6 - time)}
-
-    env = SyncVectorEnv([Both] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
-    policy = make_policy("a2c", env)
-    sampler = make_sampler(env, policy, 5)
-    directory = tmp_path / "rows" if mapped else None
-    saving, loaded = (ReplayBuffer(30, GAMMA, directory=directory), ReplayBuffer(30, GAMMA))
-    for _ in range(5):
-        saving.add(sampler.sample())
-    (tmp_path / "saved").mkdir()
-    loaded.load(tmp_path / "saved", saving.save(tmp_path / "saved"))
-    rows, same = drawn(saving, 200), drawn(loaded, 200)
-    for one in (rows, same):
-        times = one.obs["which"]["0"]
-        assert set(times.tolist()) == set(range(4))
-        np.testing.assert_array_equal(one.obs["at"][:, 0], times / 3)  # exact in float64
-        np.testing.assert_array_equal(one.next_obs["which"]["1"], 5 - times)
-    assert rows.obs.dtype == same.obs.dtype == policy.encoder.row_dtype
-    encoded = policy.encoder.encode_batch(rows)
-    assert encoded.obs.shape == (200, 16)
-    assert encoded.next_obs.dtype == np.float32
 
 
 def test_more_than_the_free_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
