@@ -35,7 +35,8 @@ class SampleBatch:
 
     Attributes:
         all_obs: `[T + 1, N, ...]`, the observations of the T steps, and the observations after the
-            last step. All observations are encoded by `ObservationEncoder`.
+            last step. The observations are rows of `ObservationEncoder`, with the dtypes of their
+            space. In batches for code of the user, they are encoded.
         columns: the arrays listed above.
         successor_index: `[K]`, the flat indices `t * N + n` of the rows whose next observation is
             not `all_obs[t + 1, n]`. In these rows, an episode ended and the next episode began in

@@ -22,7 +22,7 @@ class Transitions(NamedTuple):
     is 0, and the content of `next_obs` does not matter.
 
     Attributes:
-        obs: the observations, encoded as in `SampleBatch`.
+        obs: the observations, as in `SampleBatch`. `ReplayPolicy.normalized` encodes them.
         actions: the actions as the policy sampled them, as in `SampleBatch`.
         rewards: the sum of gamma^k r_k over the steps of each row.
         discounts: gamma^m, where m is the number of steps of the row. 0 after `terminated`.

@@ -17,6 +17,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from sampling_helpers import every_mode
 from test_evaluation import SMALL, trainer
+from toy_envs import Clock
 from typer.testing import CliRunner
 
 import polopt
@@ -279,6 +280,18 @@ class SampleRows(Callbacks):
     def on_sample_end(self, *, worker: Any, samples: Any) -> dict[str, float]:
         assert "advantages" in samples.columns
         return {"rows": samples.shape[0] * samples.shape[1]}
+
+
+class SampleVectors(Callbacks):
+    def on_sample_end(self, *, worker: Any, samples: Any) -> dict[str, float]:
+        return {"size": samples.obs.shape[-1], "is_float": samples.obs.dtype == np.float32}
+
+
+def test_callback_reads_encoded_observations() -> None:
+    made = trainer(env=lambda config: Clock(5), callbacks=SampleVectors)
+    block = made.train()["env_runners"]["custom_metrics"]
+    assert (block["size_mean"], block["is_float_mean"]) == (6.0, 1.0)
+    made.stop()
 
 
 def test_callback_gets_fragments_and_its_metrics_are_reported() -> None:

@@ -16,7 +16,7 @@ from collector_toys import local_collector
 from gymnasium import Space, spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from replay_helpers import replay_policy
-from toy_envs import AUTORESET, make_policy, make_sampler
+from toy_envs import AUTORESET, Drift, make_policy, make_sampler
 
 from polopt.common.compression import pack
 from polopt.common.config import ConfigError
@@ -29,6 +29,7 @@ from polopt.policies.spaces import ObservationEncoder
 from polopt.recording.recorded_transport import fingerprint
 from polopt.replay.replay_buffer import ReplayBuffer
 from polopt.replay.row_store import ColumnSpec, RowFilesError
+from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
 from polopt.rollouts.workers.answer import Answer
 from polopt.rollouts.workers.gathering import sample
 from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
@@ -290,23 +291,53 @@ def test_damaged_dtype_of_saved_rows_is_refused(tmp_path: Path, dtype: Any) -> N
         ReplayBuffer(100, 0.9, n_step=3).load(tmp_path, state)
 
 
-def test_saved_sampler_keeps_its_observation(tmp_path: Path) -> None:
-    env = vector(NESTED)
-    policy = make_policy("ppo", env)
-    sampler = make_sampler(env, policy, 3)
-    last = sampler.sample().bootstrap_obs
-    obs = sampler._obs
-    write_checkpoint(tmp_path, {"obs": to_plain(obs)})
-    saved = read_checkpoint(tmp_path)["obs"]
-    np.testing.assert_array_equal(from_plain(saved, obs.dtype), last)
+class DriftInDict(Drift):
+    """`Drift`, whose state can be saved, with observations in a Dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Dict(at=self.observation_space, of=spaces.Discrete(2))
+
+    def reset(self, **options: Any) -> Any:
+        return {"at": super().reset(**options)[0], "of": 1}, {}
+
+    def step(self, action: int) -> Any:
+        at, *rest = super().step(action)
+        return {"at": at, "of": 1}, *rest
+
+
+def test_saved_sampler_continues_from_its_observation(tmp_path: Path) -> None:
+    def sampler(seed: int) -> Any:
+        env = FastSyncVectorEnv([DriftInDict] * 2)
+        return make_sampler(env, make_policy("ppo", env), 5, seed=seed)
+
+    one, other, third = sampler(0), sampler(1), sampler(2)
+    last = one.sample().bootstrap_obs
+    write_checkpoint(tmp_path, {"sampler": one.get_state()})
+    state = read_checkpoint(tmp_path)["sampler"]
+    other.set_state(state)
+    batch = other.sample()
+    np.testing.assert_array_equal(batch.all_obs[0], last)
+    np.testing.assert_array_equal(batch.all_obs, one.sample().all_obs)
+    # An older version saved float32 vectors. All environments then begin new episodes.
+    state["obs"] = one.policy.encoder.encode(last)
+    third.set_state(state)
+    assert not third.get_state()["lengths"].any()
+    assert (third.sample().all_obs[0] != last).all()
+
+
+def test_other_bytes_are_refused() -> None:
+    rows = ObservationEncoder(NESTED).rows(vector(NESTED).reset(seed=0)[0])
+    np.testing.assert_array_equal(from_plain(to_plain(rows), rows.dtype), rows)
     with pytest.raises(ValueError, match="an array of bytes"):
-        from_plain(policy.encoder.encode(obs), obs.dtype)
+        from_plain(to_plain(rows)[:, 1:], rows.dtype)
 
 
 # ---- code of the user ----------------------------------------------------------------------------
 
 
-def test_collector_returns_encoded_observations() -> None:
+@pytest.mark.parametrize("with_postproc", [False, True])
+def test_collector_returns_encoded_observations(with_postproc: bool) -> None:
     seen = []
 
     def postproc(batch: SampleBatch) -> SampleBatch:
@@ -317,7 +348,8 @@ def test_collector_returns_encoded_observations() -> None:
         seen.append(obs)
         return np.zeros(len(obs))
 
-    collector = local_collector(lambda: Samples(NESTED), policy=act, postproc=postproc)
+    options = {"postproc": postproc} if with_postproc else {}
+    collector = local_collector(lambda: Samples(NESTED), policy=act, **options)
     batch = next(collector)
     size = spaces.utils.flatdim(NESTED)
     for obs in (*seen, batch.obs, batch.successor_obs):
