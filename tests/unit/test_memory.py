@@ -107,7 +107,7 @@ def expected(policy: Policy, batches: list[SampleBatch], env: int) -> dict[str, 
     plain = PlainLSTM(policy)
     result: dict[str, list[Any]] = {"params": [], "values": [], "following": []}
     with torch.no_grad():
-        for batch in batches:
+        for batch in map(policy.encode_batch, batches):
             apart = dict(zip(batch.successor_index.tolist(), batch.successor_obs, strict=True))
             for t in range(batch.shape[0]):
                 if begins(batch.all_obs[t, env]):
@@ -469,7 +469,7 @@ def test_predict_acts_as_in_sampling() -> None:
     for t in range(20):
         if state is not None:
             state[starts[t]] = 0.0
-        times = batch.all_obs[t].argmax(axis=1)
+        times = batch.all_obs[t]
         actions, state = policy.predict(times, state)
         np.testing.assert_array_equal(actions, batch["actions"][t])
     one: Any = None

@@ -285,7 +285,8 @@ NESTED = spaces.Dict({"one": BOX, "two": spaces.Tuple((BOX,))})
 @pytest.mark.parametrize(("space", "of"), [(BOX, np.asarray), (BOX, tuple), (NESTED, dict)])
 def test_last_observations_of_a_users_vector_are_copied(space: Any, of: Any) -> None:
     env = OwnVector(lambda last: {"final_obs": of(last)}, space)
-    batch = make_sampler(env, make_policy("a2c", env), 20, seed=1).sample()
+    policy = make_policy("a2c", env)
+    batch = policy.encode_batch(make_sampler(env, policy, 20, seed=1).sample())
     assert len(batch.successor_obs) == 8
     np.testing.assert_array_equal(batch.successor_obs, 5.0)
     np.testing.assert_array_equal(np.unique(batch.all_obs), np.arange(5.0))
