@@ -425,8 +425,8 @@ class VectorSampler:
         resets = np.asarray(state["resets_next"], dtype=bool)
         fits = len(resets) == self.env.num_envs and (self._next_step or not resets.any())
         obs, own = np.asarray(state["obs"]), to_plain(self._obs)
-        fits = fits and (obs.dtype, obs.shape) == (own.dtype, own.shape)
-        if not fits or not set_env_state(self.env, state["env"], resets):
+        same_rows = (obs.dtype, obs.shape) == (own.dtype, own.shape)
+        if not fits or not set_env_state(self.env, state["env"], resets) or not same_rows:
             self.reset()
             return
         self._obs = from_plain(obs, self._obs.dtype)
