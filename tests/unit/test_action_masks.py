@@ -27,12 +27,6 @@ from test_fast_cpu import LOSSES
 from torch import Tensor, nn
 from toy_envs import AUTORESET, make_policy, make_sampler
 
-from polopt.collectors.non_learning import (
-    CallablePolicy,
-    ModulePolicy,
-    NonLearningConfig,
-    RandomPolicy,
-)
 from polopt.common.action_mask import MASKED_LOGIT
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
@@ -40,6 +34,12 @@ from polopt.policies.distributions.make_distribution import make_distribution
 from polopt.policies.fast_cpu.numpy_backend import numpy_network
 from polopt.policies.fast_cpu.numpy_masked import NumpyMasked
 from polopt.policies.networks import masked
+from polopt.collectors.non_learning import (
+    CallablePolicy,
+    ModulePolicy,
+    NonLearningConfig,
+    RandomPolicy,
+)
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.env_errors import EnvironmentFailedError
 from polopt.rollouts.sampling.sampler_faults import SamplerFaults
@@ -148,7 +148,7 @@ def test_masked_logits_have_no_gradient(name: str, kind: str) -> None:
     vector = guarded([lambda: Masked(kind)] * 3, "same_step")
     policy = make_policy(name, vector, model=SMALL, num_sgd_iter=2, lr=0.1, entropy_coeff=0.1)
     sampler = make_sampler(vector, policy, 16)
-    batch = policy.postprocess(policy.encode_batch(sampler.sample()))
+    batch = policy.encode_batch(policy.postprocess(sampler.sample()))
     place = policy.mask.place
     batch.all_obs[..., place.start] = 0.0
     never = batch["actions"] == 0 if kind == "discrete" else batch["actions"][..., 0] == 0
@@ -285,7 +285,7 @@ def test_policies_with_memory_have_the_mask(kind: str, name: str) -> None:
     for _ in range(3):
         batch = sampler.sample()
         assert batch.faults.env_faults == 0
-        masks = policy.encode_batch(batch).all_obs[:-1, :, policy.mask.place]
+        masks = policy.encode_batch(batch).obs[:, :, policy.mask.place]
         logits = policy.dist_inputs(batch)
         np.testing.assert_array_equal(logits == np.float32(MASKED_LOGIT), masks == 0.0)
         stats = policy.learn_on_batch(policy.postprocess(batch))
@@ -310,10 +310,10 @@ def test_masks_and_images_keep_their_values_in_normalisation() -> None:
     vector = guarded([Painted] * 2, "same_step")
     policy = make_policy("ppo", vector, model=SMALL, normalize_observations=True)
     sampler = make_sampler(vector, policy, 20)
-    batch = policy.encode_batch(sampler.sample())
+    batch = sampler.sample()
     policy.normalizer.moments = policy.normalizer.moments_of(batch, batch["rewards"])
     seen = policy.normalizer.observations(batch.flat("obs"))
-    raw = batch.flat("obs")
+    raw = policy.encode_batch(batch).flat("obs")
     numeric = [name for name in range(raw.shape[1]) if (seen[:, name] != raw[:, name]).any()]
     space = policy.encoder.space
     assert [len(numeric), *space.spaces] == [2, "a", "action_mask", "image", "z"]
