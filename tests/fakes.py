@@ -238,6 +238,14 @@ def inside(worker: WorkerHandle, function: Callable[..., Any], *args: Any) -> Ca
     """Runs `function(worker, *args)` in the process of a worker that is not a fake, after the calls
     that were sent before. Returns a function that waits for the return value."""
     channel: Any = worker.channel
+    if (
+        getattr(channel, "state", "") == "connecting"
+    ):  # a process gets no call before it has started
+        started_until_s = time.monotonic() + 120.0
+        while not channel.start.ended():
+            channel._transport.wait([channel.start], 1.0)
+            assert time.monotonic() < started_until_s
+        channel.note_started(channel.start.result(60.0))
     ticket = channel.send(Message(next(_INSIDE_NUMBERS), "inside", function, args))
 
     def value() -> Any:

@@ -13,7 +13,6 @@ import pytest
 import torch
 from fakes import FAULT_FILE, StallingPPO, inside, pid_of, worker_config
 from rank_helpers import Pool, learned_state, make_decentralized, on_ranks, run_on
-from waiting import wait_until
 
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.rank_group import join, listen
@@ -210,9 +209,7 @@ def sums_of(worker: Any, rank: int, addresses: list[str]) -> tuple[bytes, list[i
 
 @pytest.mark.parametrize("backend", ["socket", "gloo"])
 def test_sums_are_the_same_bits_on_all_ranks(worker_pool: Pool, backend: str) -> None:
-    pool = worker_pool(worker_config("ppo", rollout={"num_workers": 5}))
-    workers = pool.remote
-    wait_until(lambda: len(pool.up()) == 5)
+    workers = worker_pool(worker_config("ppo", rollout={"num_workers": 5})).remote
     store = start_store("127.0.0.1")
     for world in (1, 2, 3, 4, 5):
         spec = GroupSpec(1000 + world, world, backend, 20.0, 60.0, key=KEY)

@@ -27,6 +27,12 @@ from test_fast_cpu import LOSSES
 from torch import Tensor, nn
 from toy_envs import AUTORESET, make_policy, make_sampler
 
+from polopt.collectors.non_learning import (
+    CallablePolicy,
+    ModulePolicy,
+    NonLearningConfig,
+    RandomPolicy,
+)
 from polopt.common.action_mask import MASKED_LOGIT
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
@@ -34,12 +40,6 @@ from polopt.policies.distributions.make_distribution import make_distribution
 from polopt.policies.fast_cpu.numpy_backend import numpy_network
 from polopt.policies.fast_cpu.numpy_masked import NumpyMasked
 from polopt.policies.networks import masked
-from polopt.collectors.non_learning import (
-    CallablePolicy,
-    ModulePolicy,
-    NonLearningConfig,
-    RandomPolicy,
-)
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.env_errors import EnvironmentFailedError
 from polopt.rollouts.sampling.sampler_faults import SamplerFaults
