@@ -34,6 +34,7 @@ NESTED = {"actions", "driver", "workers", "machine", "requests_in_flight"}
 SECONDS = {"startup_s", "training_s", "interval_s"}
 COMMON = {
     *NESTED,
+    "learns_with",
     "num_bytes_sent",
     "num_bytes_received",
     "num_events_recorded",

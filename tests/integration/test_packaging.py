@@ -236,7 +236,7 @@ def test_public_names_resolve_as_type_checkers_see_them() -> None:
         if module == "polopt.trainers.typed_presets":  # a stub, which no program imports
             found = getattr(polopt, name)
             assert re.search(rf"^(class|def) {name}\(", STUB.read_text(), re.MULTILINE)
-            assert found.__module__.startswith("polopt.trainers.")
+            assert found.__module__.startswith(("polopt.trainers.", "polopt.command_line."))
             continue
         assert getattr(polopt, name) is getattr(importlib.import_module(module), name)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

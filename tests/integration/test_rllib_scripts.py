@@ -55,7 +55,7 @@ def test_scripts_train(tmp_path: Path) -> None:
     lines = ddppo.splitlines()[1:]
     (first_return, first_steps), (_, steps) = lines[0].split(), lines[1].split()
     assert float(first_return) > 8.0
-    assert int(steps) > int(first_steps) >= 1000
+    assert int(steps) > int(first_steps) > 0  # an iteration is one training batch
     assert lines[2].endswith("checkpoint_000000")
     assert float(callbacks.split()[1]) > 8.0
     assert "log_level='ERROR' is ignored" in done.stderr
