@@ -93,11 +93,14 @@ class AddOn:
     """What an add-on attaches to the core. Each method has a default that attaches nothing.
 
     Attributes:
-        config_class: the options of the add-on. A config holds these options beside all others.
+        config_class: the options of the add-on. In a config, they stand beside all other options.
             The add-on reads them with `experiment.add_on(config_class)`.
+        files: patterns of the files that the add-on writes to the directory of a run, such as
+            `trace.json`. A run that replaces an earlier run in its directory deletes them.
     """
 
     config_class: ClassVar[type[Config] | None] = None
+    files: ClassVar[tuple[str, ...]] = ()
 
     def follow(self, trainer: Any) -> RunListener | None:
         """Returns a listener for the run of this trainer, or None. Called once for each trainer,

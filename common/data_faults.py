@@ -20,7 +20,7 @@ class DataFaults(NamedTuple):
             computed from the fragment. Empty if all values are finite. A learner must not use a
             batch with non-finite values.
         discarded: a description of the non-finite values of environments whose rows are therefore
-            not `valid`. A learner may use the other rows. Empty if there are no such environments.
+            not `valid`. A learner may use the other rows. Empty if no environment has such values.
         discarded_rows: the number of rows that are therefore not `valid`.
     """
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 
 
 class SumCount:
-    """Counts the sums of a call, so that `polopt rerun` can repeat the failure of a sum.
+    """Counts the sums of a call, so that a repeated run can repeat the failure of a sum.
 
     When a rank (a process that takes part in the sums) dies, the sums of the other ranks fail. The
     number of sums that a surviving rank completes before it notices the failure depends on timing.
-    The record of a run therefore contains this number, and a rerun makes the same sum fail.
+    A transport that records a run therefore keeps this number, and makes the same sum fail when it
+    repeats the run.
 
     Attributes:
         done: the number of completed sums in this call. Joining a group of ranks counts as a sum.
         broken: whether a sum of this call failed.
-        limit: in a rerun, the number of sums that succeed before a sum must fail. `None` means that
-            no sum must fail.
+        limit: in a repeated run, the number of sums that succeed before a sum must fail. `None`
+            means that no sum must fail.
     """
 
     def __init__(self) -> None:

@@ -17,8 +17,8 @@ class Event(NamedTuple):
         name: the name of the phase or counter.
         at_s: the start of the span, or the time of the value, as seconds of `time.perf_counter`.
         value: the duration of the span in seconds, or the value of the counter.
-        event: the position of the event in the record of the run, for `polopt rerun --at`. None if
-            the record has no such event.
+        event: the number of the event, if the transport numbers what it sends and receives (see
+            `Transport.event`). None otherwise.
     """
 
     track: str

@@ -10,6 +10,8 @@ import pydantic
 
 from polopt.common.add_ons import AddOn, Advisor, RunListener
 from polopt.common.config import Config
+from polopt.dashboards.data.chrome_trace import TRACE_FILE
+from polopt.dashboards.data.tab import TAB_FILE
 
 #: Rules of the diagnosis whose findings are shown during a run.
 _REMARKS = ("no-learning", "no-reward")
@@ -37,6 +39,7 @@ class Dashboards(AddOn):
     """Writes the files that dashboards read besides the results, and exports metrics."""
 
     config_class = TraceConfig
+    files = (TAB_FILE, TRACE_FILE)
 
     def follow(self, trainer: Any) -> RunListener:
         return _Run(trainer)

@@ -9,6 +9,7 @@ import pydantic
 
 from polopt.common.add_ons import AddOn, RunListener
 from polopt.common.config import Config
+from polopt.recording.arrival_log import PATTERN
 
 
 class RecordingConfig(Config):
@@ -40,6 +41,7 @@ class Recording(AddOn):
     """Records the events of a run whose order depends on timing, and repeats runs."""
 
     config_class = RecordingConfig
+    files = (PATTERN,)
 
     def follow(self, trainer: Any) -> RunListener:
         return _Run(trainer)

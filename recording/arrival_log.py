@@ -27,6 +27,9 @@ from polopt.common.files import read_regular
 
 logger = logging.getLogger("polopt")
 
+#: Name pattern of the files of a record. Each process that trains a trial begins a file. With
+#: `record_restarts`, it also begins a new file after each checkpoint.
+PATTERN = f"arrivals_{'[0-9]' * 6}.jsonl.gz"
 #: Version of the format.
 FORMAT = 1
 #: The kinds of events. Each text lists the values that follow the kind in the event, and says what
@@ -67,6 +70,18 @@ _US = 1e6
 _HEADER_BYTES = 10  # of a gzip member
 
 Event = list[Any]
+
+
+class RerunDifference(RuntimeError):
+    """A rerun differs from the recorded run. The message says what differs.
+
+    Attributes:
+        event: number of the first event at which the two runs differ.
+    """
+
+    def __init__(self, event: int, message: str) -> None:
+        super().__init__(message)
+        self.event = event
 
 
 class ArrivalLog:

@@ -7,9 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from polopt.common.config import ConfigError
-from polopt.recording.arrival_log import ArrivalLog, Departure, RecordEnded, Rerun, read_log
+from polopt.recording.arrival_log import (
+    ArrivalLog,
+    Departure,
+    RecordEnded,
+    Rerun,
+    RerunDifference,
+    read_log,
+)
 from polopt.recording.recorded_transport import RecordedTransport, Recorder
-from polopt.rollouts.workers.errors import RerunDifference
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 

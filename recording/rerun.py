@@ -12,15 +12,16 @@ from polopt.common.config import ConfigError, canonical, differ, shown
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.policy_registry import POLICIES
 from polopt.recording.arrival_log import (
+    PATTERN,
     Departure,
     RecordEnded,
     Rerun,
+    RerunDifference,
     described,
     read_log,
 )
-from polopt.recording.run_record import PATTERN, this_machine
+from polopt.recording.run_record import this_machine
 from polopt.rollouts.envs.env_sources import env_name
-from polopt.rollouts.workers.errors import RerunDifference
 from polopt.trainers.experiment import aliases_for, merged_options
 from polopt.trainers.saved_config import argument_for, decode_config
 from polopt.trainers.saved_config import described as described_values

@@ -103,9 +103,9 @@ def rerun(
         if debug and at is None:
             raise ConfigError("--pdb needs --at EVENT")
         from polopt.command_line.names import import_from, named
+        from polopt.recording.arrival_log import RerunDifference
         from polopt.recording.rerun import find_records
         from polopt.recording.rerun import rerun as reruns
-        from polopt.rollouts.workers.errors import RerunDifference
 
         if show is not None:
             _show(find_records(trial)[0], show)

@@ -16,14 +16,11 @@ import torch
 from pyarrow import fs
 
 from polopt.policies.policy import Policy
-from polopt.recording.arrival_log import ArrivalLog, Rerun
+from polopt.recording.arrival_log import PATTERN, ArrivalLog, Rerun
 from polopt.trainers.saved_config import encode_config
 
 logger = logging.getLogger("polopt")
 
-#: Name pattern of the files of a record. Each process that trains a trial begins a file. With
-#: `record_restarts`, it also begins a new file after each checkpoint.
-PATTERN = f"arrivals_{'[0-9]' * 6}.jsonl.gz"
 #: Packages whose version may change the numbers that a run computes.
 _PACKAGES = (
     "polopt",

@@ -18,13 +18,15 @@ from tensorboardX import SummaryWriter
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.writer import FileWriter
 
+from polopt.common.add_ons import add_ons
 from polopt.common.config import ConfigError, shown
 
 logger = logging.getLogger("polopt")
 
 _RESULTS = "result.json"
 _TABLE = "progress.csv"
-#: Patterns of the files and directories that a run writes to its `log_dir`.
+#: Patterns of the files and directories that a run writes to its `log_dir`, without those of
+#: add-ons (`AddOn.files`).
 _OF_A_RUN = (
     _RESULTS,
     _TABLE,
@@ -33,9 +35,6 @@ _OF_A_RUN = (
     "events.out.tfevents.*",
     "checkpoint_[0-9]*",
     "best_checkpoint*",
-    "optimizer.json",
-    "trace.json",
-    "arrivals_[0-9]*.jsonl.gz",
     "polopt.log",
 )
 
@@ -234,7 +233,8 @@ class ResultFiles:
 
 def _delete_run(folder: Path) -> None:
     """Deletes the results and checkpoints of a run. Keeps files that a run does not write."""
-    for path in [path for pattern in _OF_A_RUN for path in folder.glob(pattern)]:
+    patterns = [*_OF_A_RUN, *(pattern for add_on in add_ons() for pattern in add_on.files)]
+    for path in [path for pattern in patterns for path in folder.glob(pattern)]:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:

@@ -180,8 +180,8 @@ PRIORITIES = Plot(
     "priorities",
     "Priorities of the rows",
     "Mean and maximum of the absolute TD errors that became priorities since the last result. Both "
-    "are 0 if draws are uniform. If the maximum is far above the mean, the same few rows are drawn "
-    "again and again.",
+    "are missing if draws are uniform. If the maximum is far above the mean, the same few rows are "
+    "drawn again and again.",
     "priority",
     {"mean": _OPT + "priority_mean", "max": _OPT + "priority_max"},
 )

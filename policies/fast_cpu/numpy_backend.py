@@ -32,7 +32,7 @@ def is_supported(network: nn.Module) -> TypeGuard[MLPNetwork]:
 
     The network must be an `MLPNetwork` on the CPU, with tanh or ReLU, and without memory and layer
     normalisation. A subclass of `MLPNetwork` or of a layer is not supported, because it may compute
-    something else. Neither is a network with hooks.
+    something else. A network with hooks is not supported either.
     """
     if type(network) is not MLPNetwork or network.state_size:
         return False

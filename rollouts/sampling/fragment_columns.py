@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from polopt.policies.distributions.action_distribution import ActionDistribution
+from polopt.rollouts.sampling.non_finite import all_finite, replace_unused
 
 
 class FragmentColumns:
@@ -143,9 +144,15 @@ class FragmentColumns:
 
     def successors(self) -> dict[str, Any]:
         """Returns the last observations of episodes as the arguments `successor_index` `[K]` and
-        `successor_obs` `[K, ...]` of a `SampleBatch`. The index of a row is `t * N + n`."""
-        empty = np.empty((0, *self.all_obs.shape[2:]), dtype=self.all_obs.dtype)
-        return {
-            "successor_index": np.array(self._final_rows, dtype=np.int64),
-            "successor_obs": np.stack(self._final_obs) if self._final_obs else empty,
-        }
+        `successor_obs` `[K, ...]` of a `SampleBatch`. The index of a row is `t * N + n`. After
+        `terminated`, observations that are not finite are replaced. See `replace_unused`."""
+        places = np.array(self._final_rows, dtype=np.int64)
+        if not len(places):
+            empty = np.empty((0, *self.all_obs.shape[2:]), dtype=self.all_obs.dtype)
+            return {"successor_index": places, "successor_obs": empty}
+        last = np.stack(self._final_obs)
+        if not all_finite(last):
+            over = self.terminated.reshape(-1)[places]
+            used = self.all_obs.reshape(-1, *self.all_obs.shape[2:])[places[over]]
+            last[over] = replace_unused(used, last[over])
+        return {"successor_index": places, "successor_obs": last}

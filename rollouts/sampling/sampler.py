@@ -185,8 +185,9 @@ class VectorSampler:
         if self._next_step:
             self._resets_next = rows.mark_resets(sampled, self._resets_next)
         rows.discard_lost()
-        self._discard_non_finite(rows, sampled)
-        columns = rows.columns(sampled)
+        columns, successors = rows.columns(sampled), rows.successors()
+        if self._discard_non_finite(rows, columns, successors):
+            successors = rows.successors()
         episodes, places = self._episodes.add(columns)
         if self.ended is not None:
             for (t, n), total, num_steps in zip(places, *episodes, strict=True):
@@ -206,7 +207,7 @@ class VectorSampler:
         batch = SampleBatch(
             all_obs=rows.all_obs[: sampled + 1],
             columns=columns,
-            **rows.successors(),
+            **successors,
             version=self.policy.version,
             episodes=episodes,
             faults=self.faults.take(),
@@ -219,22 +220,36 @@ class VectorSampler:
             batch.moments = normalizer.moments_of(batch, returns)
         return batch
 
-    def _discard_non_finite(self, rows: FragmentColumns, steps: int) -> None:
+    def _discard_non_finite(
+        self,
+        rows: FragmentColumns,
+        columns: dict[str, np.ndarray],
+        successors: dict[str, Any],
+    ) -> bool:
         """Discards the rows of environments with non-finite values, and begins new episodes there.
         The rows of the other environments stay. If the values of all environments are not finite,
-        or if the vector cannot reset a single environment, the caller has to drop the fragment."""
-        batch = SampleBatch(
-            rows.all_obs[: steps + 1], rows.columns(steps), **rows.successors(), version=0
-        )
+        or if the vector cannot reset a single environment, the caller has to drop the fragment.
+
+        Args:
+            rows: the rows of the fragment.
+            columns: the columns `[T, N, ...]` of the sampled steps, as views of `rows`.
+            successors: what `rows.successors()` returned.
+
+        Returns:
+            whether rows were discarded.
+        """
+        steps = len(columns["rewards"])
+        batch = SampleBatch(rows.all_obs[: steps + 1], columns, **successors, version=0)
         problem, bad = find_non_finite(batch)
         if not problem or bad.all():
-            return
+            return False
         if not (has_sub_envs(self.env) or self._mode == AutoresetMode.DISABLED):
-            return
+            return False
         self.faults.discarded(problem, rows.discard_envs(bad, steps))
         self._resets_next &= ~bad
         self.reset_some(bad)
         rows.all_obs[steps][bad] = self._obs[bad]
+        return True
 
     def _step(self, t: int, rows: FragmentColumns, choose: ActionChooser) -> Any:
         """Steps all environments once, and records this step `t` and the next observations. Returns
@@ -269,10 +284,7 @@ class VectorSampler:
             ended = ()
             self._note_step(t, rows, infos)
         if len(ended):
-            over = terminated[t][ended]
-            last = np.stack(last_obs)
-            last[over] = replace_unused(rows.all_obs[t][ended[over]], last[over])
-            rows.add_last_observations(t, ended, list(last))
+            rows.add_last_observations(t, ended, last_obs)
         # Integers outside of their range would break the encoding. Observations with integers are
         # therefore checked in each step, and other observations once per fragment.
         if self._checks_each_step:

@@ -102,6 +102,8 @@ class Values:
     def _fetch(self, reference: Reference) -> bytes:
         address = reference.address
         connection = self._fetching.pop(address, None)
+        if connection is None:
+            self._close_ended()
         try:
             connection = connection or dial(address, reference.key, FETCH_TIMEOUT_S)
             limit(connection, FETCH_TIMEOUT_S)
@@ -118,6 +120,13 @@ class Values:
             raise
         self._fetching[address] = connection
         return encoded
+
+    def _close_ended(self) -> None:
+        """Closes the connections to processes that have ended. Nothing is fetched over these
+        connections any more, so each replaced process would keep one of them open."""
+        for address, connection in list(self._fetching.items()):
+            if connection.poll(0):  # a peer sends only what was asked for, so this is the end
+                hang_up(self._fetching.pop(address))
 
     def _serve(self, connection: Connection, token: bytes) -> None:
         """Sends values to a peer that has authenticated, until the peer hangs up. Runs in the

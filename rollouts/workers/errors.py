@@ -68,15 +68,3 @@ class InARow:
                 f"{self._who}: {count} {kind} in a row held non-finite values "
                 f"(max_consecutive_non_finite={self._limit}). The last problem: {problem}"
             )
-
-
-class RerunDifference(RuntimeError):
-    """A rerun differs from the recorded run. The message says what differs.
-
-    Attributes:
-        event: number of the first event at which the two runs differ.
-    """
-
-    def __init__(self, event: int, message: str) -> None:
-        super().__init__(message)
-        self.event = event

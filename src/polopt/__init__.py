@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from polopt.policies.networks.network_registry import register_network as register_network
     from polopt.policies.policy import Policy as Policy
     from polopt.policies.policy_registry import register_policy as register_policy
+    from polopt.recording.arrival_log import RerunDifference as RerunDifference
     from polopt.recording.rerun import rerun as rerun
     from polopt.replay.rate_limiter import RateLimiter as RateLimiter
     from polopt.replay.replay_buffer import ReplayBuffer as ReplayBuffer
@@ -65,7 +66,6 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.early_stop import Stragglers as Stragglers
     from polopt.rollouts.workers.errors import FunctionError as FunctionError
     from polopt.rollouts.workers.errors import NonFiniteError as NonFiniteError
-    from polopt.rollouts.workers.errors import RerunDifference as RerunDifference
     from polopt.rollouts.workers.errors import WorkersFailedError as WorkersFailedError
     from polopt.rollouts.workers.rollout_worker import RolloutWorker as RolloutWorker
     from polopt.rollouts.workers.worker_handle import WorkerHandle as WorkerHandle
@@ -129,7 +129,7 @@ _MODULE_OF = {
     "RateLimiter": "polopt.replay.rate_limiter",
     "ReplayBuffer": "polopt.replay.replay_buffer",
     "Reply": "polopt.rollouts.workers.call",
-    "RerunDifference": "polopt.rollouts.workers.errors",
+    "RerunDifference": "polopt.recording.arrival_log",
     "RolloutConfig": "polopt.rollouts.rollout_config",
     "RolloutWorker": "polopt.rollouts.workers.rollout_worker",
     "RunListener": "polopt.common.add_ons",

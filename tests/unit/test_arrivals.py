@@ -35,6 +35,7 @@ from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.ppo import PPOPolicy
 from polopt.recording import arrival_log, run_record
 from polopt.recording.arrival_log import (
+    PATTERN,
     ArrivalLog,
     Departure,
     RecordEnded,
@@ -49,7 +50,7 @@ from polopt.recording.recorded_transport import (
     run_as_recorded,
 )
 from polopt.recording.rerun import find_records
-from polopt.recording.run_record import PATTERN, digest_of
+from polopt.recording.run_record import digest_of
 from polopt.rollouts.transport.channel import Channel, ChannelError, Message
 from polopt.rollouts.transport.collective import AllReducer, GroupBroken, GroupSpec
 from polopt.rollouts.transport.simulated_channel import (

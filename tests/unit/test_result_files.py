@@ -223,10 +223,14 @@ def test_train_continues_or_overwrites_a_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="overwrite: got True, but log_dir"):
         train(4, restore=tmp_path, overwrite=True)
     (tmp_path / "notes.txt").write_text("mine")
+    of_add_ons = [tmp_path / name for name in ("trace.json", "arrivals_000000.jsonl.gz")]
+    for path in of_add_ons:
+        path.write_text("of the earlier run")
     assert train(2, **new, overwrite=True) == [1, 2]
     assert [path.name for path in tmp_path.glob("checkpoint_*")] == ["checkpoint_000000"]
     assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1
     assert (tmp_path / "notes.txt").exists()
+    assert not any(path.exists() for path in of_add_ons)
 
 
 def test_overwrite_without_an_earlier_run_deletes_nothing(tmp_path: Path) -> None:

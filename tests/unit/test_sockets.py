@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import pickle
 import queue
 import select
 import signal
@@ -25,6 +26,7 @@ from typing import Any
 import pytest
 
 from polopt.rollouts.transport import sockets
+from polopt.rollouts.transport.references import Values
 from polopt.rollouts.transport.sockets import (
     CONNECTION_ERRORS,
     LEFT_BEHIND_S,
@@ -341,6 +343,20 @@ def test_forked_process_closes_connections_and_listeners(listener: Listener) -> 
 
 
 # ---- limits ------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+def test_values_of_replaced_processes_leave_no_descriptors(quick_collections: None) -> None:
+    """Each value is in another process, which then ends."""
+    started, here, counts = threading.active_count(), Values(), []
+    for number in range(6):
+        maker = Values()
+        assert here.get(pickle.loads(pickle.dumps(maker.put(number)))) == number
+        maker.close()
+        wait_for(lambda: threading.active_count() <= started)
+        counts.append(len(os.listdir("/proc/self/fd")))
+    assert counts[-1] <= counts[0]
+    here.close()
 
 
 @pytest.mark.parametrize("timeout_s", [0.05, 1e7])
