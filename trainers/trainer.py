@@ -895,8 +895,19 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
 
 def make_workers(config: WorkerConfig, learner_device: str = "cpu") -> WorkerSet:
-    """Makes the training workers of a config. An add-on may choose their class."""
+    """Makes the training workers of a config. An add-on may choose their class.
+
+    Raises:
+        ConfigError: the config asks for workers below the workers, which only an add-on starts, and
+            this add-on is missing.
+    """
     chosen = (add_on.worker_set(config) for add_on in add_ons())
-    kind = next((cls for cls in chosen if cls is not None), WorkerSet)
+    kind = next((cls for cls in chosen if cls is not None), None)
+    if kind is None and (below := config.rollout.num_workers_below):
+        raise ConfigError(
+            f"key 'num_workers_below': got {below}, but no add-on starts workers below the "
+            "workers. Allowed: 0, or polopt with all its add-ons"
+        )
+    kind = kind or WorkerSet
     workers: WorkerSet = kind(config, learner_device)
     return workers

@@ -15,7 +15,8 @@ from polopt.trainers.presets import PRESETS
 
 ADD_ONS = ("collectors", "command_line", "dashboards", "recording", "rllib")
 
-#: Trains SyncPPO through Tune, with a checkpoint, and then the given presets.
+#: Trains SyncPPO through Tune, with a checkpoint, and then the given presets. Without collectors,
+#: an option that only they support is an error.
 PROGRAM = """
 import sys
 import polopt
@@ -30,9 +31,16 @@ run = tune.RunConfig(
     stop={"training_iteration": 1},
     checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True),
 )
+if "collectors" in sys.argv[3]:
+    try:
+        polopt.A3C(env="CartPole-v1", num_workers=1, num_workers_below=1)
+    except ValueError as error:
+        assert "no add-on starts workers below" in str(error), error
+    else:
+        raise AssertionError("num_workers_below was ignored")
 best = tune.Tuner(polopt.SyncPPO, param_space=learns, run_config=run).fit()[0]
 assert best.error is None and polopt.load(best.checkpoint.path) is not None
-for name in sys.argv[3:]:
+for name in sys.argv[4:]:
     env = "Pendulum-v1" if name in ("SAC", "TD3") else "CartPole-v1"
     needed = {"num_workers": 1} if name in ("A3C", "DDPPO", "IMPALA", "APPO", "ApexDQN") else {}
     shards = {"num_replay_shards": 1} if name == "ApexDQN" else {}
@@ -69,7 +77,15 @@ def test_everything_else_trains(deleted: tuple[str, ...], tmp_path: Path) -> Non
     source = copy_without(deleted, tmp_path / "copy")
     environment = {**os.environ, "PYTHONPATH": str(source)}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(source), str(tmp_path / "results"), *presets],
+        [
+            sys.executable,
+            "-c",
+            PROGRAM,
+            str(source),
+            str(tmp_path / "results"),
+            ",".join(deleted),
+            *presets,
+        ],
         env=environment,
         cwd=tmp_path,
         capture_output=True,
