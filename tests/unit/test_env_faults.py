@@ -24,6 +24,7 @@ from toy_envs import AUTORESET, Clock, Drift, make_policy, make_sampler, set_val
 
 from polopt.common.data_faults import DataFaults
 from polopt.common.sample_batch import SampleBatch
+from polopt.metrics.record import Record
 from polopt.policies import gae
 from polopt.policies.a2c import A2CPolicy
 from polopt.rollouts.envs.env_errors import EnvironmentAPIError, EnvironmentFailedError
@@ -35,6 +36,7 @@ from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.sampler_faults import SamplerFaults
 from polopt.rollouts.sampling.seeds import worker_seeds
+from polopt.rollouts.workers.fault_log import FaultLog
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 
@@ -331,3 +333,22 @@ def test_guard_does_not_change_batches() -> None:
         np.testing.assert_array_equal(first.successor_obs, second.successor_obs)
         for name in first.columns:
             np.testing.assert_array_equal(first[name], second[name])
+
+
+@pytest.mark.parametrize("kind", ["non_finite", "exception"])
+def test_frequent_faults_in_data_share_a_line(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """After three lines, ten faults per second make one line in 10 s, which says how many faults
+    there were."""
+    now_s = 0.0
+    log = FaultLog(max_consecutive_failures=3, clock=lambda: now_s)
+    faults = DataFaults(1, 0, "Traceback") if kind == "exception" else DataFaults(non_finite="NaN")
+    for _ in range(250):
+        record = Record()
+        if kind == "exception":
+            record.fault(faults)
+        else:
+            record.not_finite(1, faults)
+        log.add(1, record)
+        now_s += 0.1
+    assert len(caplog.messages) in (5, 6)
+    assert "100 times since the last such line" in caplog.messages[-1]

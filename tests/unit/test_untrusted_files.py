@@ -305,6 +305,15 @@ def test_views_are_saved_without_their_base_tensor(tmp_path: Path) -> None:
     assert read_checkpoint(tmp_path)["same"].tolist() == [0, 1, 2, 3, 4]
 
 
+def test_tensor_that_is_named_twice_is_one_error(saved: Path) -> None:
+    """Each use of a tensor copies it, so a small file could take all memory."""
+    write_checkpoint(saved, {"x": torch.ones(2), "y": torch.ones(3)})
+    state = saved / "state.json"
+    state.write_text(state.read_text().replace('"/y"', '"/x"'))
+    resign(saved)
+    assert "names a tensor that cannot be used: KeyError" in refusal(saved)
+
+
 def test_tensor_that_numpy_lacks_is_one_error(saved: Path) -> None:
     write_checkpoint(saved, {"x": torch.ones(2, dtype=torch.bfloat16)})
     state = saved / "state.json"
