@@ -92,7 +92,7 @@ def test_optimizer_block_has_one_shape_from_the_start(worker_pool: Pool, name: s
     for lag in LAGS:
         assert list(first[lag]) == ["mean", "max", "histogram"]
         assert first[lag]["histogram"] == [0] * 17
-    others = {"name", "transport"} | SECONDS | LAGS | NESTED
+    others = {"name", "transport", "learns_with"} | SECONDS | LAGS | NESTED
     assert all(first[key] == 0 for key in COMMON - others)
     for _ in range(2):
         optimizer.step()
