@@ -31,6 +31,15 @@ def _all_finite(array: np.ndarray) -> bool:
     return math.isfinite(array.sum()) or bool(np.isfinite(array).all())
 
 
+def surely_finite(array: np.ndarray) -> bool:
+    """Returns True only if all numbers of an array are finite. The check is several times faster
+    than `all_finite`, but may return False for finite numbers that are large, and for structured
+    arrays."""
+    if array.dtype.kind != "f":
+        return array.dtype.kind in "iub"
+    return math.isfinite(np.vdot(array, array))  # unlike `dot`, gives no warning
+
+
 @_no_warnings
 def replace_unused(used: np.ndarray, last: np.ndarray) -> np.ndarray:
     """Replaces last observations of terminated episodes that are not finite.

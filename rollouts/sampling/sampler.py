@@ -31,7 +31,7 @@ from polopt.rollouts.sampling.discounted_returns import DiscountedReturns
 from polopt.rollouts.sampling.episode_counter import EpisodeCounter
 from polopt.rollouts.sampling.episode_steps import EpisodeSteps
 from polopt.rollouts.sampling.fragment_columns import FragmentColumns
-from polopt.rollouts.sampling.non_finite import find_non_finite, replace_unused
+from polopt.rollouts.sampling.non_finite import find_non_finite, replace_unused, surely_finite
 from polopt.rollouts.sampling.sample_request import ActionChooser, Exploration, action_chooser
 from polopt.rollouts.sampling.sampler_faults import (
     SamplerFaults,
@@ -289,8 +289,8 @@ class VectorSampler:
         # therefore checked in each step, and other observations once per fragment.
         if self._checks_each_step:
             self.faults.check(self.env, raw)
-        rows.all_obs[t + 1] = self.policy.encoder.rows(raw)
-        if self._next_step and terminated[t].any():
+        rows.all_obs[t + 1] = obs = self.policy.encoder.rows(raw)
+        if self._next_step and np.count_nonzero(terminated[t]) and not surely_finite(obs):
             over, (used, last) = terminated[t], rows.all_obs[t : t + 2]
             last[over] = replace_unused(used[over], last[over])
         if self.policy.state_size:

@@ -127,8 +127,12 @@ class CallRunner:
         """Returns the number of steps after which fragments of the current call should end. None
         means that they should not end early. If calls run inside of each other, the smallest number
         that was requested applies. Any thread may call this method."""
-        requests = [self.control.keep_steps(number) for number in self._running]
-        return min((steps for steps in requests if steps is not None), default=None)
+        smallest = None
+        for number in self._running:
+            steps = self.control.keep_steps(number)
+            if steps is not None and (smallest is None or steps < smallest):
+                smallest = steps
+        return smallest
 
     # ---- state and end --------------------------------------------------------------------------
 
