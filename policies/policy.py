@@ -313,7 +313,7 @@ class Policy(ActingPolicy):
         Raises:
             ConfigError: for an unknown option, a wrong value, or an option that cannot be changed.
         """
-        name = self.config_class.aliases.get(name, name)
+        name = self.config_class.other_names().get(name, name)
         if name in self.config_class.fixed:
             raise ConfigError(f"key {name!r} cannot be changed after the policy has been made")
         options = {**self.config.to_dict(), name: value}

@@ -1,14 +1,19 @@
-"""An add-on of the user follows runs, adds options and result keys, and wraps the transport."""
+"""An add-on of the user follows runs, adds options and result keys, and knows further names."""
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from typing import Any, ClassVar
+from unittest import mock
 
 import pytest
 
 import polopt
 from polopt.common import add_ons
+from polopt.trainers import presets
 from polopt.trainers.experiment import Experiment
+from polopt.trainers.results import check_stop_key, check_stop_keys
+from polopt.trainers.tune_callbacks import Checks
 
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1",
@@ -26,6 +31,7 @@ PPO = {"optimizer": "sync_samples", "policy": "ppo"}
 @pytest.fixture(autouse=True)
 def _own_add_ons(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(add_ons, "_registered", [])
+    monkeypatch.setattr(presets, "_warned", set())
 
 
 class OwnConfig(polopt.Config):
@@ -95,3 +101,82 @@ def test_without_the_add_on_its_options_are_unknown() -> None:
 def test_add_ons_of_polopt_are_found() -> None:
     names = {type(add_on).__module__.split(".")[1] for add_on in add_ons.add_ons()}
     assert {"collectors", "dashboards", "recording"} <= names
+
+
+# ---- names of another library -----------------------------------------------------------------
+
+
+class Elsewhere(polopt.AddOn):
+    """Knows one name of each kind."""
+
+    KNOWN: ClassVar[dict[str, str]] = {
+        "option": "speed",
+        "policy": "FastPolicy",
+        "preset": "Fast",
+        "result key": "reward",
+        "tune name": "A3C",
+        "trainable": "elsewhere.Fast",
+    }
+
+    def hint(self, kind: str, name: str) -> str:
+        known = name.endswith(self.KNOWN[kind]) if kind in self.KNOWN else False
+        return f"the {kind} of Elsewhere" if known else ""
+
+    def other_names(self, owner: type[Any]) -> dict[str, str]:
+        return {"discount": "gamma"} if "gamma" in owner.keys() else {}  # noqa: SIM118
+
+    def fixed_options(self, where: str) -> dict[str, tuple[Any, ...]]:
+        return {"config": {"speed": (1, "one")}, "model": {"depth": (2,)}}[where]
+
+
+def error_of(config: dict[str, Any]) -> str:
+    with pytest.raises(polopt.ConfigError) as caught:
+        Experiment.parse({**SMALL, **config}, {})
+    return str(caught.value)
+
+
+def test_names_of_an_add_on_are_accepted() -> None:
+    plain = Experiment.parse(SMALL, PPO)
+    given = {**SMALL, "discount": 0.5, "speed": "one", "model": {"fcnet_hiddens": [8], "depth": 2}}
+    polopt.register_add_on(Elsewhere())
+    parsed = Experiment.parse(given, PPO)
+    assert parsed.policy.gamma == 0.5
+    assert parsed.policy.model == plain.policy.model
+    nested = Experiment.parse({**SMALL, "policy": {"name": "ppo", "discount": 0.5}}, {})
+    assert nested.policy.gamma == 0.5
+    assert polopt.ActorCriticConfig.parse({"discount": 0.5}).gamma == 0.5
+    assert "did you mean 'discount'" in error_of({"discont": 0.5})
+    assert "'discount' and 'gamma' are two names" in error_of({"discount": 0.5, "gamma": 0.4})
+
+
+def test_hints_of_an_add_on_are_in_errors() -> None:
+    polopt.register_add_on(Elsewhere())
+    assert "key 'speed': got 2. Allowed: 1 or 'one'. the option of Else" in error_of({"speed": 2})
+    assert "model: key 'depth': got 3. Allowed: 2" in error_of({"model": {"depth": 3}})
+    assert "unknown key 'airspeed'. the option of Elsewhere" in error_of({"airspeed": 2})
+    assert error_of({"policy": "FastPolicy"}).endswith("got 'FastPolicy'. the policy of Elsewhere")
+    assert "got 'Fast'. the preset of Elsewhere." in error_of({"preset": "Fast"})
+    with pytest.raises(AttributeError, match=r"no attribute 'Fast'\. the preset of Elsewhere"):
+        _ = polopt.Fast  # type: ignore[attr-defined]
+    with pytest.raises(polopt.ConfigError, match="'reward' is now 'the result key of Elsewhere'"):
+        check_stop_key("reward")
+    with pytest.raises(polopt.ConfigError, match="It is now 'the result key of Elsewhere'"):
+        check_stop_keys(["reward"], {"env_runners": {}})
+
+
+def test_hints_of_an_add_on_are_in_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    polopt.register_add_on(Elsewhere())
+    trial = mock.Mock(trainable_name="Fast")
+    trial.get_trainable_cls.return_value = type("Fast", (), {"__module__": "elsewhere"})
+    with caplog.at_level(logging.WARNING, "polopt"):
+        Checks().on_trial_start(iteration=1, trials=[trial], trial=trial)
+        polopt.register()
+    assert caplog.messages[0] == "the trainable of Elsewhere"
+    assert caplog.messages[1].startswith("the tune name of Elsewhere. 'polopt/A3C' always names")
+    assert len(caplog.messages) == 2
+
+
+def test_without_the_add_on_its_names_are_unknown() -> None:
+    for config in ({"discount": 0.5}, {"speed": 1}, {"model": {"depth": 2}}):
+        assert "unknown key" in error_of(config)
+        assert "Elsewhere" not in error_of(config)
