@@ -9,8 +9,9 @@ methods of `AddOn` describe. A user's program has the same rights:
 
     polopt.register_add_on(Printer())
 
-An add-on of polopt is a folder beside the core with the file `add_on.py`, which defines `ADD_ON`.
-Delete the folder, and everything else still trains.
+An add-on of polopt is a folder with the file `add_on.py`, which defines `ADD_ON`. The folder is
+beside the core, or is a folder of faster code in `policies/`. Delete the folder, and everything
+else still trains.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
+
+from polopt.common.overrides import Replacement
 
 
 class RunListener:
@@ -166,6 +169,25 @@ class AddOn:
         """
         return {}
 
+    def faster(self, policy: Any, method: str) -> Replacement | None:
+        """Returns a faster implementation of a method of a policy, or a reason why there is none
+        for this policy. The implementation must compute the same up to rounding. polopt asks once
+        for each policy, method and network.
+
+        Args:
+            policy: a policy whose segments and flat weights exist already.
+            method: the replaced method, whose arguments the implementation gets:
+
+                - "make_backend" of `NetworkPolicy`. The implementation returns a `Backend`.
+                - "network_params" of `ReplayPolicy`.
+                - "backward" of `ReplayPolicy`. If the implementation returns None, the policy
+                  computes this gradient in torch.
+
+        Returns:
+            None if the add-on has nothing to say about this kind of policy or device.
+        """
+        return None
+
 
 _registered: list[AddOn] = []
 
@@ -195,10 +217,24 @@ def fixed_options(where: str) -> dict[str, tuple[Any, ...]]:
     return {name: values for one in add_ons() for name, values in one.fixed_options(where).items()}
 
 
+def faster(policy: Any, method: str) -> Replacement:
+    """Returns the faster implementation of a method of a policy, from the add-on that was
+    registered last among those that have one. If no add-on has one, the result has the reason of
+    an add-on, if there is a reason. See `AddOn.faster`."""
+    found = [one for it in add_ons() if (one := it.faster(policy, method)) is not None]
+    found = [Replacement(policy, type(policy), (), None), *found]
+    return next((one for one in reversed(found) if one.active() is not None), found[-1])
+
+
 @functools.cache
 def _found() -> tuple[AddOn, ...]:
     import polopt
 
-    files = (path for folder in polopt.__path__ for path in Path(folder).glob("*/add_on.py"))
-    names = sorted({path.parent.name for path in files})
-    return tuple(import_module(f"polopt.{name}.add_on").ADD_ON for name in names)
+    folders = [Path(folder) for folder in polopt.__path__]
+    names = {
+        ".".join(path.relative_to(folder).parent.parts)
+        for folder in folders
+        for pattern in ("*/add_on.py", "policies/*/add_on.py")
+        for path in folder.glob(pattern)
+    }
+    return tuple(import_module(f"polopt.{name}.add_on").ADD_ON for name in sorted(names))

@@ -123,9 +123,9 @@ class Policy(ActingPolicy):
 
     @property
     def learns_with(self) -> str:
-        """What computes the gradients in this process: `NumPy`, `CUDA graphs` or `torch`. If a
-        faster implementation exists but is not used, the reason follows, such as `torch (MyPolicy
-        changes loss)`."""
+        """What computes the gradients in this process: `torch`, or the name of a faster
+        implementation, such as `NumPy`. If a faster implementation exists but is not used, the
+        reason follows, such as `torch (MyPolicy changes loss)`."""
         return "torch"
 
     def make_distribution(self) -> ActionDistribution:

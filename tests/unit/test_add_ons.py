@@ -6,10 +6,16 @@ import logging
 from typing import Any, ClassVar
 from unittest import mock
 
+import numpy as np
 import pytest
+from policy_helpers import small_policy
+from replay_helpers import replay_policy, transitions
 
 import polopt
 from polopt.common import add_ons
+from polopt.common.overrides import Replacement
+from polopt.policies.dqn import DQNPolicy
+from polopt.policies.networks.backend import Backend
 from polopt.trainers import presets
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.results import check_stop_key, check_stop_keys
@@ -180,3 +186,71 @@ def test_without_the_add_on_its_names_are_unknown() -> None:
     for config in ({"discount": 0.5}, {"speed": 1}, {"model": {"depth": 2}}):
         assert "unknown key" in error_of(config)
         assert "Elsewhere" not in error_of(config)
+
+
+# ---- a faster implementation of a method ------------------------------------------------------
+
+
+class Faster(polopt.AddOn):
+    """Replaces the gradient and the outputs of DQN, and the backend of PPO. It notes its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.found: Any = None
+
+    def faster(self, policy: Any, method: str) -> Replacement | None:
+        def noted(argument: Any) -> Any:
+            self.calls.append(method)
+            return Backend(argument, policy) if method == "make_backend" else self.found
+
+        members = ("loss", "add_gradient") if method == "backward" else ()
+        return Replacement(policy, policy_class(policy), members, noted, "", "Faster")
+
+
+def policy_class(policy: Any) -> type:
+    return next(cls for cls in type(policy).__mro__ if cls.__module__.startswith("polopt."))
+
+
+def test_faster_gradient_of_an_add_on_is_used() -> None:
+    slow = replay_policy("dqn", fast_cpu=False)
+    own = Faster()
+    polopt.register_add_on(own)
+    fast = replay_policy("dqn")
+    assert fast.learns_with == "Faster"
+    assert "learns with Faster" in repr(fast)
+    for policy in (slow, fast):  # the add-on returns None, so the gradient is of torch
+        policy.learn_on_batch(transitions(policy))
+    assert own.calls == ["backward"]
+    np.testing.assert_array_equal(fast.get_weights().flat, slow.get_weights().flat)
+    own.found = {"vf_loss": 3.0}, np.ones(32, np.float32)
+    stats, errors = fast.learn_on_transitions(transitions(fast, 32))
+    assert stats["vf_loss"] == 3.0
+    assert errors.tolist() == [1.0] * 32
+    own.found = np.full((2, 3), 7.0)
+    assert fast.network_params(np.zeros((2, 4), np.float32)) is own.found
+
+
+def test_faster_gradient_of_an_add_on_steps_aside_for_a_changed_loss() -> None:
+    class Changed(DQNPolicy):
+        def loss(self, rows: Any) -> Any:
+            return super().loss(rows)
+
+    own = Faster()
+    polopt.register_add_on(own)
+    made = replay_policy("dqn")
+    changed = Changed(made.encoder.space, made.action_space, made.config)
+    assert changed.learns_with == "torch (Changed changes loss)"
+    changed.learn_on_batch(transitions(changed))
+    assert own.calls == []
+
+
+def test_backend_of_an_add_on_is_used() -> None:
+    own = Faster()
+    polopt.register_add_on(own)
+    assert type(small_policy("ppo").backend) is Backend
+    assert own.calls == ["make_backend"]
+
+
+def test_without_faster_code_torch_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(add_ons, "_found", tuple)
+    assert small_policy("ppo").learns_with == replay_policy("sac").learns_with == "torch"

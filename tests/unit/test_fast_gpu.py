@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from polopt.common.transitions import Transitions
 from polopt.policies.dqn import DQNPolicy
-from polopt.policies.fast_gpu.cuda_graphs import CudaGraphs, why_not_graphs
+from polopt.policies.fast_gpu.add_on import ADD_ON
 from polopt.policies.sac import SACPolicy
 
 
@@ -25,7 +25,8 @@ def on_fake_gpu(policy: Any) -> Any:
 
 
 def supports(policy: Any) -> bool:
-    return not CudaGraphs(policy, why_not_graphs(policy)).replacement.why_not
+    found = ADD_ON.faster(policy, "backward")
+    return found is not None and found.described == "CUDA graphs"
 
 
 def of_class(cls: Any, like: Any) -> Any:
@@ -36,7 +37,6 @@ def of_class(cls: Any, like: Any) -> Any:
 def test_replay_policies_learn_with_graphs_on_a_gpu(name: str) -> None:
     policy = replay_policy(name)
     assert not supports(policy)  # on the CPU
-    assert policy._graphs.backward(None) is None
     assert supports(on_fake_gpu(policy))
 
 
@@ -128,5 +128,12 @@ def test_policy_with_its_own_backward_learns_as_before() -> None:
     assert (one != before).any()
 
 
-def test_on_policy_policies_have_no_graphs() -> None:
-    assert not hasattr(small_policy("ppo"), "_graphs")
+def test_only_the_gradient_of_replay_policies_is_recorded() -> None:
+    assert ADD_ON.faster(on_fake_gpu(small_policy("ppo")), "make_backend") is None
+    assert ADD_ON.faster(on_fake_gpu(replay_policy("dqn")), "network_params") is None
+
+
+def test_option_turns_graphs_off() -> None:
+    found = ADD_ON.faster(on_fake_gpu(replay_policy("dqn", fast_gpu=False)), "backward")
+    assert found is not None
+    assert found.described == "torch (fast_gpu is False)"

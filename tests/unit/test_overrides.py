@@ -14,7 +14,7 @@ from torch import nn
 
 from polopt.common.registry import load_path
 from polopt.policies.fast_cpu.closed_forms import _BUILT_IN, find_closed_form
-from polopt.policies.fast_gpu.cuda_graphs import MEMBERS, why_not_graphs
+from polopt.policies.fast_gpu.cuda_graphs import MEMBERS, CudaGraphs
 from polopt.policies.policy_registry import POLICIES
 from polopt.policies.replay_policy import ReplayPolicy
 
@@ -52,7 +52,7 @@ def members_of(cls: Any) -> set[str]:
 def can_record(name: str) -> bool:
     policy = policy_of(name)
     policy.device = torch.device("cuda")  # only the device says so. The networks are on the CPU
-    return isinstance(policy, ReplayPolicy) and not why_not_graphs(policy)
+    return isinstance(policy, ReplayPolicy) and CudaGraphs(policy).replacement.active() is not None
 
 
 WITH_CLOSED_FORM = [name for name in CLASSES if policy_of(name).learns_with == "NumPy"]
