@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes import make_optimizer, pid_of, worker_config
+from source_tree import ROOT
 from toy_envs import Drift
 
 from polopt.optimizers.async_replay import AsyncReplay
@@ -39,7 +40,7 @@ def test_code_of_the_replay_page_runs(
     ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    page = Path(__file__).parents[2] / "docs" / "replay.md"
+    page = ROOT / "docs" / "replay.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     assert blocks
     names = {"__name__": "code_of_replay"}

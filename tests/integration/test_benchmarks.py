@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from source_tree import ROOT
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = ROOT / "benchmarks"
 REQUIREMENTS = sorted((BENCHMARKS / "peers").glob("*/requirements.txt"))
 
 

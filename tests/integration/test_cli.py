@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import yaml
 from ray import tune
+from source_tree import ROOT
 from waiting import wait_until
 
 from polopt.trainers.presets import A2C
@@ -266,7 +267,7 @@ def test_unwritable_checkpoint_ends_with_one_error(tmp_path: Path) -> None:
 def two_nodes() -> Iterator[str]:
     """Returns the address of a cluster that runs in a separate process. Its head node has no
     CPUs."""
-    script = Path(__file__).parents[1] / "chaos_scripts.py"
+    script = ROOT / "tests" / "chaos_scripts.py"
     with (
         tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder,
         subprocess.Popen(

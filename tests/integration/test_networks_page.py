@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "networks.md"
+from source_tree import ROOT
+
+PAGE = ROOT / "docs" / "networks.md"
 MODULE, SCRIPT, EXTRACTOR, PORT = re.findall(
     r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL
 )

@@ -17,11 +17,10 @@ from zipfile import ZipFile
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from source_tree import PACKAGE_FOLDERS, Module, imported_names, modules
+from source_tree import PACKAGE_FOLDERS, ROOT, Module, imported_names, modules
 
 import polopt
 
-ROOT = Path(__file__).parents[2]
 STUB = ROOT / "trainers" / "typed_presets.pyi"
 # The files that the build of a wheel needs in addition to the folders of the packages.
 BUILD_FILES = ["setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"]

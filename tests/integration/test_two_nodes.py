@@ -7,10 +7,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import pytest
+from source_tree import ROOT
 
 SCRIPT = """
 import json, os, sys, tempfile, time
@@ -104,7 +104,7 @@ cluster.shutdown()
 def found() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as own:  # `tmp_path` can be too long for a Unix socket
         done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, str(Path(__file__).parents[1])],
+            [sys.executable, "-c", SCRIPT, str(ROOT / "tests")],
             env={**os.environ, "TMPDIR": own},
             capture_output=True,
             text=True,

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from source_tree import ROOT
 
-ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BIN = Path(sys.executable).parent
 #: A user's script. The comment of a line is a part of the error that both checkers find there.

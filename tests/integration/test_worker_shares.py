@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from fakes import make_optimizer, worker_config
 from ray import tune
+from source_tree import ROOT
 from toy_envs import Drift
 
 from polopt.metrics.worker_times import PARTS
@@ -245,7 +246,7 @@ def test_ranks_report_the_wait_for_the_slowest(worker_pool: Pool) -> None:
 
 
 def test_every_key_of_a_result_is_in_the_table() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    page = (ROOT / "docs" / "metrics.md").read_text()
     config = worker_config("ppo", rollout={"num_workers": 0})
     optimizer = make_optimizer(SyncSamples, WorkerSet(config))
     block = optimizer.stats()

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from source_tree import ROOT
+
 BLOCKS = re.findall(
     r"^```python\n(.*?)^```$",
     (ROOT / "docs" / "write-a-policy.md").read_text(),

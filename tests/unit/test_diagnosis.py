@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from source_tree import ROOT
 
 from polopt.dashboards.data import diagnosis, run_results
 from polopt.dashboards.data.diagnosis import RULES, Finding, diagnose
 from polopt.dashboards.data.run_results import COLUMNS, History, RunResults, read_results
 
 Rows = list[dict[str, Any]]
-DOCS = Path(__file__).parents[2] / "docs" / "dashboards.md"
+DOCS = ROOT / "docs" / "dashboards.md"
 COUNT = 30
 
 

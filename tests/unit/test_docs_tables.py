@@ -8,10 +8,10 @@ import re
 from pathlib import Path
 
 import pytest
+from source_tree import ROOT
 
 from polopt.collectors.collector_config import CollectorConfig
 
-ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 TABLES = ("collector.md", "pytorchrl.md", "faults.md")
 COLLECTOR = (ROOT / "docs" / "collector.md").read_text()

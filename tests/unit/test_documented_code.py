@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from source_tree import ROOT
 
 from polopt.command_line.examples import apply_changes, load_example, merge
 from polopt.command_line.sweep import configs_to_check
@@ -15,7 +16,7 @@ from polopt.metrics.episode_window import EpisodeWindow
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.presets import PRESETS
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 
 
 PAGES = ["add-ons.md", "memory.md", "normalization.md", "results.md", "train.md", "wrappers.md"]

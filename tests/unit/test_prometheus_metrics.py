@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import ray
 import yaml
+from source_tree import ROOT
 from typer.testing import CliRunner
 
 from polopt.command_line.cli import app
@@ -42,7 +43,7 @@ def uids(tabs: Sequence[OptimizerTab]) -> set[str]:
     return {"polopt", *(f"polopt-{tab.name.replace('_', '-')}" for tab in tabs)}
 
 
-METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+METRICS_PAGE = ROOT / "docs" / "metrics.md"
 CONFIG = {
     "env": "CartPole-v1",
     "num_workers": 0,

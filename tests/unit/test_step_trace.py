@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import yaml
+from source_tree import ROOT
 
 import polopt
 from polopt.command_line.plan import plan
 from polopt.dashboards.add_on import TraceConfig
 
-ROOT = Path(__file__).parents[2]
 CONFIG: dict[str, Any] = {
     "env": "CartPole-v1",
     "num_workers": 0,

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import get_args
 
 import pytest
+from source_tree import ROOT
 
 from polopt.collectors.collector_config import CollectorConfig
 from polopt.common.config import Config, ConfigError
@@ -18,7 +18,6 @@ from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.trainers.experiment import TrainerConfig
 
-ROOT = Path(__file__).parents[2]
 #: Options that neither the docs nor an example set, and the libraries that have them.
 OF_OTHER_LIBRARIES = {
     "standardize_advantages": "RLlib 0.8: `standardize_fields` of its optimizers",

@@ -16,8 +16,8 @@ import versions
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from source_tree import ROOT
 
-ROOT = Path(__file__).parents[2]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 #: Extras that `make` installs with the versions of constraints.txt.
 INSTALLED = ("dev", "atari", "dashboard")
