@@ -1,6 +1,6 @@
 """Trains badly configured runs, and prints the findings of the diagnosis for each run.
 
-    python tests/badly_configured_runs.py RESULTS_DIR [--seconds 20] [--only NAME ...]
+    python tests/unit/dashboards/badly_configured_runs.py RESULTS_DIR --only NAME ...
     polopt report RESULTS_DIR/NAME --figures FIGURES      # draws the figures
 
 Trains one run after another on CartPole-v1 with one seed. `--seconds` is the training time of each

@@ -1,7 +1,7 @@
 """Measures when a browser shows the first plot of the live page, and how many bytes it receives.
 
-    python tests/dashboard_load.py                          # 20 trials of 2,000 results
-    python tests/dashboard_load.py --trials 60 --repeats 5
+    python tests/unit/dashboards/dashboard_load.py             # 20 trials of 2,000 results
+    python tests/unit/dashboards/dashboard_load.py --trials 60 --repeats 5
 
 Writes result files with made-up numbers (`dashboard_results.py`), starts the server and opens the
 page in new browsers with empty caches. The first browser is not in the table, because the server

@@ -1,6 +1,7 @@
 """Writes result files like the files of Tune and polopt, with made-up numbers.
 
-`python tests/dashboard_results.py DIR --trials 100 --iterations 10000` writes a large directory.
+`python tests/unit/dashboards/dashboard_results.py DIR --trials 100 --iterations 10000` writes a
+large directory.
 """
 
 from __future__ import annotations

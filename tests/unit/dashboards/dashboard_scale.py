@@ -1,7 +1,7 @@
 """Measures how long the live page takes to start, to open results, and to refresh.
 
-    python tests/dashboard_scale.py                               # 10 minutes
-    python tests/dashboard_scale.py --sizes 20x2000 --repeats 5   # a minute
+    python tests/unit/dashboards/dashboard_scale.py                               # 10 minutes
+    python tests/unit/dashboards/dashboard_scale.py --sizes 20x2000 --repeats 5   # a minute
 
 Writes result files with made-up numbers (`dashboard_results.py`). A row has about 4 KB, so 100
 trials of 10,000 results take 4 GB of disk, and minutes to write. Then measures in new processes:

@@ -1,13 +1,12 @@
 """Measures when a browser shows one plot of several web frameworks, and how many bytes they send.
 
-    python tests/framework_load.py
-    python tests/framework_load.py --repeats 5 --python VENV/bin/python  # has dash, flask-compress
+    python tests/unit/dashboards/framework_load.py --repeats 5 --python VENV/bin/python
 
 Each framework shows only one figure with four curves of 500 points. The frameworks take turns, so
 that other work on the machine slows all of them alike. Times and bytes are measured as in
 `dashboard_load.py`: each page is opened in a new browser with an empty cache, and the first opening
-does not count. `--python` is the interpreter that runs Dash. A framework that is not installed is
-left out.
+does not count. `--python` is the interpreter that runs Dash, with `dash` and `flask-compress`. A
+framework that is not installed is left out.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Private names of dependencies are in one file each, which has a test for them. Each module has a
-name of its own."""
+name of its own. Tests lie in the folder that they test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from source_tree import ROOT, Module, modules
+from source_tree import PACKAGE_FOLDERS, ROOT, Module, modules
 
 DEPENDENCIES = {"torch", "ray", "gymnasium"}
 #: Maps each private name without a public equivalent to the only file that may use it, and to a
@@ -17,45 +17,43 @@ DEPENDENCIES = {"torch", "ray", "gymnasium"}
 ALLOWED = {
     "torch._fused_adam_": (
         "policies/learning/torch_optimizers.py",
-        "tests/unit/test_torch_optimizers.py::test_equals_class_bit_for_bit_through_a_restore",
+        "test_torch_optimizers.py::test_equals_class_bit_for_bit_through_a_restore",
     ),
     "_forward_hooks": (
         "common/overrides.py",
-        "tests/unit/test_fast_gpu.py::test_networks_with_hooks_learn_without_graphs",
+        "test_fast_gpu.py::test_networks_with_hooks_learn_without_graphs",
     ),
     "_forward_pre_hooks": (
         "common/overrides.py",
-        "tests/unit/test_fast_gpu.py::test_networks_with_hooks_learn_without_graphs",
+        "test_fast_gpu.py::test_networks_with_hooks_learn_without_graphs",
     ),
     "_global_registry": (
         "common/tune_registry.py",
-        "tests/unit/test_env_sources.py::test_name_registered_with_tune",
+        "test_env_sources.py::test_name_registered_with_tune",
     ),
     "ray.tune.tune._Config": (
         "rllib/algorithm_config.py",
-        "tests/unit/test_rllib_builders.py::test_tune_takes_a_builder_as_its_config",
+        "test_rllib_builders.py::test_tune_takes_a_builder_as_its_config",
     ),
     "_storage": (
         "trainers/tune_storage.py",
-        "tests/integration/test_trainer.py::test_checkpoints_read_from_disk_have_their_results",
+        "test_trainer.py::test_checkpoints_read_from_disk_have_their_results",
     ),
     "_elapsed_steps": (
         "rollouts/envs/env_state.py",
-        "tests/unit/test_env_state.py::test_restored_environments_continue_bit_for_bit",
+        "test_env_state.py::test_restored_environments_continue_bit_for_bit",
     ),
     "_autoreset_envs": (
         "rollouts/envs/env_state.py",
-        "tests/unit/test_env_state.py::test_restored_environments_continue_bit_for_bit",
+        "test_env_state.py::test_restored_environments_continue_bit_for_bit",
     ),
 }
 #: Maps each file that may use `sys.modules` to the test of this use.
 SYS_MODULES = {
     # Checks whether Tune is imported, because importing Tune takes seconds.
-    "common/tune_registry.py": "tests/unit/test_env_sources.py::test_name_registered_with_tune",
+    "common/tune_registry.py": "test_env_sources.py::test_name_registered_with_tune",
     # Registers the module of a user's file, as in the documentation of importlib.
-    "command_line/names.py": (
-        "tests/unit/test_examples.py::test_python_file_with_variables_or_a_function"
-    ),
+    "command_line/names.py": "test_examples.py::test_python_file_with_variables_or_a_function",
 }
 #: Documented names that start with an underscore: methods of named tuples, and `os._exit`.
 DOCUMENTED = {"_replace", "_asdict", "_fields", "_make", "_exit"}
@@ -158,7 +156,8 @@ def test_private_names_are_in_one_file_each(package: Sequence[Module]) -> None:
 )
 def test_private_name_has_a_test(test: str) -> None:
     path, _, name = test.partition("::")
-    tree = ast.parse((ROOT / path).read_text())
+    (file,) = (ROOT / "tests").rglob(path)
+    tree = ast.parse(file.read_text())
     assert name in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
 
 
@@ -167,6 +166,16 @@ def test_each_module_name_occurs_once(package: Sequence[Module]) -> None:
     paths = [module.path for module in package]
     counts = Counter(path.name for path in paths if path.name not in ("__init__.py", "add_on.py"))
     assert [name for name, count in counts.items() if count > 1] == []
+
+
+def test_tests_lie_in_the_folders_of_the_package() -> None:
+    """`project` holds the tests of the docs, of the source and of the packages to install."""
+    folders = [path.parent.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py")]
+    below = ["/".join(folder.parts[2:]) for folder in folders if folder.parts[1] != "chaos"]
+    assert {name for name in below if name != "project" and not (ROOT / name).is_dir()} == set()
+    assert "" not in below
+    present = {name for name in PACKAGE_FOLDERS if (ROOT / name).is_dir()} - {"tuned_examples"}
+    assert present <= {name.split("/")[0] for name in below}
 
 
 def test_only_conftest_sets_internal_options_of_ray() -> None:

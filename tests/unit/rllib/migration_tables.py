@@ -1,6 +1,6 @@
 """Makes the tables of `docs/migration.md` from the same data as error messages.
 
-python tests/migration_tables.py     # writes the tables into the page
+python tests/unit/rllib/migration_tables.py     # writes the tables into the page
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from polopt.common.other_libraries import (
 )
 
 MOST_NAMES = 4
-PAGE = Path(__file__).parents[1] / "docs" / "migration.md"
+PAGE = Path(__file__).parents[3] / "docs" / "migration.md"
 
 
 def of_options(library: str, defaults: str, options: Iterable[Option]) -> list[str]:

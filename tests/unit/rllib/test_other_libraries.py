@@ -97,7 +97,7 @@ def error_of(options: dict[str, Any], preset: dict[str, Any] | None = None) -> s
 
 def test_page_has_the_tables_of_the_code() -> None:
     text = PAGE.read_text()
-    assert text == with_tables(text), "run `python tests/migration_tables.py`"
+    assert text == with_tables(text), "run `python tests/unit/rllib/migration_tables.py`"
 
 
 def test_each_row_has_as_many_cells_as_the_head_of_its_table() -> None:
