@@ -80,6 +80,8 @@ names = st.sampled_from(
 MODEL_KEYS = list(Experiment.parse(SMALL, {}).policy.model.keys())
 PARTS = ("trainer", "rollout", "policy", "optimizer")
 KEYS = [key for part in PARTS for key in getattr(Experiment.parse(SMALL, {}), part).to_dict()]
+KEYS += ["optimizer", "policy", "backend", "grads_per_step"]
+KEYS += ["num_env_runners", "lr_schedule", "zzz"]
 plausible = st.one_of(
     st.integers(0, 8),
     st.floats(0.0, 1.0, exclude_min=True),

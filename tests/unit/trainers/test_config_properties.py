@@ -27,15 +27,6 @@ from polopt.trainers.experiment import Experiment
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
-KEYS += [
-    "optimizer",
-    "policy",
-    "backend",
-    "grads_per_step",
-    "num_env_runners",
-    "lr_schedule",
-    "zzz",
-]
 
 
 def trains_or_raises_config_error(config: dict[str, Any]) -> bool:
