@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from checkpoint_helpers import SMALL
 from gymnasium import spaces
-from test_checkpoints import SMALL
-from test_loading import ACTIONS, OBSERVATIONS, OPTIONS, trained
+from trained_policies import ACTIONS, OBSERVATIONS, OPTIONS, trained
 from typer.testing import CliRunner
 
 import polopt

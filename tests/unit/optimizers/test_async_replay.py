@@ -8,12 +8,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from fractions import Fraction as Exact
 from typing import Any
 
 import numpy as np
 import pytest
 from fakes import FakeChannel, FakeTransport, FakeWorkerSet, make_optimizer, worker_config
+from simulated_replay import BATCH, GAMMA, OPTIONS, credit, make
 from toy_envs import Drift, sync_clocks
 from toy_envs import make_sampler as sampler_of
 
@@ -29,29 +29,8 @@ from polopt.replay.n_step import windows_of
 from polopt.replay.replay_buffer import ReplayBuffer
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import LostProcessError, LostReferenceError
-from polopt.rollouts.transport.simulated_channel import Reference, oldest_first, shuffled_by
+from polopt.rollouts.transport.simulated_channel import Reference, shuffled_by
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-
-GAMMA, BATCH = 0.9, 8
-OPTIONS: dict[str, Any] = {
-    "num_replay_shards": 2,
-    "buffer_size": 4000,
-    "learning_starts": 60,
-    "train_batch_size": BATCH,
-    "training_intensity": 2.0,
-    "prioritized_replay": True,
-}
-
-
-def make(script: Any = oldest_first, n_step: int = 3, rollout: Any = None, **options: Any) -> Any:
-    """Returns an optimizer with three samplers, each with two environments and fragments of five
-    steps."""
-    rollout = {"num_workers": 3, "max_consecutive_failures": 1000, **(rollout or {})}
-    config = worker_config(DQNPolicy, rollout=rollout, n_step=n_step, gamma=GAMMA)
-    transport = FakeTransport()
-    transport.script = script
-    workers = FakeWorkerSet(config, transport)
-    return make_optimizer(AsyncReplay, workers, **{**OPTIONS, **options})
 
 
 def channels(optimizer: Any, who: str) -> list[Any]:
@@ -191,15 +170,6 @@ def test_fragment_shorter_than_a_window_has_no_priorities_yet() -> None:
 
 
 # ---- one run ----------------------------------------------------------------------------------
-
-
-def credit(optimizer: Any) -> Exact:
-    """Returns the number of rows by which learning is behind: the intensity times the rows that the
-    limiter counts, minus the rows learned."""
-    counted = optimizer.limiter.num_counted
-    return Exact(optimizer.config.training_intensity).limit_denominator(10**6) * counted - (
-        optimizer.metrics.num_env_steps_trained
-    )
 
 
 def under_way(optimizer: Any) -> int:

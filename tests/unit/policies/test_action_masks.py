@@ -22,8 +22,7 @@ from masked_env import (
     random_masks,
     sizes,
 )
-from policy_helpers import FakeEnv, every_policy, moved
-from test_fast_cpu import LOSSES
+from policy_helpers import LOSSES, FakeEnv, every_policy, moved
 from torch import Tensor, nn
 from toy_envs import AUTORESET, make_policy, make_sampler
 

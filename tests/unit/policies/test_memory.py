@@ -11,8 +11,8 @@ import pytest
 import torch
 from faulty_envs import CrashingClock, guarded
 from gymnasium import spaces
+from learner_threads import assert_together_equals_alone
 from policy_helpers import FakeEnv, small_policy
-from test_several_learners import assert_together_equals_alone
 from torch import Tensor, nn
 from toy_envs import AUTORESET, Clock, Drift, make_policy, make_sampler, random_batch, sync_clocks
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from policy_helpers import every_policy, moved, small_policy
-from test_several_learners import on_threads
+from learner_threads import on_threads
+from policy_helpers import BOTH, assert_equal_moments, every_policy, moved, small_policy
 from toy_envs import AUTORESET, Drift, make_policy, make_sampler, random_batch
 
 from polopt.collectors.trajectories import split_trajectories
@@ -33,15 +33,7 @@ from polopt.rollouts.sampling.discounted_returns import DiscountedReturns
 from polopt.rollouts.sampling.sample_request import SampleRequest
 from polopt.rollouts.sampling.worker_sampler import mark_non_finite, sample_frames
 
-BOTH = {"normalize_observations": True, "normalize_rewards": True}
 GAMMA = 0.9
-
-
-def assert_equal_moments(got: Moments | None, expected: Moments) -> None:
-    assert got is not None
-    assert got.rows == expected.rows
-    np.testing.assert_allclose(got.mean, expected.mean, rtol=1e-12)
-    np.testing.assert_allclose(got.m2, expected.m2, rtol=1e-12)
 
 
 def with_moments(policy: Policy, seed: int = 0, size: int = 3) -> Policy:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from learner_threads import on_threads
 from policy_helpers import FakeEnv, fixed_gradient, make_batch, small_policy
-from test_several_learners import on_threads
 from torch import nn
 from toy_envs import random_batch
 

@@ -60,6 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dashboards/views": _BASE | {"dashboards/data"},
     "dashboards": {*_CORE, "dashboards/data", "dashboards/views", "command_line"},
 }
+ADD_ONS = {"collectors", "recording", "rllib", "command_line", "dashboards"}
 # These folders may import only the public names of polopt, like a user's code.
 PUBLIC_NAMES_ONLY = {"tuned_examples", "benchmarks"}
 
@@ -93,6 +94,35 @@ def fault(folder: str, name: str) -> str | None:
         if target != folder and target not in MAY_IMPORT[folder]:
             return f"{folder} may import {', '.join(sorted(MAY_IMPORT[folder])) or 'no other'}"
     return None
+
+
+def add_on_of(name: str) -> str | None:
+    """Returns the add-on that holds the module or public name `name`, or None if it is no part of
+    an add-on."""
+    top, _, rest = public_names().get(name.removeprefix("polopt."), name).partition(".")
+    first = rest.split(".")[0]
+    return first if top == "polopt" and first in ADD_ONS else None
+
+
+def test_faults(found: Sequence[Module]) -> list[str]:
+    """Returns a line of text for each import with which a test needs more than it may: a test
+    module, or an add-on that can be absent without the folder of the test."""
+    helper_of = {
+        module.path.stem: module.path.parts[2]
+        for module in found
+        if len(module.path.parts) > 3 and not module.path.stem.startswith("test_")
+    }
+    lines = []
+    for module in found:
+        folder = module.path.parts[2] if len(module.path.parts) > 3 else ""
+        for line, name in imported_names(module):
+            top = name.split(".")[0]
+            add_on = add_on_of(name) or helper_of.get(top)
+            if top.startswith("test_"):
+                lines.append(f"{module.path}:{line}: {name}: helpers have a module of their own")
+            elif add_on and folder != "project" and folder not in (add_on,):
+                lines.append(f"{module.path}:{line}: {name}: only tests of {add_on} may need it")
+    return lines
 
 
 def violations(found: Sequence[Module]) -> list[str]:

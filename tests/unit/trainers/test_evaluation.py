@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import ray
 import torch
+from checkpoint_helpers import SMALL, trainer
 from fakes import FakeWorkerSet, worker_config
 from faulty_envs import crashing_cartpole
 from gymnasium import spaces
@@ -22,7 +23,6 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import NormalizeObservation
 from pyarrow import fs
 from sampling_helpers import every_mode
-from test_checkpoints import SMALL, trainer
 from toy_envs import Drift, GlobalRandom, make_policy, make_sampler, sync_clocks
 
 import polopt

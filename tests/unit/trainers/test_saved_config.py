@@ -19,9 +19,9 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from checkpoint_helpers import resign
+from command_helpers import SMALL, error_of, polopt
 from gymnasium import spaces
-from test_checkpoints import resign
-from test_command_line import SMALL, error_of, polopt
 
 from polopt.command_line.tune_run import _next_step
 from polopt.policies.learning.policy_config import PolicyConfig
@@ -251,7 +251,7 @@ def saved(folder: Path, env_config: Any, **options: Any) -> Path:
 
 
 def mean_of(*arguments: Any) -> float:
-    played = polopt("evaluate", *arguments, "--episodes", 2, "--env", "test_saved_config:Maze")
+    played = polopt("evaluate", *arguments, "--episodes", 2, "--env", f"{__name__}:Maze")
     assert played.exit_code == 0, played.output
     [line] = [line for line in played.stdout.splitlines() if line.startswith("return")]
     return float(line.split()[2])
@@ -282,7 +282,7 @@ def test_missing_option_of_the_environment_is_asked_for(
     assert set(state["unsaved"]) == {"env", "env_config.loader", "env_config.more[1]"}
     assert state["config"]["env_config"] == {"difficulty": 7, "more": [1, None]}
 
-    named = ["--env", "test_saved_config:Maze"]
+    named = ["--env", f"{__name__}:Maze"]
     said = error_of(polopt("evaluate", checkpoint, *named))
     assert f"does not contain env_config.loader ({__name__}.Loader), env_config.more[1]" in said
     assert "evaluate ... env_config.loader=VALUE env_config.more=VALUE" in said
@@ -316,7 +316,7 @@ def test_checkpoint_that_left_out_all_options_is_refused(tmp_path: Path) -> None
     tree["config"]["policy"]["model"]["fcnet_hiddens"] = [8]
     (checkpoint / "state.json").write_text(json.dumps(tree))
     resign(checkpoint)
-    said = error_of(polopt("evaluate", checkpoint, "--env", "test_saved_config:Maze"))
+    said = error_of(polopt("evaluate", checkpoint, "--env", f"{__name__}:Maze"))
     assert "does not contain env_config (" in said
     assert "env_config={KEY: VALUE}" in said
     assert mean_of(checkpoint, "env_config={}") == -5

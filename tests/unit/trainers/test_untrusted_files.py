@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint_helpers import PARAMS, SMALL, resign, rewrite
 from dashboard_results import write_state, write_trial
-from test_checkpoint_fields import PARAMS, rewrite
-from test_checkpoints import SMALL, resign
 from typer.testing import CliRunner
 
 from polopt.command_line.cli import app

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from checkpoint_helpers import SMALL
 from gymnasium import Space, spaces
+from learner_threads import learn_together, uneven_batches
 from policy_helpers import FakeEnv, every_policy
-from test_checkpoints import SMALL
-from test_several_learners import learn_together, uneven_batches
 from torch import Tensor, nn
 from toy_envs import make_policy, random_batch
 from typer.testing import CliRunner

@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 import pytest
+from checkpoint_helpers import SMALL, trainer
 from fakes import FakeWorkerSet, make_optimizer, worker_config
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from sampling_helpers import every_mode
-from test_evaluation import SMALL, trainer
 from toy_envs import Clock
 from typer.testing import CliRunner
 
@@ -411,7 +411,7 @@ def test_error_below_a_gradient_worker_keeps_its_kind() -> None:
 
 
 def test_class_is_found_by_its_name() -> None:
-    found = resolve_callbacks("test_callbacks:Changing")
+    found = resolve_callbacks(f"{__name__}:Changing")
     assert found is not None
     assert found.__name__ == "Changing"
     assert resolve_callbacks(Changing) is Changing
@@ -434,8 +434,8 @@ def test_module_that_raises_on_import_is_one_error(
     [
         ("Changing", "got 'Changing'. Allowed: a subclass of polopt.Callbacks"),
         ("no_such_module:X", "No module named 'no_such_module'"),
-        ("test_callbacks:Nothing", "has no attribute 'Nothing'"),
-        ("test_callbacks:Numbered", "got 'test_callbacks:Numbered'. Allowed"),
+        (f"{__name__}:Nothing", "has no attribute 'Nothing'"),
+        (f"{__name__}:Numbered", f"got '{__name__}:Numbered'. Allowed"),
         (Numbered, "Allowed: a subclass of polopt.Callbacks"),
         (Changing(), "Allowed: a subclass of polopt.Callbacks"),
         (3, "got 3. Allowed"),
@@ -455,7 +455,7 @@ class Inheriting(OfRLlib):
     on_loss = 3.0  # not a method
 
 
-@pytest.mark.parametrize("callbacks", [OfRLlib, Inheriting, "test_callbacks:OfRLlib"])
+@pytest.mark.parametrize("callbacks", [OfRLlib, Inheriting, f"{__name__}:OfRLlib"])
 def test_method_that_is_not_called_is_refused(callbacks: Any) -> None:
     said = (
         "has the method 'on_episode_start', which polopt does not call. "

@@ -19,7 +19,7 @@ from fakes import (
 )
 from faulty_envs import Spoiled
 from gymnasium import spaces
-from test_normalization import BOTH, assert_equal_moments
+from policy_helpers import BOTH, assert_equal_moments
 from toy_envs import Drift
 
 import polopt
