@@ -563,11 +563,6 @@ def test_bad_options_are_refused_before_any_process_starts(
         AsyncReplay.check_options(config, AsyncReplayConfig.parse(options))
 
 
-def test_names_of_rllib_are_accepted() -> None:
-    config = AsyncReplayConfig.parse({"num_replay_buffer_shards": 3, "prefetch_batches": 16})
-    assert (config.num_replay_shards, config.prefetch_batches) == (3, 16)
-
-
 def test_shards_are_among_the_processes_of_a_run() -> None:
     options = {"num_replay_shards": 3, "num_cpus_per_replay_shard": 0.5}
     processes = AsyncReplay.further_processes(AsyncReplayConfig.parse(options))

@@ -28,7 +28,6 @@ from polopt.trainers.presets import PRESETS
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 
-
 def trains_or_raises_config_error(config: dict[str, Any]) -> bool:
     """Returns whether the config trained."""
     with warnings.catch_warnings():

@@ -15,7 +15,11 @@ from torch import Tensor, nn
 from polopt.common.transitions import Transitions
 from polopt.policies.dqn import DQNPolicy
 from polopt.policies.fast_gpu.add_on import ADD_ON
+from polopt.policies.fast_gpu.cuda_graphs import MEMBERS
+from polopt.policies.policy_registry import POLICIES
 from polopt.policies.sac import SACPolicy
+
+WITH_GRAPHS = ["dqn", "sac", "td3"]
 
 
 def on_fake_gpu(policy: Any) -> Any:
@@ -33,7 +37,7 @@ def of_class(cls: Any, like: Any) -> Any:
     return cls(like.encoder.space, like.action_space, like.config)
 
 
-@pytest.mark.parametrize("name", ["dqn", "sac", "td3"])
+@pytest.mark.parametrize("name", WITH_GRAPHS)
 def test_replay_policies_learn_with_graphs_on_a_gpu(name: str) -> None:
     policy = replay_policy(name)
     assert not supports(policy)  # on the CPU
@@ -137,3 +141,24 @@ def test_option_turns_graphs_off() -> None:
     found = ADD_ON.faster(on_fake_gpu(replay_policy("dqn", fast_gpu=False)), "backward")
     assert found is not None
     assert found.described == "torch (fast_gpu is False)"
+
+
+@pytest.mark.parametrize("name", WITH_GRAPHS)
+def test_each_member_that_a_graph_replaces_is_named(name: str) -> None:
+    cls = POLICIES.get(name)
+    used: set[str] = set()
+
+    class Traced(cls):  # type: ignore[misc]
+        def __getattribute__(self, name: str) -> Any:
+            if not name.startswith("__") and name not in object.__getattribute__(self, "__dict__"):
+                used.add(name)
+            return super().__getattribute__(name)
+
+    like = replay_policy(name, fast_cpu=False)
+    config = like.config.model_copy(update={"policy_delay": 1})  # TD3's actor learns, too
+    policy = Traced(like.encoder.space, like.action_space, config)
+    rows = policy.tensors(transitions(policy))
+    used.clear()
+    policy.add_gradient(rows)
+    assert used <= {*MEMBERS, *cls.graph_members}
+    assert all(hasattr(cls, member) for member in (*MEMBERS, *cls.graph_members))
