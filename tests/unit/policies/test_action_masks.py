@@ -39,7 +39,7 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.policies.distributions.make_distribution import make_distribution
 from polopt.policies.fast_cpu.numpy_backend import numpy_network
 from polopt.policies.fast_cpu.numpy_masked import NumpyMasked
-from polopt.policies.networks import masked
+from polopt.policies.networks import actor_critics
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.env_errors import EnvironmentFailedError
 from polopt.rollouts.sampling.sampler_faults import SamplerFaults
@@ -135,7 +135,7 @@ def test_terms_equal_distributions_over_allowed_actions(kind: str) -> None:
 def test_another_masked_logit_is_wrong(
     kind: str, logit: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(masked, "MASKED_LOGIT", logit)
+    monkeypatch.setattr(actor_critics, "MASKED_LOGIT", logit)
     with pytest.raises(AssertionError):
         check_closed_forms(kind)
 
