@@ -14,8 +14,8 @@ from polopt.common.action_mask import MASKED_LOGIT
 from polopt.common.transitions import Transitions
 from polopt.policies.epsilon_greedy_policy import EpsilonGreedyConfig, EpsilonGreedyPolicy
 from polopt.policies.learning.flat_parameters import Segment
+from polopt.policies.learning.reducer import value_stats
 from polopt.policies.learning.schedules import LearningRate
-from polopt.policies.learning.value_statistics import value_stats
 from polopt.policies.networks.q_network import QModelConfig
 from polopt.policies.replay_policy import (
     ReplayConfig,

@@ -38,7 +38,8 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.policies.distributions.make_distribution import make_distribution
 from polopt.policies.fast_cpu.numpy_backend import numpy_network
 from polopt.policies.fast_cpu.numpy_masked import NumpyMasked
-from polopt.policies.networks import masked
+from polopt.policies.networks import actor_critics
+from polopt.policies.networks.network import Network
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.env_errors import EnvironmentFailedError
 from polopt.rollouts.sampling.sampler_faults import SamplerFaults
@@ -134,7 +135,7 @@ def test_terms_equal_distributions_over_allowed_actions(kind: str) -> None:
 def test_another_masked_logit_is_wrong(
     kind: str, logit: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(masked, "MASKED_LOGIT", logit)
+    monkeypatch.setattr(actor_critics, "MASKED_LOGIT", logit)
     with pytest.raises(AssertionError):
         check_closed_forms(kind)
 
@@ -410,7 +411,7 @@ def test_network_of_a_subclass_has_the_mask(kind: str) -> None:
     np.testing.assert_array_equal(params == np.float32(MASKED_LOGIT), masks == 0)
 
 
-class PlainNetwork(masked.Network):
+class PlainNetwork(Network):
     """A linear network over the whole observation."""
 
     def __init__(self, size: int, num_params: int) -> None:

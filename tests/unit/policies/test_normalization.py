@@ -24,7 +24,7 @@ from polopt.common.data_faults import NO_FAULTS
 from polopt.common.moments import Moments, merged
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
-from polopt.policies.minibatch_gradients import MinibatchGradients
+from polopt.policies.fragment_policy import MinibatchGradients
 from polopt.policies.normalization import Normalizer, sum_moments
 from polopt.policies.policy import Policy
 from polopt.policies.ppo import PPOConfig

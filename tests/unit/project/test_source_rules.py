@@ -16,7 +16,7 @@ DEPENDENCIES = {"torch", "ray", "gymnasium"}
 #: test that fails if the dependency removes or changes the name.
 ALLOWED = {
     "torch._fused_adam_": (
-        "policies/learning/torch_optimizers.py",
+        "policies/learning/weight_updater.py",
         "test_torch_optimizers.py::test_equals_class_bit_for_bit_through_a_restore",
     ),
     "_forward_hooks": (
