@@ -16,8 +16,9 @@ from masked_env import (
     ACTIONS,
     Masked,
     MaskedVector,
-    encoded,
+    every_kind,
     is_allowed,
+    masked_rows,
     observations,
     random_masks,
     sizes,
@@ -26,12 +27,6 @@ from policy_helpers import LOSSES, FakeEnv, every_policy, moved
 from torch import Tensor, nn
 from toy_envs import AUTORESET, make_policy, make_sampler
 
-from polopt.collectors.non_learning import (
-    CallablePolicy,
-    ModulePolicy,
-    NonLearningConfig,
-    RandomPolicy,
-)
 from polopt.common.action_mask import MASKED_LOGIT
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
@@ -44,7 +39,6 @@ from polopt.policies.policy import Policy
 from polopt.rollouts.envs.env_errors import EnvironmentFailedError
 from polopt.rollouts.sampling.sampler_faults import SamplerFaults
 
-every_kind = pytest.mark.parametrize("kind", ACTIONS)
 every_mode = pytest.mark.parametrize("mode", AUTORESET)
 SMALL = {"fcnet_hiddens": [8]}
 
@@ -52,13 +46,6 @@ SMALL = {"fcnet_hiddens": [8]}
 def masked_policy(kind: str, name: str = "a2c", **options: Any) -> Policy:
     actions = ACTIONS[kind]
     return make_policy(name, FakeEnv(observations(actions), actions), model=SMALL, **options)
-
-
-def masked_rows(kind: str, rows: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    """Returns encoded observations `[N, D]` and their masks."""
-    rng = np.random.default_rng(0)
-    masks = random_masks(ACTIONS[kind], rng, rows)
-    return encoded(ACTIONS[kind], rng, masks), masks
 
 
 def sampled(policy: Policy, kind: str) -> SampleBatch:
@@ -247,29 +234,14 @@ def test_network_does_not_see_the_mask(kind: str) -> None:
 # ---- acting -------------------------------------------------------------------------------------
 
 
-def module_for(kind: str) -> nn.Module:
-    actions = ACTIONS[kind]
-    return nn.Linear(4 + sum(sizes(actions)), sum(sizes(actions)))
-
-
-def acting_policies(kind: str) -> dict[str, Any]:
-    spaces_ = observations(ACTIONS[kind]), ACTIONS[kind]
-    return {
-        "a2c": masked_policy(kind),
-        "random": RandomPolicy(*spaces_, NonLearningConfig()),
-        "module": ModulePolicy(*spaces_, NonLearningConfig(actor=module_for(kind))),
-    }
-
-
 @every_kind
 @every_mode
-@pytest.mark.parametrize("acting", ["a2c", "random", "module"])
-def test_sampled_actions_are_allowed(kind: str, mode: str, acting: str) -> None:
+def test_sampled_actions_are_allowed(kind: str, mode: str) -> None:
     """The environment `Masked` raises an error for other actions. The last observation of an
     episode allows no action, which is not a fault."""
     vector = guarded([lambda: Masked(kind)] * 4, mode)
-    sampler = make_sampler(vector, acting_policies(kind)[acting], 50)
-    for options in ({}, {"uniform": True}, {"explore": acting == "random"}):
+    sampler = make_sampler(vector, masked_policy(kind), 50)
+    for options in ({}, {"uniform": True}, {"explore": False}):
         batch = sampler.sample(**options)
         assert batch.faults.env_faults == 0
         assert set(batch.episodes.lengths) == {5}
@@ -344,18 +316,6 @@ def test_uniform_actions_are_uniform_over_allowed_ones(kind: str) -> None:
         assert share == pytest.approx(1.0 / len(permitted), abs=0.02)
     log_prob = policy.dist.log_prob(torch.as_tensor(params), torch.as_tensor(actions))
     torch.testing.assert_close(log_prob.exp(), torch.full((len(rows),), 1.0 / len(permitted)))
-
-
-@every_kind
-def test_uniform_actions_of_a_callable_are_allowed(kind: str) -> None:
-    """A `Collector` samples uniformly before its callable acts."""
-    actions = ACTIONS[kind]
-    policy = CallablePolicy(observations(actions), actions, NonLearningConfig(actor=len))
-    obs, masks = masked_rows(kind)
-    rng = np.random.default_rng(0)
-    _, drawn = policy.dist.random_allowed(rng, policy.mask.masked(0.0, obs))
-    assert all(is_allowed(actions, mask, a) for mask, a in zip(masks, drawn, strict=True))
-    assert all(actions.contains(action) for action in policy.dist.to_env(drawn))
 
 
 @every_kind

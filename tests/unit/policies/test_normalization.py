@@ -18,7 +18,6 @@ from learner_threads import on_threads
 from policy_helpers import BOTH, assert_equal_moments, every_policy, moved, small_policy
 from toy_envs import AUTORESET, Drift, make_policy, make_sampler, random_batch
 
-from polopt.collectors.trajectories import split_trajectories
 from polopt.common.config import ConfigError
 from polopt.common.data_faults import NO_FAULTS
 from polopt.common.moments import Moments, merged
@@ -296,8 +295,6 @@ def test_learner_sees_what_the_worker_saw(name: str) -> None:
         np.testing.assert_allclose(
             policy.dist_inputs(part)[used], part["action_dist_inputs"][used], atol=1e-6
         )
-    for part in split_trajectories(batch):
-        np.testing.assert_allclose(policy.dist_inputs(part), part["action_dist_inputs"], atol=1e-6)
     stats = policy.compute_gradients(batch).stats
     assert abs(stats.get("mean_kl_loss", 0.0)) < 1e-6, "the ratio of the first minibatch is 1"
     assert stats.get("clip_fraction", 0.0) == 0.0

@@ -104,9 +104,11 @@ def add_on_of(name: str) -> str | None:
     return first if top == "polopt" and first in ADD_ONS else None
 
 
-def test_faults(found: Sequence[Module]) -> list[str]:
-    """Returns a line of text for each import with which a test needs more than it may: a test
-    module, or an add-on that can be absent without the folder of the test."""
+def faults_of_tests(found: Sequence[Module]) -> list[str]:
+    """Returns a line of text for each forbidden import of a test. Helpers do not live in test
+    modules. If somebody deletes an add-on together with the folder of its tests, all other tests
+    still run. A test of another folder that needs an add-on asks `pytest.importorskip` for it. The
+    tests in `project` check the whole repository."""
     helper_of = {
         module.path.stem: module.path.parts[2]
         for module in found
@@ -120,7 +122,7 @@ def test_faults(found: Sequence[Module]) -> list[str]:
             add_on = add_on_of(name) or helper_of.get(top)
             if top.startswith("test_"):
                 lines.append(f"{module.path}:{line}: {name}: helpers have a module of their own")
-            elif add_on and folder != "project" and folder not in (add_on,):
+            elif add_on and folder not in (add_on, "project"):
                 lines.append(f"{module.path}:{line}: {name}: only tests of {add_on} may need it")
     return lines
 
@@ -144,6 +146,10 @@ def test_imports_point_one_way() -> None:
     assert packages >= set(MAY_IMPORT) - {"dashboards"}
 
 
+def test_tests_need_no_other_add_on_and_no_test_module() -> None:
+    assert faults_of_tests(modules(ROOT, ["tests"])) == []
+
+
 def test_modules_form_no_cycle() -> None:
     assert cycles(import_graph(modules(ROOT))) == []
 
@@ -159,7 +165,7 @@ def test_folders_form_no_cycle() -> None:
 
 def planted(root: Path, folder: str, **sources: str) -> list[Module]:
     """Writes modules with the texts `sources` into a new folder, and returns these modules."""
-    (root / folder).mkdir(parents=True)
+    (root / folder).mkdir(parents=True, exist_ok=True)
     for name, source in sources.items():
         (root / folder / f"{name}.py").write_text(source)
     return modules(root, [folder.split("/")[0]])
@@ -232,6 +238,43 @@ def test_forbidden_import_is_found(tmp_path: Path, folder: str, source: str, nam
 )
 def test_allowed_import_is_not_found(tmp_path: Path, folder: str, source: str) -> None:
     assert violations(planted(tmp_path, folder, innocent=source)) == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "source", "name"),
+    [
+        ("tests/unit/policies", "from polopt.collectors import scheme", "polopt.collectors.scheme"),
+        ("tests/unit/policies/networks", "import polopt\npolopt.Collector", "polopt.Collector"),
+        ("tests/integration/trainers", "def f():\n    import polopt.rllib", "polopt.rllib"),
+        ("tests/unit/recording", "from polopt import evaluate", "polopt.evaluate"),
+        ("tests/unit/dashboards", "from planted import x", "planted.x"),
+        ("tests/unit/trainers", "from test_checkpoints import SMALL", "test_checkpoints.SMALL"),
+        ("tests", "import polopt.dashboards.report", "polopt.dashboards.report"),
+    ],
+)
+def test_forbidden_import_of_a_test_is_found(
+    tmp_path: Path, folder: str, source: str, name: str
+) -> None:
+    """`planted` is a helper of the tests of Collectors."""
+    planted(tmp_path, "tests/unit/collectors", planted="import polopt")
+    planted(tmp_path, folder, test_planted=source)
+    (found,) = faults_of_tests(modules(tmp_path, ["tests"]))
+    assert found.startswith(f"{folder}/test_planted.py")
+    assert name in found
+
+
+@pytest.mark.parametrize(
+    ("folder", "source"),
+    [
+        ("tests/unit/collectors", "import polopt\nfrom helper import x\npolopt.Collector"),
+        ("tests/unit/project", "from polopt.dashboards import report"),
+        ("tests/unit/recording", "import pytest\npytest.importorskip('polopt.command_line.cli')"),
+        ("tests/unit/trainers", "import polopt\nfrom fakes import FakeTransport\npolopt.A3C"),
+    ],
+)
+def test_allowed_import_of_a_test_is_not_found(tmp_path: Path, folder: str, source: str) -> None:
+    planted(tmp_path, folder, test_innocent=source)
+    assert faults_of_tests(modules(tmp_path, ["tests"])) == []
 
 
 def test_cycle_through_type_checking_is_found(tmp_path: Path) -> None:

@@ -220,14 +220,6 @@ def test_mode_of_vectors_has_the_name_of_rllib() -> None:
     assert Experiment.parse(given, {}).rollout.vectorization_mode == "async"
 
 
-def test_collector_names_only_options_that_it_has() -> None:
-    with pytest.raises(ConfigError) as caught:
-        polopt.Collector("CartPole-v1", n_steps=3, frames_per_batch=8)
-    assert "rollout_fragment_length" not in str(caught.value)
-    with pytest.raises(ConfigError, match="CleanRL: 'kl_stop': learning stops"):
-        polopt.Collector("CartPole-v1", ("ppo", {"target_kl": 1}), frames_per_batch=8)
-
-
 def test_option_of_another_policy_says_that_it_is_one() -> None:
     message = error_of({"clip_param": 0.1}, A3C.preset)
     assert message.startswith("key 'clip_param' is an option of policy 'appo', 'decoupled_ppo'")

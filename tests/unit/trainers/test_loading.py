@@ -27,10 +27,8 @@ from trained_policies import (
     OwnMemory,
     trained,
 )
-from typer.testing import CliRunner
 
 import polopt
-from polopt.command_line.cli import app
 from polopt.common.config import ConfigError
 from polopt.policies.a2c import A2CPolicy
 from polopt.policies.policy import Policy
@@ -314,33 +312,6 @@ def test_load_takes_what_save_returned(tmp_path: Path) -> None:
         polopt.load(str(tmp_path / "model.zip"))
 
 
-class Mine(A2CPolicy):
-    """A policy that is not registered."""
-
-
-def test_class_that_is_not_known_is_named(tmp_path: Path) -> None:
-    made = PolicyOptimizerTrainer({**SMALL, "policy": Mine})
-    made.save(str(tmp_path))
-    weights = made.get_policy().get_weights().flat
-    made.stop()
-    del POLICIES._known["Mine"]  # in another process, the class is not registered either
-    with pytest.raises(ConfigError, match=r"'Mine', which is not known here.*policy_class=") as one:
-        polopt.load(tmp_path)
-    assert str(tmp_path) in str(one.value)
-    policy: Policy = polopt.load(tmp_path, policy_class=Mine)
-    del POLICIES._known["Mine"]
-    assert type(policy) is Mine
-    np.testing.assert_array_equal(policy.get_weights().flat, weights)
-    evaluate = ["evaluate", str(tmp_path), "--episodes", "1"]
-    refused = CliRunner().invoke(app, evaluate)
-    assert refused.exit_code == 2
-    assert "--policy module:Class" in refused.stderr
-    played = CliRunner().invoke(app, [*evaluate, "--policy", f"{__file__}:Mine"])
-    assert played.exit_code == 0, played.output
-    wrong = CliRunner().invoke(app, [*evaluate, "--policy", f"{__file__}:trained"])
-    assert "a subclass of polopt.policies.policy.Policy" in wrong.stderr
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -391,3 +362,22 @@ def test_parameters_are_counted_without_memory() -> None:
     state = torch.random.get_rng_state()
     A2CPolicy.count_parameters(BOX, ACTIONS["box"], A2CPolicy.config_class.parse({}))
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+class Mine(A2CPolicy):
+    """A policy that is not registered."""
+
+
+def test_class_that_is_not_known_is_named(tmp_path: Path) -> None:
+    made = PolicyOptimizerTrainer({**SMALL, "policy": Mine})
+    made.save(str(tmp_path))
+    weights = made.get_policy().get_weights().flat
+    made.stop()
+    del POLICIES._known["Mine"]  # in another process, the class is not registered either
+    with pytest.raises(ConfigError, match=r"'Mine', which is not known here.*policy_class=") as one:
+        polopt.load(tmp_path)
+    assert str(tmp_path) in str(one.value)
+    policy: Policy = polopt.load(tmp_path, policy_class=Mine)
+    del POLICIES._known["Mine"]
+    assert type(policy) is Mine
+    np.testing.assert_array_equal(policy.get_weights().flat, weights)

@@ -78,16 +78,6 @@ def test_name_that_rllib_is_about_to_take(caplog: pytest.LogCaptureFixture) -> N
     assert messages_of(caplog) == []
 
 
-def test_builder_registers_the_name_of_the_algorithm(caplog: pytest.LogCaptureFixture) -> None:
-    from polopt.rllib import PPOConfig
-
-    register_trainable("PPO", Other)
-    with caplog.at_level(logging.WARNING, "polopt"):
-        config = PPOConfig()
-    assert "'PPO' was registered with Tune by" in caplog.text
-    assert get_trainable_cls("PPO") is get_trainable_cls("polopt/PPO") is config.algo_class
-
-
 def test_names_of_rllib_are_those_that_it_registers() -> None:
     registry = pytest.importorskip("ray.rllib.algorithms.registry")
     names = set(PRESETS) | {"PPO", "DQN", "SAC"}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,11 +16,9 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from sampling_helpers import every_mode
 from toy_envs import Clock
-from typer.testing import CliRunner
 
 import polopt
 from polopt import CallbackError, Callbacks, Episode
-from polopt.command_line.cli import app
 from polopt.common.config import ConfigError
 from polopt.metrics.custom_metrics import CustomMetrics, values_of
 from polopt.metrics.record import Record
@@ -472,28 +468,6 @@ def test_attribute_that_is_not_a_method_is_allowed() -> None:
         def one_more(self) -> None: ...
 
     assert resolve_callbacks(WithOption) is WithOption
-
-
-def test_module_that_only_a_checkpoint_names_is_not_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    good = "import polopt\nclass Mine(polopt.Callbacks): pass\n"
-    (tmp_path / "evilcalls.py").write_text(good)
-    made = trainer(callbacks="evilcalls:Mine")
-    made.train()
-    made.save(str(tmp_path / "c"))
-    made.stop()
-    state = json.loads((tmp_path / "c" / "state.json").read_text())
-    assert state["config"]["callbacks"] == "evilcalls:Mine"
-    monkeypatch.delitem(sys.modules, "evilcalls")
-    (tmp_path / "evilcalls.py").write_text("raise SystemExit('imported')")
-    played = CliRunner().invoke(app, ["evaluate", str(tmp_path / "c"), "--episodes", "1"])
-    assert played.exit_code == 0, played.output
-    again = trainer()
-    again.restore(str(tmp_path / "c"))
-    again.stop()
 
 
 def test_class_is_left_out_of_checkpoints() -> None:
