@@ -55,10 +55,11 @@ class Priorities:
         """Bytes of the tree, or 0 if there is no tree."""
         return 0 if self.tree is None else self.tree.nbytes
 
-    def remove(self, places: np.ndarray) -> None:
-        """Removes the priorities of the rows at these places `[K]`, which are overwritten."""
-        if self.tree is not None and len(places):
-            self.tree.update(places, 0.0)
+    def remove(self, start: int, end: int) -> None:
+        """Removes the priorities of the rows that the serial numbers from `start` to `end - 1`
+        overwrite."""
+        if self.tree is not None and start < end:
+            self.tree.update(np.arange(start, end) % self.tree.size, 0.0)
 
     def add(self, places: np.ndarray, priorities: np.ndarray) -> None:
         """Sets the priorities of rows that have become drawable.

@@ -395,7 +395,7 @@ class ReplayBuffer:
             self._num_valid -= int(np.count_nonzero(flags & VALID))
             self._num_drawable -= int(np.count_nonzero(flags & DRAWABLE))
             self._unit.overwritten(lost)
-        self._priorities.remove(np.arange(start, self._end) % self.capacity)
+        self._priorities.remove(start, self._end)
         return start
 
     def _write_successors(
