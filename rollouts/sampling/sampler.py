@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from gymnasium.vector import VectorEnv
@@ -13,8 +13,9 @@ from polopt.common.plain_arrays import from_plain, to_plain
 from polopt.common.progress import PROGRESS
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.acting_policy import ActingPolicy
-from polopt.rollouts.envs.close_env import close_env
 from polopt.rollouts.envs.env_api import range_check
+from polopt.rollouts.envs.env_errors import close_env
+from polopt.rollouts.envs.env_sources import own_copy
 from polopt.rollouts.envs.env_state import (
     get_env_state,
     get_env_statistics,
@@ -22,22 +23,29 @@ from polopt.rollouts.envs.env_state import (
     set_env_statistics,
 )
 from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY, INFO_KEY
-from polopt.rollouts.envs.own_copy import own_copy
-from polopt.rollouts.envs.random_state import seed_spaces
 from polopt.rollouts.sampling.autoreset import NextStep, autoreset_of
-from polopt.rollouts.sampling.discounted_returns import DiscountedReturns
-from polopt.rollouts.sampling.episode_counter import EpisodeCounter
-from polopt.rollouts.sampling.episode_steps import EpisodeSteps
 from polopt.rollouts.sampling.fragment_columns import FragmentColumns
 from polopt.rollouts.sampling.non_finite import find_non_finite
-from polopt.rollouts.sampling.sample_request import ActionChooser, Exploration, action_chooser
+from polopt.rollouts.sampling.running_episodes import (
+    DiscountedReturns,
+    EpisodeCounter,
+    EpisodeSteps,
+)
 from polopt.rollouts.sampling.sampler_faults import (
     SamplerFaults,
     checks_each_env,
     has_sub_envs,
     seed_argument,
 )
-from polopt.rollouts.sampling.seeds import Seeds
+from polopt.rollouts.seeds import Seeds, seed_spaces
+
+#: How actions are chosen from the policy's distribution, with the names of TorchRL's
+#: `ExplorationType`. `random` samples an action. `mode` and `deterministic` choose the most likely
+#: action. `mean` chooses the mean of the distribution, which categorical actions do not have.
+Exploration = Literal["random", "mode", "mean", "deterministic"]
+#: A function `(t, observations [N, ...], memory [N, S]) -> (distribution parameters [N, P],
+#: actions [N, ...], memory [N, S])`.
+ActionChooser = Callable[[int, np.ndarray, np.ndarray], tuple[Any, np.ndarray, np.ndarray]]
 
 
 class VectorSampler:
@@ -446,6 +454,54 @@ class VectorSampler:
     def close(self) -> None:
         """Closes the environments. Exceptions that they raise are logged."""
         close_env(self.env, self.faults.place)
+
+
+def action_chooser(
+    policy: ActingPolicy,
+    rng: np.random.Generator,
+    explore: bool | Exploration,
+    uniform: bool,
+    shape: tuple[int, int],
+) -> ActionChooser:
+    """Returns a function that chooses the actions of one fragment.
+
+    Where possible, all random numbers of the fragment are drawn at once, because one call per
+    fragment is faster than one call per step.
+
+    Args:
+        policy: the policy that computes the parameters of the action distribution.
+        rng: the generator of the action noise.
+        explore: see `Exploration`. True means `random`, and False means `mode`.
+        uniform: whether to ignore the policy and draw uniform actions. See `VectorSampler.sample`.
+        shape: `(T, N)`, the shape of the fragment.
+    """
+    dist = policy.dist
+    mask = policy.mask
+    uniform = uniform or (explore in (True, "random") and policy.samples_uniformly)
+    if uniform and mask is not None:
+        return lambda t, obs, state: (
+            *dist.random_allowed(rng, mask.masked(0.0, policy.encoder.encode(obs))),
+            state,
+        )
+    if uniform:
+        drawn = dist.random(rng, *shape)
+        return lambda t, obs, state: (0.0, drawn[t], state)
+    if explore == "mean":
+
+        def mean_action(
+            t: int, obs: np.ndarray, state: np.ndarray
+        ) -> tuple[Any, np.ndarray, np.ndarray]:
+            params, state = policy.act(policy.to_act_on(obs), state)
+            return params, dist.mean(params), state
+
+        return mean_action
+    noise = dist.draw_noise(rng, *shape) if explore in (True, "random") else None
+
+    def action(t: int, obs: np.ndarray, state: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray]:
+        params, state = policy.act(policy.to_act_on(obs), state)
+        return params, dist.sample(params, None if noise is None else noise[t]), state
+
+    return action
 
 
 _quietly = np.errstate(all="ignore")

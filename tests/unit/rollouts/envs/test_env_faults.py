@@ -35,7 +35,7 @@ from polopt.rollouts.envs.vector_env import make_vector_env, probe_spaces
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.sampler_faults import SamplerFaults
-from polopt.rollouts.sampling.seeds import worker_seeds
+from polopt.rollouts.seeds import worker_seeds
 from polopt.rollouts.workers.fault_log import FaultLog
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
