@@ -12,6 +12,7 @@ import threadpoolctl
 import torch
 from faulty_envs import guarded
 from gymnasium import Space, spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from masked_env import (
     ACTIONS,
     Masked,
@@ -488,6 +489,34 @@ def test_wrong_mask_of_a_vector_implementation_is_a_fault(wrong: float | None) -
     # in both environments, and the vector is replaced 6 times.
     assert batch.faults.env_faults == (0 if wrong is None else 6)
     assert batch["valid"].sum() == (20 if wrong is None else 12)
+
+
+class Masked2(Masked9):
+    """Has episodes of two steps, and correct masks."""
+
+    length = 2
+
+
+@pytest.mark.parametrize("mode", ["same_step", "disabled"])
+def test_lost_step_ends_no_episode(mode: str) -> None:
+    """In every second step, an episode of the first environment ends, and the mask of the second
+    environment is wrong. The whole vector is then replaced, so this step has no last observation.
+    """
+
+    def make() -> SyncVectorEnv:
+        makers = [Masked2, lambda: Masked(wrong=0.0)]
+        return SyncVectorEnv(makers, autoreset_mode=AutoresetMode[mode.upper()])
+
+    vector = make()
+    policy = make_policy("a2c", vector, model=SMALL)
+    sampler = make_sampler(vector, policy, 8)
+    sampler.faults = SamplerFaults(make, max_failures=20)
+    sampler.faults.mask = policy.mask
+    batch = sampler.sample()
+    assert batch.faults.env_faults == 4
+    assert not batch["terminated"].any()
+    assert not len(batch.successor_index)
+    np.testing.assert_array_equal(batch["valid"], [[t % 2 == 0] * 2 for t in range(8)])
 
 
 def test_random_allowed_returns_the_given_logits() -> None:

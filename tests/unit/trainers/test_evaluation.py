@@ -31,8 +31,7 @@ from polopt.common.weights import Weights
 from polopt.metrics.record import Record
 from polopt.rollouts import ray_session
 from polopt.rollouts.ray_session import attach_or_start
-from polopt.rollouts.sampling.seeds import evaluation_seeds, worker_seeds
-from polopt.rollouts.sampling.whole_episodes import WholeEpisodes, shares
+from polopt.rollouts.seeds import evaluation_seeds, worker_seeds
 from polopt.rollouts.transport.channel import Started
 from polopt.rollouts.transport.simulated_channel import of_process
 from polopt.trainers import best_checkpoint
@@ -44,6 +43,7 @@ from polopt.trainers.experiment import Experiment, TrainerConfig
 from polopt.trainers.run_context import RunContext
 from polopt.trainers.saved_trainer import find_checkpoint
 from polopt.trainers.trainer import PolicyOptimizerTrainer
+from polopt.trainers.whole_episodes import WholeEpisodes, shares
 
 
 def returns(playing: WholeEpisodes) -> list[float]:
