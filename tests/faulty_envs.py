@@ -14,6 +14,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 from toy_envs import Clock, Drift
 
+from polopt.common.faults import FaultKind, Faults
 from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
 from polopt.rollouts.envs.fault_tolerant_env import EnvPlace, FaultTolerantEnv
 
@@ -206,3 +207,8 @@ def _only_in_process(pid: int) -> Any:
     if pid != os.getpid():
         raise ModuleNotFoundError("No module named 'users_module'")
     return NotInWorkers()
+
+
+def num_faults(faults: Faults, *kinds: FaultKind) -> int:
+    """Returns how many faults of these kinds a batch or a record has."""
+    return sum(faults[kind].count for kind in kinds if kind in faults)

@@ -19,6 +19,7 @@ import numpy as np
 
 from polopt.common.config import ConfigError
 from polopt.common.episodes import EpisodeStats
+from polopt.common.faults import non_finite_values
 from polopt.common.weights import Weights
 from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episode_window import EpisodeWindow
@@ -100,11 +101,8 @@ def play(worker: RolloutWorker, weights: Weights | None, part: Part) -> EpisodeS
             worker.state["evaluation"] = part.serial, playing
         while True:
             faults = playing.play()
-            if faults.non_finite:
-                worker.not_finite("fragments", faults)
-            else:
-                worker.record.fault(faults)
-                worker.not_finite("fragments", faults, count=0)
+            worker.record.add_faults(faults.values())
+            worker.note_finite("fragments", non_finite_values(faults))
             if playing.done or worker.clock() >= ends_s:
                 break
     if not playing.done:

@@ -22,9 +22,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from polopt.common.faults import Fault
 from polopt.metrics.record import Record
 from polopt.rollouts.transport.channel import Function
-from polopt.rollouts.workers.fault_log import WorkerFailure
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 
 State = Literal["waiting", "sent", "answered", "taken", "counted", "lost"]
@@ -92,7 +92,7 @@ class Call:
     keep_steps: float = math.inf
     value: Any = None
     counts: Record = _NO_COUNTS
-    failure: WorkerFailure | None = None
+    failure: Fault | None = None
 
     def to(self, state: State) -> None:
         """Changes the state.

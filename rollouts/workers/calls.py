@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from polopt.common.faults import Fault
 from polopt.common.tracer import TRACER
 from polopt.metrics.record import Record
 from polopt.metrics.timers import LoadMeter
@@ -17,7 +18,6 @@ from polopt.rollouts.workers.answer import Answer
 from polopt.rollouts.workers.call import Call, Reply
 from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.errors import FunctionError
-from polopt.rollouts.workers.fault_log import WorkerFailure
 from polopt.rollouts.workers.process_group import ProcessGroup
 from polopt.rollouts.workers.supervisor import Supervisor
 from polopt.rollouts.workers.worker_handle import Seat, WorkerHandle
@@ -279,7 +279,7 @@ class Calls:
             Exception: the unchanged exception of a function that ran in this process, or of `check`
                 for the value of this function.
         """
-        failure: WorkerFailure | None = None
+        failure: Fault | None = None
         while True:
             for i, reply in enumerate(self._answered):
                 if may_take(reply):
@@ -611,7 +611,7 @@ class Calls:
         if self.interrupted and not isinstance(answer, Answer):
             self._ended.appendleft(call)  # the next wait handles the failure
             raise CallsInterrupted(_INTERRUPTED)
-        if isinstance(answer, WorkerFailure):
+        if isinstance(answer, Fault):
             lose = self._lose_argument if answer.kind == "reference" else self._fail
             return lose(call, answer)
         if not isinstance(answer, Answer):
@@ -642,11 +642,11 @@ class Calls:
             self._sent = {**others, call.worker: queue}
             self._supervisor.watch(queue[0])
 
-    def _lose_argument(self, call: Call, failure: WorkerFailure) -> Call:
+    def _lose_argument(self, call: Call, failure: Fault) -> Call:
         """Loses a call whose argument is lost. `after_failure` does not apply, because no other
         worker could get the argument. The worker itself continues."""
         worker = call.worker
-        self._groups[worker.who].faults.lost_argument(failure)
+        self._groups[worker.who].faults.lost_argument(worker.index, failure)
         # The function did not run, so the worker did not set the weights of this call. The next
         # call has to carry weights.
         worker.sent_snapshot = None
@@ -657,7 +657,7 @@ class Calls:
         self._send_waiting(worker)
         return call
 
-    def _fail(self, call: Call, failure: WorkerFailure, counts: Record | None = None) -> Call:
+    def _fail(self, call: Call, failure: Fault, counts: Record | None = None) -> Call:
         """Replaces a worker that has failed. Handles the worker's calls as `after_failure` says."""
         worker = call.worker
         call.failure = failure

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Literal
 
+from polopt.common.faults import Fault
 from polopt.common.progress import PROGRESS
 from polopt.metrics.record import Record
 from polopt.rollouts.rollout_config import RolloutConfig
@@ -22,7 +23,7 @@ from polopt.rollouts.transport.channel import (
 )
 from polopt.rollouts.workers.answer import Answer
 from polopt.rollouts.workers.errors import WorkersFailedError
-from polopt.rollouts.workers.fault_log import FaultLog, WorkerFailure
+from polopt.rollouts.workers.fault_log import FaultLog
 from polopt.rollouts.workers.start_up import CHECK_INTERVAL_S, StartUp
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 
@@ -184,14 +185,14 @@ class ProcessGroup(ABC):
         try:
             answer = ticket.result(self.options.worker_timeout_s)
         except ChannelError as error:
-            self.replace(worker, failure_of(worker.index, error))
+            self.replace(worker, failure_of(error))
             return
         except Exception as error:  # the constructor in the process can raise anything
-            self.replace(worker, WorkerFailure("exception", worker.index, str(error)))
+            self.replace(worker, Fault("exception", str(error)))
             return
         problem = answer.error if isinstance(answer, Answer) else None
         if problem is not None:
-            failure = WorkerFailure("exception", worker.index, problem.message, at_start=True)
+            failure = Fault("exception", problem.message, at_start=True)
             self.replace(worker, failure)
             return
         if ticket is worker.channel.start:
@@ -216,7 +217,7 @@ class ProcessGroup(ABC):
         for worker, why in self._start_up.overdue([*tickets], self.options, self.enough_up()):
             # The driver may have been busy since the process answered.
             if not tickets[worker].ended() and not self.transport.wait([tickets[worker]], 0.0):
-                self.replace(worker, WorkerFailure("hang", worker.index, why))
+                self.replace(worker, Fault("hang", why))
 
     # ---- end and replacement --------------------------------------------------------------------
 
@@ -229,7 +230,7 @@ class ProcessGroup(ABC):
         self.changes += 1
         self.starting = {ticket: one for ticket, one in self.starting.items() if one is not worker}
 
-    def replace(self, worker: WorkerHandle, failure: WorkerFailure) -> WorkerHandle | None:
+    def replace(self, worker: WorkerHandle, failure: Fault) -> WorkerHandle | None:
         """Kills a failed process and starts a new process with the same index. Does not wait until
         the replacement is up.
 
@@ -245,13 +246,13 @@ class ProcessGroup(ABC):
         """
         if worker.removed:
             return None
-        self.faults.failure(failure)
+        self.faults.failure(worker.index, failure)
         self.transport.kill(worker.channel)
         self.restart_counts[worker.index] = self.restart_counts.get(worker.index, 0) + 1
         if self.faults.is_unrecoverable(worker.index):
             self._retire(worker, "removed")
             self._leave(worker)
-            self.faults.give_up(failure, len(self.remote), self.options.min_workers)
+            self.faults.give_up(worker.index, failure, len(self.remote), self.options.min_workers)
             return None
         self.faults.num_restarts += 1
         self._retire(worker, "replaced")
@@ -282,12 +283,12 @@ class ProcessGroup(ABC):
         self.remote = []
 
 
-def failure_of(index: int, error: ChannelError) -> WorkerFailure:
+def failure_of(error: ChannelError) -> Fault:
     """Returns the failure of a process for an error of a call that got no usable answer."""
     if isinstance(error, UndecodableAnswerError):
-        return WorkerFailure("exception", index, f"its answer cannot be unpickled: {error}")
+        return Fault("exception", f"its answer cannot be unpickled: {error}")
     if isinstance(error, AnswerTimeoutError):
-        return WorkerFailure("hang", index, str(error))
+        return Fault("hang", str(error))
     if isinstance(error, LostProcessError) and error.at_start:
-        return WorkerFailure("exception", index, str(error), at_start=True)
-    return WorkerFailure("death", index, str(error))
+        return Fault("exception", str(error), at_start=True)
+    return Fault("death", str(error))

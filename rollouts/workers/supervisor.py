@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from polopt.common.faults import Fault
 from polopt.common.progress import PROGRESS
 from polopt.metrics.record import Record
 from polopt.rollouts.transport.channel import (
@@ -17,7 +19,6 @@ from polopt.rollouts.transport.channel import (
 from polopt.rollouts.workers.answer import ENDING, Answer, CallError
 from polopt.rollouts.workers.call import Call
 from polopt.rollouts.workers.errors import FunctionError
-from polopt.rollouts.workers.fault_log import WorkerFailure
 from polopt.rollouts.workers.process_group import ProcessGroup, failure_of
 
 
@@ -124,7 +125,7 @@ class Supervisor:
             self.check_s = min(self.check_s, now_s + 1.0)
         return None
 
-    def hang(self, call: Call) -> WorkerFailure:
+    def hang(self, call: Call) -> Fault:
         """Returns the failure of a process that made no progress, or did not answer in time."""
         now_s, own_s = self._clock(), call.timeout_s
         if now_s >= call.latest_s:
@@ -140,11 +141,11 @@ class Supervisor:
             )
             silent_s = now_s - max(call.began_s, call.progress_s)
             why = f"no answer and no progress for {silent_s:.1f} s ({limit})"
-        return WorkerFailure("hang", call.worker.index, self.message(call, why))
+        return Fault("hang", self.message(call, why))
 
     # ---- answers --------------------------------------------------------------------------------
 
-    def judge(self, call: Call) -> Answer | WorkerFailure | tuple[WorkerFailure, Record]:
+    def judge(self, call: Call) -> Answer | Fault | tuple[Fault, Record]:
         """Decides whether a call that has ended succeeded.
 
         Returns:
@@ -165,11 +166,11 @@ class Supervisor:
         except UnsendableError as error:
             raise FunctionError(self.message(call, str(error))) from None
         except LostReferenceError as error:
-            return WorkerFailure("reference", worker.index, self.message(call, str(error)))
+            return Fault("reference", self.message(call, str(error)))
         except ChannelError as error:
-            failure = failure_of(worker.index, error)
+            failure = failure_of(error)
             if isinstance(error, UndecodableAnswerError):
-                failure = failure._replace(message=self.message(call, failure.message))
+                failure = dataclasses.replace(failure, message=self.message(call, failure.message))
             return failure
         if not isinstance(answer, Answer) or not isinstance(answer.record, Record):
             return self._odd(call, f"it is {type(answer).__name__}")
@@ -189,21 +190,21 @@ class Supervisor:
             group.faults.success(worker.index)
         return answer
 
-    def _of_error(self, call: Call, error: CallError, record: Record) -> WorkerFailure:
+    def _of_error(self, call: Call, error: CallError, record: Record) -> Fault:
         worker = call.worker
         if error.kind in ENDING:
             self._groups[worker.who].faults.add(worker.index, record)
             raise ENDING[error.kind](error.message)
         if error.kind == "environment":
-            return WorkerFailure("environment", worker.index, error.message)
+            return Fault("environment", error.message)
         message = self.message(call, error.message)
         if error.kind == "function" or call.code not in self._succeeded:
             raise FunctionError(message, error.raised)
-        return WorkerFailure("exception", worker.index, message)
+        return Fault("exception", message)
 
-    def _odd(self, call: Call, why: str) -> WorkerFailure:
+    def _odd(self, call: Call, why: str) -> Fault:
         message = self.message(call, f"its answer cannot be used: {why}")
-        return WorkerFailure("exception", call.worker.index, message)
+        return Fault("exception", message)
 
     def message(self, call: Call, why: str) -> str:
         """Returns the error message of a call. The message names the owner of the call, the

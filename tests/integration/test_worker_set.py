@@ -19,18 +19,18 @@ from fakes import FakeTransport, FakeWorkerSet, make_optimizer, pid_of, worker_c
 from policy_helpers import fixed_gradient
 from toy_envs import Clock
 
+from polopt.common.faults import Fault
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.transport.channel import LostProcessError
 from polopt.rollouts.workers.call_workers import foreach_worker
 from polopt.rollouts.workers.errors import WorkersFailedError
-from polopt.rollouts.workers.fault_log import WorkerFailure
 from polopt.rollouts.workers.gathering import sample
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.snapshots import INLINE_BYTES
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 LARGE = {"fcnet_hiddens": (256, 256)}
-FAILURE = WorkerFailure("death", 1, "gone")
+FAILURE = Fault("death", "gone")
 
 
 @pytest.fixture

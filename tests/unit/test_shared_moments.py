@@ -141,7 +141,7 @@ def test_fragment_that_is_not_finite_never_enters() -> None:
     optimizer = make(SyncSamples, env=env)
     for _ in range(3):
         optimizer.step()
-    assert optimizer.workers.faults.num_non_finite > 0
+    assert optimizer.workers.faults.counts["non_finite"] > 0
     moments = moments_of(optimizer.policy)
     assert moments.is_finite
     assert moments.rows == optimizer.metrics.num_env_steps_sampled
