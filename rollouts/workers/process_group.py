@@ -6,7 +6,7 @@ import itertools
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from polopt.common.faults import Fault
 from polopt.common.progress import PROGRESS
@@ -25,7 +25,7 @@ from polopt.rollouts.workers.answer import Answer
 from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.fault_log import FaultLog
 from polopt.rollouts.workers.start_up import CHECK_INTERVAL_S, StartUp
-from polopt.rollouts.workers.worker_handle import WorkerHandle
+from polopt.rollouts.workers.worker_handle import ProcessState, WorkerHandle
 
 #: The time in which a process can close its resources after a request to stop. After this time, the
 #: driver kills the process.
@@ -54,9 +54,9 @@ class ProcessGroup(ABC):
     Attributes:
         remote: the processes, in order of index. Indices count from 1. The group never reuses the
             index of a removed process.
-        starting: the processes that are not up. The key is the ticket of the start or set-up call
+        starting: the processes that are starting. The key is the ticket of the start or set-up call
             that the process has not answered yet.
-        changes: a count of the times that a process came up, was replaced, or was removed.
+        changes: a count of the changes of the states of processes.
         started: True once `up` has found that `num_needed` processes are up. From then on, `up`
             waits only while no process is up.
         faults: the log of failures of processes, and of faults in the data of their answers.
@@ -180,8 +180,6 @@ class ProcessGroup(ABC):
         """Handles the answer to the start or set-up call of a process. Then sends the next set-up
         call. If no set-up call is left, the process is up."""
         worker = self.starting.pop(ticket)
-        if worker.removed:
-            return
         try:
             answer = ticket.result(self.options.worker_timeout_s)
         except ChannelError as error:
@@ -205,15 +203,15 @@ class ProcessGroup(ABC):
             call = worker.channel.send(Message(number, name, function, args))
             self.starting[call] = worker
             return
-        worker.came_up(self.clock())
-        self.changes += 1
+        worker.last_answer_s = self.clock()
+        self._to(worker, ProcessState.UP)
 
     def check_starting(self) -> None:
         """Replaces processes that take too long to start. See `StartUp`."""
         # While a gradient worker waits here for a start, it counts as making progress, because
         # starts have a time limit of their own.
         PROGRESS.note()
-        tickets = {worker: t for t, worker in self.starting.items() if not worker.removed}
+        tickets = {worker: ticket for ticket, worker in self.starting.items()}
         for worker, why in self._start_up.overdue([*tickets], self.options, self.enough_up()):
             # The driver may have been busy since the process answered.
             if not tickets[worker].ended() and not self.transport.wait([tickets[worker]], 0.0):
@@ -225,52 +223,59 @@ class ProcessGroup(ABC):
         """Takes a removed process off the list."""
         self.remote.remove(worker)
 
-    def _retire(self, worker: WorkerHandle, state: Literal["replaced", "removed"]) -> None:
-        worker.state = state
+    def _to(self, worker: WorkerHandle, state: ProcessState) -> None:
+        """Changes the state of a process. All changes are made here."""
+        if worker.state is ProcessState.STARTING:
+            kept = {ticket: one for ticket, one in self.starting.items() if one is not worker}
+            self.starting = kept
+        worker.to(state)
         self.changes += 1
-        self.starting = {ticket: one for ticket, one in self.starting.items() if one is not worker}
 
     def replace(self, worker: WorkerHandle, failure: Fault) -> WorkerHandle | None:
         """Kills a failed process and starts a new process with the same index. Does not wait until
         the replacement is up.
 
         Returns:
-            the replacement. None if the process was removed before, or if the process and its
-            replacements failed too often while other processes succeeded. In the second case, the
-            run continues without the process.
+            the replacement. None if the process was down, replaced or removed before, or if the
+            process and its replacements failed too often while other processes succeeded. In the
+            second case, the run continues without the process.
 
         Raises:
             WorkersFailedError: there were too many consecutive failures. Either all processes fail,
                 or a process fails that the run needs (`min_workers`). Also raised if no call has
                 succeeded yet and a process or an environment cannot be made (`FaultLog.failure`).
         """
-        if worker.removed:
+        if not (worker.up or worker.state is ProcessState.STARTING):
             return None
+        self._to(worker, ProcessState.DOWN)
         self.faults.failure(worker.index, failure)
         self.transport.kill(worker.channel)
         self.restart_counts[worker.index] = self.restart_counts.get(worker.index, 0) + 1
         if self.faults.is_unrecoverable(worker.index):
-            self._retire(worker, "removed")
+            self._to(worker, ProcessState.REMOVED)
             self._leave(worker)
             self.faults.give_up(worker.index, failure, len(self.remote), self.options.min_workers)
             return None
         self.faults.num_restarts += 1
-        self._retire(worker, "replaced")
+        return self._start_again(worker)
+
+    def _start_again(self, worker: WorkerHandle) -> WorkerHandle:
+        """Starts a new process in the place of a process that is down."""
+        self._to(worker, ProcessState.REPLACED)
         replacement = self._start(worker.index)
         self.remote[self.remote.index(worker)] = replacement
         return replacement
 
-    def _stop_processes(
-        self, workers: list[WorkerHandle], state: Literal["replaced", "removed"]
-    ) -> None:
-        """Stops processes. A process that is not up is killed without a request to stop."""
-        starting = [worker for worker in workers if not worker.up]
-        running = [worker.channel for worker in workers if worker.up]
+    def _stop_processes(self, workers: list[WorkerHandle]) -> None:
+        """Stops processes, which are then removed. A process that is starting is killed without a
+        request to stop."""
+        starting = [one.channel for one in workers if one.state is ProcessState.STARTING]
+        running = [one.channel for one in workers if one.state is not ProcessState.STARTING]
         for worker in workers:
-            self._retire(worker, state)
+            self._to(worker, ProcessState.REMOVED)
         self.transport.stop(running, STOP_TIMEOUT_S)
-        for worker in starting:
-            self.transport.kill(worker.channel)
+        for channel in starting:
+            self.transport.kill(channel)
 
     def stats(self) -> dict[str, Any]:
         """Returns the values of the `fault_tolerance/` result keys."""
@@ -279,7 +284,7 @@ class ProcessGroup(ABC):
 
     def stop(self) -> None:
         """Stops all processes. The transport stays open."""
-        self._stop_processes(self.remote, "removed")
+        self._stop_processes(self.remote)
         self.remote = []
 
 

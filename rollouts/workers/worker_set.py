@@ -18,7 +18,13 @@ from polopt.rollouts.workers.process_group import ProcessGroup
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.snapshots import WeightSnapshots
 from polopt.rollouts.workers.worker_config import WorkerConfig
-from polopt.rollouts.workers.worker_handle import WorkerHandle, WorkerSpec, select, specs_of
+from polopt.rollouts.workers.worker_handle import (
+    ProcessState,
+    WorkerHandle,
+    WorkerSpec,
+    select,
+    specs_of,
+)
 
 #: Options of the processes themselves. A change of one of these options needs new processes.
 _PROCESS_KEYS = (
@@ -104,7 +110,8 @@ class WorkerSet(ProcessGroup):
     def _handle_of_local(self) -> WorkerHandle:
         channel = LocalChannel(self.local, self.transport)
         here = WorkerHandle(0, channel, shares_weights=True, who=self.who)
-        here.came_up(self.clock())
+        here.last_answer_s = self.clock()
+        here.to(ProcessState.UP)
         return here
 
     def config_of(self, index: int) -> WorkerConfig:
@@ -220,7 +227,7 @@ class WorkerSet(ProcessGroup):
             ValueError: `which` is negative, or there are fewer workers than `which`.
         """
         leaving = select(self.remote, which)
-        self._stop_processes(leaving, "removed")
+        self._stop_processes(leaving)
         for worker in leaving:
             self._leave(worker)
         return [worker.index for worker in leaving]
@@ -280,17 +287,18 @@ class WorkerSet(ProcessGroup):
         self.local = local or self._make_local(learner_device)
         self.here = self._handle_of_local()
         self.weights.last, self.weights.num_bytes_sent = None, 0
-        for i, worker in enumerate(self.remote):
-            if worker.up:
-                worker.state, worker.sent_snapshot = "starting", None
-                worker.began_s = worker.started_s = self.clock()
-                arguments = self.config_of(worker.index), worker.index
-                self.starting[self.transport.remake(worker.channel, arguments)] = worker
-            else:
-                self._stop_processes([worker], "replaced")
-                self.remote[i] = self._start(worker.index)
+        for worker in list(self.remote):
+            if worker.state is ProcessState.STARTING:
+                self._to(worker, ProcessState.DOWN)
+                self.transport.kill(worker.channel)
+                self._start_again(worker)
+                continue
+            self._to(worker, ProcessState.STARTING)
+            worker.sent_snapshot = None
+            worker.began_s = worker.started_s = self.clock()
+            arguments = self.config_of(worker.index), worker.index
+            self.starting[self.transport.remake(worker.channel, arguments)] = worker
         self.started = False
-        self.changes += 1
         return True
 
     def __repr__(self) -> str:

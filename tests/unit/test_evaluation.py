@@ -36,6 +36,7 @@ from polopt.rollouts.sampling.seeds import evaluation_seeds, worker_seeds
 from polopt.rollouts.sampling.whole_episodes import WholeEpisodes, shares
 from polopt.rollouts.transport.channel import Started
 from polopt.rollouts.transport.simulated_channel import of_process
+from polopt.rollouts.workers.worker_handle import ProcessState
 from polopt.trainers import best_checkpoint
 from polopt.trainers import evaluation as evaluating
 from polopt.trainers.best_checkpoint import BestCheckpoint
@@ -302,7 +303,7 @@ def test_death_of_evaluation_worker_is_logged_as_such(caplog: pytest.LogCaptureF
 def test_missing_evaluation_workers_are_named_as_such(caplog: pytest.LogCaptureFixture) -> None:
     evaluation, workers = beside()
     for worker in workers.remote:
-        worker.state = "starting"
+        worker.to(ProcessState.STARTING)
         workers.starting[worker.channel.reply(Started())] = worker
     workers.transport.unplaced = {"evaluation worker 1", "evaluation worker 2"}
     evaluation.begin(weights_of(workers, 1), {}, [])
