@@ -244,11 +244,11 @@ def test_environment_failures_are_counted_up_to_the_next_fragment() -> None:
     log = FaultLog(max_consecutive_failures=2)
     failure = Fault("environment", "it fell")
     log.success(1)
-    log.failure(failure)
+    log.failure(1, failure)
     log.success(1)  # of a call that did not sample
     message = "environments failed in 2 calls to workers, and no call sampled in between"
     with pytest.raises(WorkersFailedError, match=message):
-        log.failure(failure)
+        log.failure(1, failure)
 
 
 @pytest.mark.parametrize("min_workers", [None, 1])
