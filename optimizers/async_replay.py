@@ -39,8 +39,8 @@ from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.sampling.worker_sampler import join_in_time
 from polopt.rollouts.transport.channel import ChannelError
 from polopt.rollouts.workers.call import Reply
-from polopt.rollouts.workers.calls import WEIGHTS
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.snapshots import WEIGHTS
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 

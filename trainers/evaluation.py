@@ -31,8 +31,9 @@ from polopt.rollouts.envs.vector_env import ENV_KEYS, probe_spaces
 from polopt.rollouts.sampling.seeds import Seeds, evaluation_seeds
 from polopt.rollouts.sampling.whole_episodes import WholeEpisodes, shares
 from polopt.rollouts.workers.call import Reply
-from polopt.rollouts.workers.calls import WEIGHTS, Calls
+from polopt.rollouts.workers.calls import Calls
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.snapshots import WEIGHTS
 from polopt.rollouts.workers.worker_config import WorkerConfig, check_picklable
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.experiment import TrainerConfig

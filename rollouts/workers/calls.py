@@ -14,11 +14,12 @@ from polopt.common.tracer import TRACER
 from polopt.metrics.record import Record
 from polopt.metrics.timers import LoadMeter
 from polopt.rollouts.transport.channel import Function, Message, TransportError
-from polopt.rollouts.workers.answer import Answer
 from polopt.rollouts.workers.call import Call, Reply
+from polopt.rollouts.workers.call_runner import Answer
 from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.errors import FunctionError
 from polopt.rollouts.workers.process_group import ProcessGroup
+from polopt.rollouts.workers.snapshots import WEIGHTS
 from polopt.rollouts.workers.supervisor import Supervisor
 from polopt.rollouts.workers.worker_handle import Seat, WorkerHandle
 
@@ -33,19 +34,6 @@ AfterFailure = Literal["send again", "reassign", "drop"]
 START_CHECK_S = 1.0
 _INTERRUPTED = "the wait for workers was interrupted"
 _NOTHING_PENDING = "no call is pending: the wait would never end"
-
-
-class _Weights:
-    """The type of `WEIGHTS`."""
-
-    def __repr__(self) -> str:
-        return "WEIGHTS"
-
-
-#: A placeholder for the policy's weights among the arguments of a call. When `Calls` sends a call,
-#: `Calls` replaces the placeholder by the weights for this worker, or by None if the worker keeps
-#: its weights.
-WEIGHTS: Any = _Weights()
 
 
 class CallsLostError(RuntimeError):
@@ -83,9 +71,6 @@ class Calls:
         count: a function that adds the counts of a reply to the owner's counters. The method
             `Calls.count` calls this function with each reply. Failed calls that returned counts are
             also counted.
-        weights: an object with `for_call(worker)`, which returns the argument for `WEIGHTS`, and
-            with `version`, the version of the weights. None means `workers.weights`. Of the groups
-            of polopt, only a `WorkerSet` provides weights.
         per_worker: the largest number of unanswered calls that are sent to a worker. `Calls` holds
             further calls, and sends them later.
         after_failure: see `AfterFailure`.
@@ -106,7 +91,6 @@ class Calls:
         owner: str,
         *,
         count: Callable[[Reply], None] | None = None,
-        weights: Any = None,
         per_worker: int = 1,
         after_failure: AfterFailure = "send again",
         check: Callable[[Any], None] | None = None,
@@ -116,7 +100,6 @@ class Calls:
         self._groups = {workers.who: workers}  # all groups, by `WorkerHandle.who`
         self._supervisor = Supervisor(self._groups, owner, is_work, check)
         self._count = count
-        self._weights = weights or workers.weights
         self.per_worker = per_worker
         self._after_failure = after_failure
         # The calls by state, see `Call`. In each queue, the oldest call is the first.
@@ -126,8 +109,10 @@ class Calls:
         self._answered: deque[Call] = deque()
         self._taken: list[Call] = []
         self._unplaced: list[Call] = []  # waiting calls of removed workers, to be reassigned
-        # The values of `_num_changes()` at the last `_follow_changes` and the last `_drop_removed`.
-        self._changes = self._dropped = self._num_changes()
+        # The changes of the groups that `_drop_removed` knows. None: it must look at the groups.
+        self._known_changes: int | None = self._num_changes()
+        # True: waiting calls may be for workers that are up. The next wait then sends them.
+        self._may_send = False
         self.load = LoadMeter()
         self.interrupted = False
 
@@ -217,8 +202,11 @@ class Calls:
     def _send_waiting(self, worker: WorkerHandle) -> None:
         """Sends the calls that wait for this worker, until the worker has `per_worker` calls."""
         waiting = self._waiting.get(worker.seat)
-        if worker.removed or self.interrupted:
-            self._changes = self._dropped = -1  # so the next wait handles these calls again
+        if worker.removed:
+            self._known_changes = None  # `_drop_removed` then finds a worker for the new call
+            return
+        if self.interrupted:
+            self._may_send = True
             return
         if not worker.up:
             return
@@ -230,7 +218,7 @@ class Calls:
     def _send(self, worker: WorkerHandle, call: Call) -> None:
         call.worker = worker
         group, call.number = self._groups[worker.who], self._workers.next_call_number()
-        weights = self._weights if group is self._workers else group.weights
+        weights = group.weights
         if weights is None and any(arg is WEIGHTS for arg in call.args):
             why = f"{group.who}s take no weights, but the arguments of the call include WEIGHTS"
             raise FunctionError(self._supervisor.message(call, why))
@@ -519,7 +507,7 @@ class Calls:
         while True:
             if self.interrupted:
                 raise CallsInterrupted(_INTERRUPTED)
-            if self._unplaced or self._changes != self._num_changes():
+            if self._may_send or self._known_changes != self._num_changes():
                 self._follow_changes()
             while self._ended:
                 call = self._ended.popleft()
@@ -558,7 +546,7 @@ class Calls:
         """Sends waiting calls to workers that have come up. Drops or reassigns the calls of removed
         workers."""
         self._drop_removed()
-        self._changes = self._num_changes()
+        self._may_send = False
         if self._unplaced:
             unplaced, self._unplaced = self._unplaced, []
             for who in dict.fromkeys(call.worker.who for call in unplaced):
@@ -572,9 +560,9 @@ class Calls:
         """Loses the calls of workers that were removed or replaced. Makes new calls for their work
         if `after_failure` is `reassign`. With `send again`, only for the work of workers that were
         replaced."""
-        if self._dropped == self._num_changes():
+        if self._known_changes == self._num_changes():
             return
-        self._dropped = self._num_changes()
+        self._known_changes, self._may_send = self._num_changes(), True
         lost: list[Call] = []
         for worker in [worker for worker in self._sent if worker.removed]:
             lost += self._sent.pop(worker)
@@ -680,7 +668,6 @@ class Calls:
         """Gives each of these waiting calls to a worker of the group `who`: the worker that is up
         and has the fewest unanswered calls at this moment."""
         workers = {worker.index: worker for worker in self._groups[who].up()}
-        self._changes = self._num_changes()
         left = {index: self.num_work_of(worker) for index, worker in workers.items()}
         for call in calls:
             index = min(left, key=lambda i: (left[i], i))

@@ -12,9 +12,10 @@ from polopt.policies.minibatch_gradients import MinibatchGradients
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.sampling.sample_request import SampleRequest
 from polopt.rollouts.workers.call import Reply
-from polopt.rollouts.workers.calls import WEIGHTS, Calls
+from polopt.rollouts.workers.calls import Calls
 from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.snapshots import WEIGHTS
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 

@@ -35,7 +35,7 @@ from polopt.rollouts.sampling.worker_sampler import make_sampler, mark_non_finit
 from polopt.rollouts.transport.control_page import ControlPage
 from polopt.rollouts.workers.call_runner import CallRunner
 from polopt.rollouts.workers.callbacks import CallbackCaller
-from polopt.rollouts.workers.errors import InARow
+from polopt.rollouts.workers.fault_log import InARow
 from polopt.rollouts.workers.worker_config import WorkerConfig
 
 #: A reply carries the running statistics of environment wrappers, and the use of processors, memory

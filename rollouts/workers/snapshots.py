@@ -1,4 +1,5 @@
-"""`WeightSnapshots`: copies the weights of a policy for calls to workers."""
+"""The weights that calls carry: the placeholder `WEIGHTS`, and `WeightSnapshots`, which makes the
+copies of the weights that replace it."""
 
 from __future__ import annotations
 
@@ -16,6 +17,19 @@ from polopt.rollouts.workers.worker_handle import WorkerHandle
 INLINE_BYTES = 100_000
 #: The serial numbers for snapshots in this process.
 _NUMBERS = itertools.count(1)
+
+
+class _Weights:
+    """The type of `WEIGHTS`."""
+
+    def __repr__(self) -> str:
+        return "WEIGHTS"
+
+
+#: A placeholder for the policy's weights among the arguments of a call. When `Calls` sends a call,
+#: `WeightSnapshots.for_call` replaces the placeholder by the weights for this worker, or by None if
+#: the worker keeps its weights.
+WEIGHTS: Any = _Weights()
 
 
 class WeightSnapshot(NamedTuple):

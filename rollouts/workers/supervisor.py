@@ -16,8 +16,8 @@ from polopt.rollouts.transport.channel import (
     UndecodableAnswerError,
     UnsendableError,
 )
-from polopt.rollouts.workers.answer import ENDING, Answer, CallError
 from polopt.rollouts.workers.call import Call
+from polopt.rollouts.workers.call_runner import ENDING, Answer, CallError
 from polopt.rollouts.workers.errors import FunctionError
 from polopt.rollouts.workers.process_group import ProcessGroup, failure_of
 

@@ -20,12 +20,11 @@ workers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from polopt.rollouts.envs.env_sources import EnvSource
 from polopt.rollouts.transport.channel import Channel
 
 #: Identifies a process among the groups that one `Calls` object calls: `WorkerHandle.who`, and the
@@ -115,55 +114,3 @@ class WorkerHandle:
                 f"{self.who} {self.index} is {self.state.value}, and cannot be {state.value}"
             )
         self.state = state
-
-
-@dataclass(frozen=True)
-class WorkerSpec:
-    """The settings in which one worker differs from the config of all workers.
-
-        workers.add_workers([WorkerSpec(num_envs=8), WorkerSpec(options={"num_cpus": 2})])
-
-    Attributes:
-        env: the environments of the worker. None means the environments of the config.
-        num_envs: number of environments of the worker. None means the number in the config.
-        options: options of the worker's actor, which override the options of the config. They are
-            arguments of Ray's `ActorClass.options`, such as `num_cpus`, `num_gpus`, `memory`,
-            `resources` and `runtime_env`.
-    """
-
-    env: EnvSource | None = None
-    num_envs: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-def specs_of(more: int | Iterable[WorkerSpec]) -> list[WorkerSpec]:
-    """Returns one spec for each worker to add, from the argument of `WorkerSet.add_workers`.
-
-    Raises:
-        ValueError: `more` is negative.
-    """
-    if not isinstance(more, int):
-        return list(more)
-    if more < 0:
-        raise ValueError(f"number of workers to add: got {more}. Allowed: 0 or more")
-    return [WorkerSpec()] * more
-
-
-def select(workers: Sequence[WorkerHandle], which: int | Iterable[int]) -> list[WorkerHandle]:
-    """Returns the workers that the argument of `WorkerSet.remove_workers` selects.
-
-    Args:
-        workers: the workers, in order of index.
-        which: the indices of the workers, or a number of workers. A number selects the workers with
-            the highest indices.
-
-    Raises:
-        KeyError: an index does not exist.
-        ValueError: `which` is negative, or there are fewer workers than `which`.
-    """
-    by_index = {worker.index: worker for worker in workers}
-    if not isinstance(which, int):
-        return [by_index[index] for index in dict.fromkeys(which)]
-    if not 0 <= which <= len(workers):
-        raise ValueError(f"number of workers to remove: got {which}. Allowed: 0 to {len(workers)}")
-    return list(workers[len(workers) - which :])

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from polopt.metrics.record import Record
-from polopt.rollouts.envs.env_sources import env_name
+from polopt.rollouts.envs.env_sources import EnvSource, env_name
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import Transport
 from polopt.rollouts.transport.local_channel import LocalChannel
 from polopt.rollouts.transport.socket_channel import open_transport
 from polopt.rollouts.workers.errors import WorkersFailedError
-from polopt.rollouts.workers.placement import actor_options
 from polopt.rollouts.workers.process_group import ProcessGroup
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.snapshots import WeightSnapshots
 from polopt.rollouts.workers.worker_config import WorkerConfig
-from polopt.rollouts.workers.worker_handle import (
-    ProcessState,
-    WorkerHandle,
-    WorkerSpec,
-    select,
-    specs_of,
-)
+from polopt.rollouts.workers.worker_handle import ProcessState, WorkerHandle
 
 #: Options of the processes themselves. A change of one of these options needs new processes.
 _PROCESS_KEYS = (
@@ -37,6 +31,25 @@ _PROCESS_KEYS = (
     "custom_resources_per_worker",
     "memory_per_worker",
 )
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """The settings in which one worker differs from the config of all workers.
+
+        workers.add_workers([WorkerSpec(num_envs=8), WorkerSpec(options={"num_cpus": 2})])
+
+    Attributes:
+        env: the environments of the worker. None means the environments of the config.
+        num_envs: number of environments of the worker. None means the number in the config.
+        options: options of the worker's actor, which override the options of the config. They are
+            arguments of Ray's `ActorClass.options`, such as `num_cpus`, `num_gpus`, `memory`,
+            `resources` and `runtime_env`.
+    """
+
+    env: EnvSource | None = None
+    num_envs: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class WorkerSet(ProcessGroup):
@@ -327,3 +340,54 @@ def call_method(worker: RolloutWorker, method: str, *args: Any) -> Any:
     """Calls a method of the worker. This function is for `Calls.send`, and runs in the worker's
     process."""
     return getattr(worker, method)(*args)
+
+
+def specs_of(more: int | Iterable[WorkerSpec]) -> list[WorkerSpec]:
+    """Returns one spec for each worker to add, from the argument of `WorkerSet.add_workers`.
+
+    Raises:
+        ValueError: `more` is negative.
+    """
+    if not isinstance(more, int):
+        return list(more)
+    if more < 0:
+        raise ValueError(f"number of workers to add: got {more}. Allowed: 0 or more")
+    return [WorkerSpec()] * more
+
+
+def select(workers: Sequence[WorkerHandle], which: int | Iterable[int]) -> list[WorkerHandle]:
+    """Returns the workers that the argument of `WorkerSet.remove_workers` selects.
+
+    Args:
+        workers: the workers, in order of index.
+        which: the indices of the workers, or a number of workers. A number selects the workers with
+            the highest indices.
+
+    Raises:
+        KeyError: an index does not exist.
+        ValueError: `which` is negative, or there are fewer workers than `which`.
+    """
+    by_index = {worker.index: worker for worker in workers}
+    if not isinstance(which, int):
+        return [by_index[index] for index in dict.fromkeys(which)]
+    if not 0 <= which <= len(workers):
+        raise ValueError(f"number of workers to remove: got {which}. Allowed: 0 to {len(workers)}")
+    return list(workers[len(workers) - which :])
+
+
+def actor_options(rollout: RolloutConfig, index: int) -> dict[str, Any]:
+    """Returns Ray's options for the actor of worker `index`.
+
+    A Tune trial reserves resources for the workers that a run needs to begin. Ray schedules further
+    workers outside of this reservation.
+    """
+    options: dict[str, Any] = {
+        "num_cpus": rollout.num_cpus_per_worker,
+        "num_gpus": rollout.num_gpus_per_worker,
+        "resources": rollout.custom_resources_per_worker or None,
+    }
+    if rollout.memory_per_worker:
+        options["memory"] = rollout.memory_per_worker
+    if index > rollout.workers_needed:
+        options["scheduling_strategy"] = "DEFAULT"
+    return options

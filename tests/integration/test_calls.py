@@ -31,7 +31,8 @@ from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.errors import FunctionError, NonFiniteError, WorkersFailedError
 from polopt.rollouts.workers.gathering import sample
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.rollouts.workers.worker_handle import WorkerHandle, WorkerSpec
+from polopt.rollouts.workers.worker_handle import WorkerHandle
+from polopt.rollouts.workers.worker_set import WorkerSpec
 
 TIMEOUT_S, STARTUP_S = 10.0, 50.0
 DEATH = LostProcessError("the process died")

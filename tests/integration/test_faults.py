@@ -21,7 +21,7 @@ from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.envs.env_errors import EnvironmentAPIError, EnvironmentFailedError
-from polopt.rollouts.workers.answer import CallError
+from polopt.rollouts.workers.call_runner import CallError
 from polopt.rollouts.workers.errors import FunctionError, NonFiniteError, WorkersFailedError
 from polopt.rollouts.workers.fault_log import FaultLog
 from polopt.rollouts.workers.worker_config import WorkerConfig

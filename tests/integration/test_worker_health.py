@@ -30,7 +30,7 @@ from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import LostProcessError
 from polopt.rollouts.transport.ray_channel import MAX_ARGUMENT_BYTES
 from polopt.rollouts.transport.simulated_channel import oldest_first
-from polopt.rollouts.workers import start_up
+from polopt.rollouts.workers import process_group
 from polopt.rollouts.workers.call_workers import foreach_worker
 from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.fault_log import FaultLog
@@ -447,7 +447,7 @@ def test_missing_resources_are_named_and_used_once_available(
     cls: Any,
     options: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr(start_up, "CHECK_INTERVAL_S", 0.5)
+    monkeypatch.setattr(process_group, "CHECK_INTERVAL_S", 0.5)
     needs = {"custom_resources_per_worker": {"seat": 5.0}, "num_cpus_per_worker": 0.1}
     made = WorkerSet(worker_config(rollout={"num_workers": 2, "min_workers": 1, **needs}))
     try:

@@ -221,11 +221,11 @@ import contextlib, os, signal, threading, time
 from pathlib import Path
 import ray
 import polopt
-from polopt.rollouts.transport import ray_resources
-from polopt.rollouts.workers import start_up
+from polopt.rollouts.transport import ray_channel
+from polopt.rollouts.workers import process_group
 from polopt.rollouts.workers.call_workers import foreach_worker
 
-ray_resources.ANSWER_TIMEOUT_S = start_up.CHECK_INTERVAL_S = 0.5
+ray_channel.ANSWER_TIMEOUT_S = process_group.CHECK_INTERVAL_S = 0.5
 
 if __name__ == "__main__":
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)

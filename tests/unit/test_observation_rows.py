@@ -30,7 +30,7 @@ from polopt.recording.recorded_transport import fingerprint
 from polopt.replay.replay_buffer import ReplayBuffer
 from polopt.replay.row_store import ColumnSpec, RowFilesError
 from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
-from polopt.rollouts.workers.answer import Answer
+from polopt.rollouts.workers.call_runner import Answer
 from polopt.rollouts.workers.gathering import sample
 from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
 

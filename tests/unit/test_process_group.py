@@ -24,10 +24,11 @@ from polopt.rollouts.transport.simulated_channel import (
 )
 from polopt.rollouts.workers import worker_set
 from polopt.rollouts.workers.call_workers import restore_statistics
-from polopt.rollouts.workers.calls import WEIGHTS, Calls, Reply
+from polopt.rollouts.workers.calls import Calls, Reply
 from polopt.rollouts.workers.errors import FunctionError, WorkersFailedError
+from polopt.rollouts.workers.process_group import StartUp
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.rollouts.workers.start_up import StartUp
+from polopt.rollouts.workers.snapshots import WEIGHTS
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -167,19 +168,18 @@ def version_of(shard: Shard, weights: Weights | None) -> int | None:
     return None if weights is None else weights.version
 
 
-def test_shards_get_the_weights_that_were_given_to_calls(transport: SimulatedTransport) -> None:
-    policy = WorkerSet(worker_config(rollout={"num_workers": 0})).weights
+def test_shards_get_the_weights_of_their_group(transport: SimulatedTransport) -> None:
     shards = Shards(transport, 1)
-    calls = Calls(shards, "test", weights=policy)
+    calls = Calls(shards, "test")
     (shard,) = shards.up()
+    with pytest.raises(FunctionError, match=r"version_of .* shard 1: shards take no weights"):
+        calls.send(shard, version_of, WEIGHTS)
+    shards.weights = WorkerSet(worker_config(rollout={"num_workers": 0})).weights
     versions: list[Any] = []
     for _ in range(2):
         calls.fill(version_of, [shard])
         versions.append(calls.first().value)
     assert versions == [0, None], "the shard already has the weights"
-    without = Calls(shards, "test")
-    with pytest.raises(FunctionError, match=r"version_of .* shard 1: shards take no weights"):
-        without.send(shard, version_of, WEIGHTS)
 
 
 def two_groups(transport: SimulatedTransport, rule: Any = "send again") -> Any:

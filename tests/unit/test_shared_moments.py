@@ -32,9 +32,9 @@ from polopt.optimizers.sync_gradients import SyncGradients
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.transport.channel import LostProcessError
 from polopt.rollouts.transport.simulated_channel import Script, oldest_first, shuffled_by
-from polopt.rollouts.workers.calls import WEIGHTS
 from polopt.rollouts.workers.errors import NonFiniteError
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.snapshots import WEIGHTS
 from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
