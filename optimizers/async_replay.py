@@ -145,7 +145,7 @@ def _num_drawing(tasks: list[Task]) -> int:
     return sum(task.kind == "batch" for task in tasks)
 
 
-def sample(worker: RolloutWorker, weights: Any, with_priorities: bool) -> Fragment:
+def sample_with_priorities(worker: RolloutWorker, weights: Any, with_priorities: bool) -> Fragment:
     """Runs in a sampler: samples a fragment. If `with_priorities` is True, also computes the
     priorities of its rows with the same weights.
 
@@ -306,7 +306,9 @@ class AsyncReplay(ReplayOptimizer):
             sampler = min(free, key=lambda s: (under_way[s.index], self._requested[s.index]))
             task = Task("fragment", sampler.index, rows)
             prioritized = self.config.prioritized_replay
-            self.calls.send(sampler, sample, WEIGHTS, prioritized, tag=task, by_reference=True)
+            self.calls.send(
+                sampler, sample_with_priorities, WEIGHTS, prioritized, tag=task, by_reference=True
+            )
             self._num_requests += 1
             self._requested[sampler.index] = self._num_requests
             requested[sampler.index] += 1

@@ -292,28 +292,28 @@ class Evaluation:
             statistics: see `Part`.
         """
         workers, config = self.workers, self._config
-        indices = [worker.index for worker in workers.remote] or [0]
+        indices = [handle.index for handle in workers.remote] or [0]
         parts = dict(zip(indices, shares(config.evaluation_duration, len(indices)), strict=True))
         workers.local.set_weights(weights)
         if workers.remote:  # `force`, because older weights may have the same version number
             workers.weights.take(force=True)
         timeout_s = workers.config.rollout.worker_timeout_s
         serial = next(self._serials)
-        for worker in workers.remote or [workers.here]:
+        for handle in workers.remote or [workers.here]:
             part = Part(
                 serial,
-                parts[worker.index],
+                parts[handle.index],
                 config.evaluation_config.explore,
                 evaluation_seeds(
                     workers.config.seed,
                     self.num_begun,
-                    worker.index,
+                    handle.index,
                     workers.config.rollout.num_envs_per_worker,
                 ),
                 statistics,
                 _CALL_HERE_S if self.in_driver else _CALL_SHARE * timeout_s,
             )
-            self._calls.send(worker, play, WEIGHTS, part, tag=part)
+            self._calls.send(handle, play, WEIGHTS, part, tag=part)
         self.num_begun += 1
         self.due = False
         self._running = _Running(weights, state, len(parts))

@@ -49,9 +49,9 @@ class Call:
     """One call of `function(target, *args)` in a process. See the diagram of its states above.
 
     Attributes:
-        worker: the process that runs the call. After a failure of kind `reference`, this process
-            continues. After any other failure, it is killed, and a replacement starts unless it
-            failed too often.
+        worker: the handle of the process that runs the call. Plugins use this name, so it stays.
+            After a failure of kind `reference`, this process continues. After any other failure, it
+            is killed, and a replacement starts unless it failed too often.
         function: the function that the process runs.
         args: the arguments of the function. They may include `WEIGHTS`.
         tag: any value that the strategy gave to `Calls.send`.

@@ -108,15 +108,15 @@ class ProcessGroup(ABC):
         """All processes that can get work, now or once they are up, in order of index."""
         return self.remote
 
-    def note_answer(self, worker: WorkerHandle, record: Record) -> None:
+    def note_answer(self, handle: WorkerHandle, record: Record) -> None:
         """Called with the record of each successful call. A subclass can keep parts of it here."""
         return
 
-    def place_of(self, worker: WorkerHandle) -> str:
+    def place_of(self, handle: WorkerHandle) -> str:
         """Returns the name of a process for error messages about its calls."""
-        return f"{self.who} {worker.index}"
+        return f"{self.who} {handle.index}"
 
-    def describe_hang(self, worker: WorkerHandle) -> str:
+    def describe_hang(self, handle: WorkerHandle) -> str:
         """Returns the time limit of a process as text, for messages about hangs."""
         return f"worker_timeout_s={self.options.worker_timeout_s:g}"
 
@@ -127,16 +127,16 @@ class ProcessGroup(ABC):
     # ---- start ----------------------------------------------------------------------------------
 
     def _start(self, index: int) -> WorkerHandle:
-        worker = self._start_process(index)
-        worker.who, worker.began_s = self.who, worker.started_s
-        self.starting[worker.channel.start] = worker
-        return worker
+        handle = self._start_process(index)
+        handle.who, handle.began_s = self.who, handle.started_s
+        self.starting[handle.channel.start] = handle
+        return handle
 
     def _add_process(self) -> WorkerHandle:
         self._last_index += 1
-        worker = self._start(self._last_index)
-        self.remote.append(worker)
-        return worker
+        handle = self._start(self._last_index)
+        self.remote.append(handle)
+        return handle
 
     @property
     def num_needed(self) -> int:
@@ -165,7 +165,7 @@ class ProcessGroup(ABC):
                 raise WorkersFailedError(f"no {self.who}s remain")
             if self.enough_up():
                 self.started = True
-                return [worker for worker in self.remote if worker.up]
+                return [handle for handle in self.remote if handle.up]
             if not self.starting:  # after an earlier WorkersFailedError
                 why = "" if self.faults.last is None else f":\n{self.faults.last.message}"
                 raise WorkersFailedError(f"too few {self.who}s are up, and none is starting{why}")
@@ -186,59 +186,59 @@ class ProcessGroup(ABC):
     def note_started(self, ticket: Ticket) -> None:
         """Handles the answer to the start or set-up call of a process. Then sends the next set-up
         call. If no set-up call is left, the process is up."""
-        worker = self.starting.pop(ticket)
+        handle = self.starting.pop(ticket)
         try:
             answer = ticket.result(self.options.worker_timeout_s)
         except ChannelError as error:
-            self.replace(worker, failure_of(error))
+            self.replace(handle, failure_of(error))
             return
         except Exception as error:  # the constructor in the process can raise anything
-            self.replace(worker, Fault("exception", str(error)))
+            self.replace(handle, Fault("exception", str(error)))
             return
         problem = answer.error if isinstance(answer, Answer) else None
         if problem is not None:
             failure = Fault("exception", problem.message, at_start=True)
-            self.replace(worker, failure)
+            self.replace(handle, failure)
             return
-        if ticket is worker.channel.start:
-            worker.channel.note_started(answer)
-        self._start_up.came_up(worker, self.starting.values())
-        worker.started_s = self.clock()
-        if worker.set_up:
-            function, args = worker.set_up.pop(0)
+        if ticket is handle.channel.start:
+            handle.channel.note_started(answer)
+        self._start_up.came_up(handle, self.starting.values())
+        handle.started_s = self.clock()
+        if handle.set_up:
+            function, args = handle.set_up.pop(0)
             number, name = self.next_call_number(), getattr(function, "__name__", "set-up")
-            call = worker.channel.send(Message(number, name, function, args))
-            self.starting[call] = worker
+            call = handle.channel.send(Message(number, name, function, args))
+            self.starting[call] = handle
             return
-        worker.last_answer_s = self.clock()
-        self._to(worker, ProcessState.UP)
+        handle.last_answer_s = self.clock()
+        self._to(handle, ProcessState.UP)
 
     def check_starting(self) -> None:
         """Replaces processes that take too long to start. See `StartUp`."""
         # While a gradient worker waits here for a start, it counts as making progress, because
         # starts have a time limit of their own.
         PROGRESS.note()
-        tickets = {worker: ticket for ticket, worker in self.starting.items()}
-        for worker, why in self._start_up.overdue([*tickets], self.options, self.enough_up()):
+        tickets = {handle: ticket for ticket, handle in self.starting.items()}
+        for handle, why in self._start_up.overdue([*tickets], self.options, self.enough_up()):
             # The driver may have been busy since the process answered.
-            if not tickets[worker].ended() and not self.transport.wait([tickets[worker]], 0.0):
-                self.replace(worker, Fault("hang", why))
+            if not tickets[handle].ended() and not self.transport.wait([tickets[handle]], 0.0):
+                self.replace(handle, Fault("hang", why))
 
     # ---- end and replacement --------------------------------------------------------------------
 
-    def _leave(self, worker: WorkerHandle) -> None:
+    def _leave(self, handle: WorkerHandle) -> None:
         """Takes a removed process off the list."""
-        self.remote.remove(worker)
+        self.remote.remove(handle)
 
-    def _to(self, worker: WorkerHandle, state: ProcessState) -> None:
+    def _to(self, handle: WorkerHandle, state: ProcessState) -> None:
         """Changes the state of a process. All changes are made here."""
-        if worker.state is ProcessState.STARTING:
-            kept = {ticket: one for ticket, one in self.starting.items() if one is not worker}
+        if handle.state is ProcessState.STARTING:
+            kept = {ticket: one for ticket, one in self.starting.items() if one is not handle}
             self.starting = kept
-        worker.to(state)
+        handle.to(state)
         self.changes += 1
 
-    def replace(self, worker: WorkerHandle, failure: Fault) -> WorkerHandle | None:
+    def replace(self, handle: WorkerHandle, failure: Fault) -> WorkerHandle | None:
         """Kills a failed process and starts a new process with the same index. Does not wait until
         the replacement is up.
 
@@ -252,41 +252,41 @@ class ProcessGroup(ABC):
                 or a process fails that the run needs (`min_workers`). Also raised if no call has
                 succeeded yet and a process or an environment cannot be made (`FaultLog.failure`).
         """
-        if not (worker.up or worker.state is ProcessState.STARTING):
+        if not (handle.up or handle.state is ProcessState.STARTING):
             return None
-        self._to(worker, ProcessState.DOWN)
-        self.faults.failure(worker.index, failure)
-        self.transport.kill(worker.channel)
-        self.restart_counts[worker.index] = self.restart_counts.get(worker.index, 0) + 1
-        if self.faults.is_unrecoverable(worker.index):
-            self._to(worker, ProcessState.REMOVED)
-            self._leave(worker)
-            self.faults.give_up(worker.index, failure, len(self.remote), self.options.min_workers)
+        self._to(handle, ProcessState.DOWN)
+        self.faults.failure(handle.index, failure)
+        self.transport.kill(handle.channel)
+        self.restart_counts[handle.index] = self.restart_counts.get(handle.index, 0) + 1
+        if self.faults.is_unrecoverable(handle.index):
+            self._to(handle, ProcessState.REMOVED)
+            self._leave(handle)
+            self.faults.give_up(handle.index, failure, len(self.remote), self.options.min_workers)
             return None
         self.faults.num_restarts += 1
-        return self._start_again(worker)
+        return self._start_again(handle)
 
-    def _start_again(self, worker: WorkerHandle) -> WorkerHandle:
+    def _start_again(self, handle: WorkerHandle) -> WorkerHandle:
         """Starts a new process in the place of a process that is down."""
-        self._to(worker, ProcessState.REPLACED)
-        replacement = self._start(worker.index)
-        self.remote[self.remote.index(worker)] = replacement
+        self._to(handle, ProcessState.REPLACED)
+        replacement = self._start(handle.index)
+        self.remote[self.remote.index(handle)] = replacement
         return replacement
 
-    def _stop_processes(self, workers: list[WorkerHandle]) -> None:
+    def _stop_processes(self, handles: list[WorkerHandle]) -> None:
         """Stops processes, which are then removed. A process that is starting is killed without a
         request to stop."""
-        starting = [one.channel for one in workers if one.state is ProcessState.STARTING]
-        running = [one.channel for one in workers if one.state is not ProcessState.STARTING]
-        for worker in workers:
-            self._to(worker, ProcessState.REMOVED)
+        starting = [one.channel for one in handles if one.state is ProcessState.STARTING]
+        running = [one.channel for one in handles if one.state is not ProcessState.STARTING]
+        for handle in handles:
+            self._to(handle, ProcessState.REMOVED)
         self.transport.stop(running, STOP_TIMEOUT_S)
         for channel in starting:
             self.transport.kill(channel)
 
     def stats(self) -> dict[str, Any]:
         """Returns the values of the `fault_tolerance/` result keys."""
-        up = sum(worker.up for worker in self.remote)
+        up = sum(handle.up for handle in self.remote)
         return {"num_healthy_workers": up, **self.faults.stats()}
 
     def stop(self) -> None:
@@ -346,9 +346,9 @@ class StartUp:
             starting: the other processes that are not up yet.
         """
         now_s = self._clock()
-        for worker in (answered, *starting):
-            if answered.began_s <= worker.began_s + CHECK_INTERVAL_S:
-                self._since_s[worker.index] = now_s
+        for handle in (answered, *starting):
+            if answered.began_s <= handle.began_s + CHECK_INTERVAL_S:
+                self._since_s[handle.index] = now_s
 
     def overdue(
         self, starting: Sequence[WorkerHandle], options: RolloutConfig, enough_up: bool
@@ -366,20 +366,20 @@ class StartUp:
         if now_s - self._checked_s < min(CHECK_INTERVAL_S, limit_s):
             return []
         self._checked_s = now_s
-        waiting, number = self._transport.waiting([worker.channel for worker in starting])
+        waiting, number = self._transport.waiting([handle.channel for handle in starting])
         late: list[int] = []
         found = []
-        for worker in starting:
-            waits = worker.channel in waiting
-            if waits and now_s - worker.started_s >= CHECK_INTERVAL_S:
-                late.append(worker.index)
+        for handle in starting:
+            waits = handle.channel in waiting
+            if waits and now_s - handle.started_s >= CHECK_INTERVAL_S:
+                late.append(handle.index)
             if waits and (enough_up or self._meanwhile):
-                self._since_s[worker.index] = now_s
-            if now_s - max(worker.started_s, self._since_s.get(worker.index, 0.0)) >= limit_s:
+                self._since_s[handle.index] = now_s
+            if now_s - max(handle.started_s, self._since_s.get(handle.index, 0.0)) >= limit_s:
                 why = "the start or a set-up call has not ended"
                 if waits:
                     why = f"Ray did not place the process: {self._describe(options)}"
-                found.append((worker, f"no answer for {now_s - worker.started_s:.1f} s: {why}"))
+                found.append((handle, f"no answer for {now_s - handle.started_s:.1f} s: {why}"))
         self._warn(late, number, options, enough_up)
         return found
 

@@ -158,8 +158,8 @@ class Supervisor:
             Exception: the unchanged exception of a function that ran in this process, or of `check`
                 for the value of this function.
         """
-        worker = call.worker
-        group = self._groups[worker.who]
+        handle = call.worker
+        group = self._groups[handle.who]
         PROGRESS.note()
         try:
             answer = call.ticket.result(group.options.worker_timeout_s)
@@ -187,13 +187,13 @@ class Supervisor:
                 return self._odd(call, f"{type(error).__name__}: {error}")
         if self._is_work:
             self._succeeded.add(call.code)
-            group.faults.success(worker.index)
+            group.faults.success(handle.index)
         return answer
 
     def _of_error(self, call: Call, error: CallError, record: Record) -> Fault:
-        worker = call.worker
+        handle = call.worker
         if error.kind in ENDING:
-            self._groups[worker.who].faults.add(worker.index, record)
+            self._groups[handle.who].faults.add(handle.index, record)
             raise ENDING[error.kind](error.message)
         if error.kind == "environment":
             return Fault("environment", error.message)

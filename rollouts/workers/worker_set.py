@@ -151,11 +151,11 @@ class WorkerSet(ProcessGroup):
         options.update(self._specs.get(index, WorkerSpec()).options)
         name = f"{self.who} {index}"
         channel = self.transport.start(self.worker_class, (own, index), options, name)
-        worker = WorkerHandle(index, channel, self.clock())
+        handle = WorkerHandle(index, channel, self.clock())
         statistics = self.env_statistics.get(index)
         if statistics:  # the replaced worker reported these statistics, or a checkpoint had them
-            worker.set_up.append((call_method, ("set_statistics", statistics)))
-        return worker
+            handle.set_up.append((call_method, ("set_statistics", statistics)))
+        return handle
 
     # ---- members --------------------------------------------------------------------------------
 
@@ -182,25 +182,25 @@ class WorkerSet(ProcessGroup):
             )
         return super().up()
 
-    def note_answer(self, worker: WorkerHandle, record: Record) -> None:
+    def note_answer(self, handle: WorkerHandle, record: Record) -> None:
         """Keeps the running statistics of a worker's environments for its replacement."""
-        if record.env_statistics and worker is not self.here:
-            self.env_statistics[worker.index] = record.env_statistics
+        if record.env_statistics and handle is not self.here:
+            self.env_statistics[handle.index] = record.env_statistics
 
-    def place_of(self, worker: WorkerHandle) -> str:
+    def place_of(self, handle: WorkerHandle) -> str:
         """Returns the worker, its policy and its environment as text, for error messages."""
         policy = getattr(self.config.policy, "actor", None) or self.config.policy_class
         policy_name = getattr(policy, "__name__", type(policy).__name__)
         return (
-            f"{self.who} {worker.index} (policy {policy_name!r}, environment "
-            f"{env_name(self.config_of(worker.index or 1).env)!r})"
+            f"{self.who} {handle.index} (policy {policy_name!r}, environment "
+            f"{env_name(self.config_of(handle.index or 1).env)!r})"
         )
 
-    def describe_hang(self, worker: WorkerHandle) -> str:
+    def describe_hang(self, handle: WorkerHandle) -> str:
         """Returns the time limit, and the size of a fragment of a worker, as text for messages
         about hangs."""
         options = self.options
-        envs = self.num_envs_of(worker.index)
+        envs = self.num_envs_of(handle.index)
         return (
             f"worker_timeout_s={options.worker_timeout_s:g}, the longest time without progress, "
             "such as a step of an environment. A fragment has "
@@ -241,14 +241,14 @@ class WorkerSet(ProcessGroup):
         """
         leaving = select(self.remote, which)
         self._stop_processes(leaving)
-        for worker in leaving:
-            self._leave(worker)
-        return [worker.index for worker in leaving]
+        for handle in leaving:
+            self._leave(handle)
+        return [handle.index for handle in leaving]
 
-    def _leave(self, worker: WorkerHandle) -> None:
-        super()._leave(worker)
-        self._specs.pop(worker.index, None)
-        self.env_statistics.pop(worker.index, None)
+    def _leave(self, handle: WorkerHandle) -> None:
+        super()._leave(handle)
+        self._specs.pop(handle.index, None)
+        self.env_statistics.pop(handle.index, None)
 
     # ---- configuration ------------------------------------------------------------
 
@@ -259,7 +259,7 @@ class WorkerSet(ProcessGroup):
         workers use different transports."""
         event = self.transport.event
         return {
-            "transport": self.transport.paths([worker.channel for worker in self.remote]),
+            "transport": self.transport.paths([handle.channel for handle in self.remote]),
             "num_bytes_sent": self.weights.num_bytes_sent,
             "num_events_recorded": 0 if event is None else event + 1,
         }
@@ -300,23 +300,23 @@ class WorkerSet(ProcessGroup):
         self.local = local or self._make_local(learner_device)
         self.here = self._handle_of_local()
         self.weights.last, self.weights.num_bytes_sent = None, 0
-        for worker in list(self.remote):
-            if worker.state is ProcessState.STARTING:
-                self._to(worker, ProcessState.DOWN)
-                self.transport.kill(worker.channel)
-                self._start_again(worker)
+        for handle in list(self.remote):
+            if handle.state is ProcessState.STARTING:
+                self._to(handle, ProcessState.DOWN)
+                self.transport.kill(handle.channel)
+                self._start_again(handle)
                 continue
-            self._to(worker, ProcessState.STARTING)
-            worker.sent_snapshot = None
-            worker.began_s = worker.started_s = self.clock()
-            arguments = self.config_of(worker.index), worker.index
-            self.starting[self.transport.remake(worker.channel, arguments)] = worker
+            self._to(handle, ProcessState.STARTING)
+            handle.sent_snapshot = None
+            handle.began_s = handle.started_s = self.clock()
+            arguments = self.config_of(handle.index), handle.index
+            self.starting[self.transport.remake(handle.channel, arguments)] = handle
         self.started = False
         return True
 
     def __repr__(self) -> str:
         """Shows the number of remote workers, and how many of them are up."""
-        up = sum(worker.up for worker in self.remote)
+        up = sum(handle.up for handle in self.remote)
         return f"WorkerSet({up} of {len(self.remote)} remote workers up)"
 
     def stop(self) -> None:
@@ -355,11 +355,11 @@ def specs_of(more: int | Iterable[WorkerSpec]) -> list[WorkerSpec]:
     return [WorkerSpec()] * more
 
 
-def select(workers: Sequence[WorkerHandle], which: int | Iterable[int]) -> list[WorkerHandle]:
+def select(handles: Sequence[WorkerHandle], which: int | Iterable[int]) -> list[WorkerHandle]:
     """Returns the workers that the argument of `WorkerSet.remove_workers` selects.
 
     Args:
-        workers: the workers, in order of index.
+        handles: the workers, in order of index.
         which: the indices of the workers, or a number of workers. A number selects the workers with
             the highest indices.
 
@@ -367,12 +367,12 @@ def select(workers: Sequence[WorkerHandle], which: int | Iterable[int]) -> list[
         KeyError: an index does not exist.
         ValueError: `which` is negative, or there are fewer workers than `which`.
     """
-    by_index = {worker.index: worker for worker in workers}
+    by_index = {handle.index: handle for handle in handles}
     if not isinstance(which, int):
         return [by_index[index] for index in dict.fromkeys(which)]
-    if not 0 <= which <= len(workers):
-        raise ValueError(f"number of workers to remove: got {which}. Allowed: 0 to {len(workers)}")
-    return list(workers[len(workers) - which :])
+    if not 0 <= which <= len(handles):
+        raise ValueError(f"number of workers to remove: got {which}. Allowed: 0 to {len(handles)}")
+    return list(handles[len(handles) - which :])
 
 
 def actor_options(rollout: RolloutConfig, index: int) -> dict[str, Any]:
