@@ -17,8 +17,8 @@ from polopt.policies.fast_cpu.closed_forms import find_closed_form
 from polopt.policies.fast_cpu.numpy_masked import NumpyMasked
 from polopt.policies.fast_cpu.numpy_q import NumpyQNetwork, numpy_q_network, why_not_numpy
 from polopt.policies.learning.flat_parameters import Segment
+from polopt.policies.learning.reducer import value_stats
 from polopt.policies.learning.schedules import LearningRate
-from polopt.policies.learning.value_statistics import value_stats
 from polopt.policies.networks.q_network import QModelConfig
 from polopt.policies.replay_policy import (
     ReplayConfig,

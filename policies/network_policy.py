@@ -13,12 +13,12 @@ from torch import Tensor
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Acting
 from polopt.policies import gae
-from polopt.policies.distributions.diag_gaussian import DiagGaussian
+from polopt.policies.distributions.gaussians import DiagGaussian
 from polopt.policies.fast_cpu.numpy_backend import UNSUPPORTED, NumpyBackend, numpy_network
 from polopt.policies.learning.flat_parameters import Segment
+from polopt.policies.networks.actor_critics import MaskedNetwork
 from polopt.policies.networks.backend import Backend, as_tensor
 from polopt.policies.networks.make_network import make_network
-from polopt.policies.networks.masked import MaskedNetwork
 from polopt.policies.networks.network import ActorCriticNetwork, Network
 from polopt.policies.policy import Policy
 

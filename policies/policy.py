@@ -23,10 +23,9 @@ from polopt.policies.acting_policy import ActingPolicy
 from polopt.policies.distributions.action_distribution import ActionDistribution
 from polopt.policies.distributions.make_distribution import make_distribution
 from polopt.policies.learning.flat_parameters import FlatParameters, Segment
-from polopt.policies.learning.learning_progress import LearningProgress
 from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.learning.reducer import Reducer
-from polopt.policies.learning.weight_updater import WeightUpdater
+from polopt.policies.learning.weight_updater import LearningProgress, WeightUpdater
 from polopt.policies.normalization import kinds_of, sum_moments
 from polopt.policies.onnx_export import write_onnx
 

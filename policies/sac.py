@@ -14,13 +14,13 @@ from torch.nn import functional as F
 
 from polopt.common.transitions import Transitions
 from polopt.policies.distributions.action_distribution import ActionDistribution
-from polopt.policies.distributions.squashed_gaussian import SquashedGaussian
+from polopt.policies.distributions.gaussians import SquashedGaussian
 from polopt.policies.fast_cpu.closed_forms import find_closed_form
 from polopt.policies.fast_cpu.numpy_sac import SACLayers, sac_layers, why_not_numpy
 from polopt.policies.learning.flat_parameters import Segment
+from polopt.policies.learning.reducer import value_stats
 from polopt.policies.learning.schedules import LearningRate
-from polopt.policies.learning.value_statistics import value_stats
-from polopt.policies.networks.critics import (
+from polopt.policies.networks.q_network import (
     CriticModelConfig,
     check_bounded,
     make_actor,

@@ -1,8 +1,8 @@
 """Generates files from config classes, signatures and docstrings: `docs/options.md`, `docs/api.md`,
 and the type stub of the presets.
 
-`python tests/generated_files.py` writes the files. `tests/unit/test_options.py` compares them with
-the config classes.
+`python tests/generated_files.py` writes the files. `tests/unit/project/test_options.py` compares
+them with the config classes.
 """
 
 from __future__ import annotations

@@ -13,9 +13,8 @@ from polopt.policies.fast_cpu.closed_forms import find_closed_form
 from polopt.policies.fast_cpu.loss_terms import loss_terms_of
 from polopt.policies.fast_cpu.numpy_masked import NumpyMasked
 from polopt.policies.fast_cpu.numpy_mlp import NumpyMLP
+from polopt.policies.networks.actor_critics import MaskedNetwork, MLPNetwork
 from polopt.policies.networks.backend import Backend, Rows
-from polopt.policies.networks.masked import MaskedNetwork
-from polopt.policies.networks.mlp import MLPNetwork
 from polopt.policies.networks.network import Network
 
 #: Largest number of parameters of a network that learns in NumPy. In a larger network, the

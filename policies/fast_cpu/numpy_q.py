@@ -13,7 +13,7 @@ from polopt.policies.fast_cpu.closed_forms import OF_REPLAY_POLICIES, closed_for
 from polopt.policies.fast_cpu.numpy_backend import UNSUPPORTED, is_supported, why_not_small
 from polopt.policies.fast_cpu.numpy_masked import NumpyMasked
 from polopt.policies.fast_cpu.numpy_mlp import Activations, NumpyMLP
-from polopt.policies.networks.masked import MaskedNetwork
+from polopt.policies.networks.actor_critics import MaskedNetwork
 from polopt.policies.networks.q_network import QNetwork
 
 

@@ -1,4 +1,5 @@
-"""`ModelConfig`: options of the network."""
+"""`ModelConfig`: options of the network. `register_network` makes a user's network selectable by
+name."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from torch import nn
 
 from polopt.common.config import Config, ConfigError, canonical, without_fixed
 from polopt.common.other_libraries import RLLIB_MODEL_FIXED
-from polopt.common.registry import load_path
-from polopt.policies.networks.network_registry import NETWORKS
+from polopt.common.registry import Registry, load_path
 
+NETWORKS = Registry("network", "polopt.networks", "torch.nn:Module", {})
 _Width = Annotated[int, pydantic.Field(ge=1, le=16_384)]
 Widths = Annotated[tuple[_Width, ...], pydantic.Field(max_length=100)]
 _ALLOWED_WIDTHS = "a list of the widths of layers, such as [64, 64], at most 100"
@@ -22,6 +23,22 @@ _Padding = Annotated[int, pydantic.Field(ge=0, le=16_384)]
 Activation = Literal["tanh", "relu", "elu", "gelu", "leaky_relu", "silu"]
 #: Channels, kernel size, stride and optional padding of one convolution.
 ConvFilter = tuple[_Width, _Width, _Width] | tuple[_Width, _Width, _Width, _Padding]
+
+
+def register_network(name: str, cls: type, override: bool = False) -> None:
+    """Makes a `torch.nn.Module` class selectable as `config["model"] = {"custom": name}`. See
+    `Registry.register`.
+
+    Raises:
+        ConfigError: the errors of `Registry.register`, or the name contains a colon. A colon is
+            reserved for `module:Class`, a class to import.
+    """
+    if ":" in name:
+        raise ConfigError(
+            f"register network {name!r}: a name with a colon means a class to import, "
+            "'module:Class'. Allowed: a name without a colon"
+        )
+    NETWORKS.register(name, cls, override)
 
 
 def _network_class(value: Any) -> type[nn.Module] | None:
