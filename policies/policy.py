@@ -122,9 +122,9 @@ class Policy(ActingPolicy):
 
     @property
     def learns_with(self) -> str:
-        """What computes the gradients in this process: `NumPy`, `CUDA graphs` or `torch`. If a
-        faster implementation exists but is not used, the reason follows, such as `torch (MyPolicy
-        changes loss)`."""
+        """What computes the gradients in this process: `torch`, or the name of a faster
+        implementation, such as `NumPy`. If a faster implementation exists but is not used, the
+        reason follows, such as `torch (MyPolicy changes loss)`."""
         return "torch"
 
     def make_distribution(self) -> ActionDistribution:
@@ -312,7 +312,7 @@ class Policy(ActingPolicy):
         Raises:
             ConfigError: for an unknown option, a wrong value, or an option that cannot be changed.
         """
-        name = self.config_class.aliases.get(name, name)
+        name = self.config_class.other_names().get(name, name)
         if name in self.config_class.fixed:
             raise ConfigError(f"key {name!r} cannot be changed after the policy has been made")
         options = {**self.config.to_dict(), name: value}

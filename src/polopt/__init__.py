@@ -176,9 +176,9 @@ if not TYPE_CHECKING:  # type checkers would accept any name
     def __getattr__(name: str) -> object:
         """Imports a public name on first use and keeps it."""
         if name not in _MODULE_OF:
-            from polopt.common.other_libraries import instead_of_algorithm
+            from polopt.common.add_ons import hint
 
-            instead = instead_of_algorithm(name)
+            instead = "" if name.startswith("__") else hint("preset", name)
             raise AttributeError(
                 f"module {__name__!r} has no attribute {name!r}"
                 + (f". {instead}" if instead else "")

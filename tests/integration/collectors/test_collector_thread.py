@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collector_toys import FailsAfterSteps, TimestampEnv, fake_collector, local_collector, update
+from collector_toys import FailsAfterSteps, fake_collector, local_collector, update
 from fakes import pid_of, worker_config
 from faulty_envs import Spoiled
 from gymnasium.vector import SyncVectorEnv
-from toy_envs import Clock
+from toy_envs import Clock, TimestampEnv
 from waiting import wait_until
 
 from polopt.collectors.collector import Collector

@@ -21,7 +21,6 @@ from faulty_envs import Spoiled
 from rank_helpers import Pool, on_ranks
 from toy_envs import Drift, make_policy, random_batch
 
-from polopt.collectors.collector import Collector
 from polopt.common.weights import Gradients
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.async_samples import AsyncSamples
@@ -159,16 +158,6 @@ def test_sync_samples_in_one_process() -> None:
         assert optimizer.step().env_steps_sampled == 10
     assert workers.stats()["num_non_finite"] in (1, 2)
     assert is_finite(optimizer.policy)
-
-
-def test_collector_returns_only_finite_batches() -> None:
-    config = non_finite_config("nan reward", rollout={"num_workers": 0}, times=1, worker=0)
-    workers = WorkerSet(config)
-    collector = Collector.over(workers, total_frames=60, sync=True)
-    batches = list(collector)
-    assert sum(batch.env_steps for batch in batches) == collector.num_frames >= 60
-    assert all(all_finite(batch["rewards"]) for batch in batches)
-    assert workers.stats()["num_non_finite"] in (1, 2)
 
 
 @pytest.mark.parametrize("cls", [AsyncGradients, SyncGradients, SyncSamples, AsyncSamples])

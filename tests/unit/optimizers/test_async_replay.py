@@ -8,12 +8,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from fractions import Fraction as Exact
 from typing import Any
 
 import numpy as np
 import pytest
 from fakes import FakeChannel, FakeTransport, FakeWorkerSet, make_optimizer, worker_config
+from simulated_replay import BATCH, GAMMA, OPTIONS, credit, make
 from toy_envs import Drift, sync_clocks
 from toy_envs import make_sampler as sampler_of
 
@@ -29,29 +29,8 @@ from polopt.replay.n_step import windows_of
 from polopt.replay.replay_buffer import ReplayBuffer
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import LostProcessError, LostReferenceError
-from polopt.rollouts.transport.simulated_channel import Reference, oldest_first, shuffled_by
+from polopt.rollouts.transport.simulated_channel import Reference, shuffled_by
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-
-GAMMA, BATCH = 0.9, 8
-OPTIONS: dict[str, Any] = {
-    "num_replay_shards": 2,
-    "buffer_size": 4000,
-    "learning_starts": 60,
-    "train_batch_size": BATCH,
-    "training_intensity": 2.0,
-    "prioritized_replay": True,
-}
-
-
-def make(script: Any = oldest_first, n_step: int = 3, rollout: Any = None, **options: Any) -> Any:
-    """Returns an optimizer with three samplers, each with two environments and fragments of five
-    steps."""
-    rollout = {"num_workers": 3, "max_consecutive_failures": 1000, **(rollout or {})}
-    config = worker_config(DQNPolicy, rollout=rollout, n_step=n_step, gamma=GAMMA)
-    transport = FakeTransport()
-    transport.script = script
-    workers = FakeWorkerSet(config, transport)
-    return make_optimizer(AsyncReplay, workers, **{**OPTIONS, **options})
 
 
 def channels(optimizer: Any, who: str) -> list[Any]:
@@ -150,7 +129,7 @@ def test_priorities_across_fragments_are_those_of_whole_windows(
     for fragment in fragments:
         buffer.add(fragment.batch, fragment.priorities)
     rows = buffer.sample(20_000)
-    leaves = buffer._tree.leaves[rows.indices % 1000]  # type: ignore[union-attr]
+    leaves = buffer._priorities.tree.leaves[rows.indices % 1000]  # type: ignore[union-attr]
     for obs, leaf in zip(rows.obs, leaves, strict=True):
         given[tuple(obs.tolist())] = leaf
     batch = joined([fragment.batch for fragment in fragments])
@@ -191,15 +170,6 @@ def test_fragment_shorter_than_a_window_has_no_priorities_yet() -> None:
 
 
 # ---- one run ----------------------------------------------------------------------------------
-
-
-def credit(optimizer: Any) -> Exact:
-    """Returns the number of rows by which learning is behind: the intensity times the rows that the
-    limiter counts, minus the rows learned."""
-    counted = optimizer.limiter.num_counted
-    return Exact(optimizer.config.training_intensity).limit_denominator(10**6) * counted - (
-        optimizer.metrics.num_env_steps_trained
-    )
 
 
 def under_way(optimizer: Any) -> int:
@@ -289,7 +259,7 @@ def test_priorities_flow_back_to_the_shard_they_came_from() -> None:
         buffer = shard.target.buffer
         last = dict(zip(indices.tolist(), errors.tolist(), strict=True))
         for index, error in last.items():
-            leaf = buffer._tree.leaves[index % buffer.capacity]
+            leaf = buffer._priorities.tree.leaves[index % buffer.capacity]
             assert leaf == pytest.approx((error + 1e-6) ** 0.6, rel=1e-5)
             assert shard.target.priority_versions[index % buffer.capacity] == version
 
@@ -305,7 +275,7 @@ def test_importance_weights_have_the_exponent_of_the_moment_of_the_request(
 
     def watched_sample(buffer: Any, batch_size: int) -> Any:
         rows = sample_of_buffer(buffer, batch_size)
-        leaves = buffer._tree.leaves[rows.indices % buffer.capacity]
+        leaves = buffer._priorities.tree.leaves[rows.indices % buffer.capacity]
         ratios, weights = np.log(leaves / leaves.min()), -np.log(rows.weights)
         if ratios.max() > 0.1:
             found.append(float(weights[ratios.argmax()] / ratios.max()))
@@ -591,11 +561,6 @@ def test_bad_options_are_refused_before_any_process_starts(
     config = RolloutConfig.parse({"env": Drift, "num_workers": 2, **rollout})
     with pytest.raises(ConfigError, match=message):
         AsyncReplay.check_options(config, AsyncReplayConfig.parse(options))
-
-
-def test_names_of_rllib_are_accepted() -> None:
-    config = AsyncReplayConfig.parse({"num_replay_buffer_shards": 3, "prefetch_batches": 16})
-    assert (config.num_replay_shards, config.prefetch_batches) == (3, 16)
 
 
 def test_shards_are_among_the_processes_of_a_run() -> None:

@@ -12,27 +12,22 @@ import threadpoolctl
 import torch
 from faulty_envs import guarded
 from gymnasium import Space, spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from masked_env import (
     ACTIONS,
     Masked,
     MaskedVector,
-    encoded,
+    every_kind,
     is_allowed,
+    masked_rows,
     observations,
     random_masks,
     sizes,
 )
-from policy_helpers import FakeEnv, every_policy, moved
-from test_fast_cpu import LOSSES
+from policy_helpers import LOSSES, FakeEnv, every_policy, moved
 from torch import Tensor, nn
 from toy_envs import AUTORESET, make_policy, make_sampler
 
-from polopt.collectors.non_learning import (
-    CallablePolicy,
-    ModulePolicy,
-    NonLearningConfig,
-    RandomPolicy,
-)
 from polopt.common.action_mask import MASKED_LOGIT
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
@@ -45,7 +40,6 @@ from polopt.policies.policy import Policy
 from polopt.rollouts.envs.env_errors import EnvironmentFailedError
 from polopt.rollouts.sampling.sampler_faults import SamplerFaults
 
-every_kind = pytest.mark.parametrize("kind", ACTIONS)
 every_mode = pytest.mark.parametrize("mode", AUTORESET)
 SMALL = {"fcnet_hiddens": [8]}
 
@@ -53,13 +47,6 @@ SMALL = {"fcnet_hiddens": [8]}
 def masked_policy(kind: str, name: str = "a2c", **options: Any) -> Policy:
     actions = ACTIONS[kind]
     return make_policy(name, FakeEnv(observations(actions), actions), model=SMALL, **options)
-
-
-def masked_rows(kind: str, rows: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    """Returns encoded observations `[N, D]` and their masks."""
-    rng = np.random.default_rng(0)
-    masks = random_masks(ACTIONS[kind], rng, rows)
-    return encoded(ACTIONS[kind], rng, masks), masks
 
 
 def sampled(policy: Policy, kind: str) -> SampleBatch:
@@ -248,29 +235,14 @@ def test_network_does_not_see_the_mask(kind: str) -> None:
 # ---- acting -------------------------------------------------------------------------------------
 
 
-def module_for(kind: str) -> nn.Module:
-    actions = ACTIONS[kind]
-    return nn.Linear(4 + sum(sizes(actions)), sum(sizes(actions)))
-
-
-def acting_policies(kind: str) -> dict[str, Any]:
-    spaces_ = observations(ACTIONS[kind]), ACTIONS[kind]
-    return {
-        "a2c": masked_policy(kind),
-        "random": RandomPolicy(*spaces_, NonLearningConfig()),
-        "module": ModulePolicy(*spaces_, NonLearningConfig(actor=module_for(kind))),
-    }
-
-
 @every_kind
 @every_mode
-@pytest.mark.parametrize("acting", ["a2c", "random", "module"])
-def test_sampled_actions_are_allowed(kind: str, mode: str, acting: str) -> None:
+def test_sampled_actions_are_allowed(kind: str, mode: str) -> None:
     """The environment `Masked` raises an error for other actions. The last observation of an
     episode allows no action, which is not a fault."""
     vector = guarded([lambda: Masked(kind)] * 4, mode)
-    sampler = make_sampler(vector, acting_policies(kind)[acting], 50)
-    for options in ({}, {"uniform": True}, {"explore": acting == "random"}):
+    sampler = make_sampler(vector, masked_policy(kind), 50)
+    for options in ({}, {"uniform": True}, {"explore": False}):
         batch = sampler.sample(**options)
         assert batch.faults.env_faults == 0
         assert set(batch.episodes.lengths) == {5}
@@ -345,18 +317,6 @@ def test_uniform_actions_are_uniform_over_allowed_ones(kind: str) -> None:
         assert share == pytest.approx(1.0 / len(permitted), abs=0.02)
     log_prob = policy.dist.log_prob(torch.as_tensor(params), torch.as_tensor(actions))
     torch.testing.assert_close(log_prob.exp(), torch.full((len(rows),), 1.0 / len(permitted)))
-
-
-@every_kind
-def test_uniform_actions_of_a_callable_are_allowed(kind: str) -> None:
-    """A `Collector` samples uniformly before its callable acts."""
-    actions = ACTIONS[kind]
-    policy = CallablePolicy(observations(actions), actions, NonLearningConfig(actor=len))
-    obs, masks = masked_rows(kind)
-    rng = np.random.default_rng(0)
-    _, drawn = policy.dist.random_allowed(rng, policy.mask.masked(0.0, obs))
-    assert all(is_allowed(actions, mask, a) for mask, a in zip(masks, drawn, strict=True))
-    assert all(actions.contains(action) for action in policy.dist.to_env(drawn))
 
 
 @every_kind
@@ -529,6 +489,34 @@ def test_wrong_mask_of_a_vector_implementation_is_a_fault(wrong: float | None) -
     # in both environments, and the vector is replaced 6 times.
     assert batch.faults.env_faults == (0 if wrong is None else 6)
     assert batch["valid"].sum() == (20 if wrong is None else 12)
+
+
+class Masked2(Masked9):
+    """Has episodes of two steps, and correct masks."""
+
+    length = 2
+
+
+@pytest.mark.parametrize("mode", ["same_step", "disabled"])
+def test_lost_step_ends_no_episode(mode: str) -> None:
+    """In every second step, an episode of the first environment ends, and the mask of the second
+    environment is wrong. The whole vector is then replaced, so this step has no last observation.
+    """
+
+    def make() -> SyncVectorEnv:
+        makers = [Masked2, lambda: Masked(wrong=0.0)]
+        return SyncVectorEnv(makers, autoreset_mode=AutoresetMode[mode.upper()])
+
+    vector = make()
+    policy = make_policy("a2c", vector, model=SMALL)
+    sampler = make_sampler(vector, policy, 8)
+    sampler.faults = SamplerFaults(make, max_failures=20)
+    sampler.faults.mask = policy.mask
+    batch = sampler.sample()
+    assert batch.faults.env_faults == 4
+    assert not batch["terminated"].any()
+    assert not len(batch.successor_index)
+    np.testing.assert_array_equal(batch["valid"], [[t % 2 == 0] * 2 for t in range(8)])
 
 
 def test_random_allowed_returns_the_given_logits() -> None:

@@ -12,7 +12,10 @@ from migration_tables import PAGE, tables, with_tables
 
 import polopt
 from polopt.common.config import ConfigError
-from polopt.common.other_libraries import (
+from polopt.optimizers.optimizer_registry import OPTIMIZERS
+from polopt.policies.networks.model_config import ModelConfig
+from polopt.policies.policy_registry import POLICIES
+from polopt.rllib.other_libraries import (
     ALGORITHMS,
     CLEANRL,
     RLLIB,
@@ -25,9 +28,6 @@ from polopt.common.other_libraries import (
     instead_of,
     instead_of_algorithm,
 )
-from polopt.optimizers.optimizer_registry import OPTIMIZERS
-from polopt.policies.networks.model_config import ModelConfig
-from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.trainers.experiment import Experiment, TrainerConfig
 from polopt.trainers.presets import A3C, PRESETS, SyncPPO
@@ -35,9 +35,9 @@ from polopt.trainers.presets import A3C, PRESETS, SyncPPO
 CONFIGS = [TrainerConfig, RolloutConfig]
 CONFIGS += [POLICIES.get(name).config_class for name in POLICIES.names()]
 CONFIGS += [OPTIMIZERS.get(name).config_class for name in OPTIMIZERS.names()]
-KEYS = {key for config in CONFIGS for key in (*config.keys(), *config.aliases)}
+KEYS = {key for config in CONFIGS for key in (*config.keys(), *config.other_names())}
 KEYS |= {"optimizer", "policy"}
-MODEL_KEYS = {*ModelConfig.keys(), *ModelConfig.aliases}
+MODEL_KEYS = {*ModelConfig.keys(), *ModelConfig.other_names()}
 FIXED = [(name, row) for row in RLLIB_FIXED for name in row.same]
 MODEL_FIXED = [(name, row) for row in RLLIB_MODEL_FIXED for name in row.same]
 
@@ -218,14 +218,6 @@ def test_second_positional_argument_is_one_error() -> None:
 def test_mode_of_vectors_has_the_name_of_rllib() -> None:
     given = {"env": "CartPole-v1", "gym_env_vectorize_mode": "async"}
     assert Experiment.parse(given, {}).rollout.vectorization_mode == "async"
-
-
-def test_collector_names_only_options_that_it_has() -> None:
-    with pytest.raises(ConfigError) as caught:
-        polopt.Collector("CartPole-v1", n_steps=3, frames_per_batch=8)
-    assert "rollout_fragment_length" not in str(caught.value)
-    with pytest.raises(ConfigError, match="CleanRL: 'kl_stop': learning stops"):
-        polopt.Collector("CartPole-v1", ("ppo", {"target_kl": 1}), frames_per_batch=8)
 
 
 def test_option_of_another_policy_says_that_it_is_one() -> None:

@@ -9,11 +9,8 @@ from typing import Any
 
 import pytest
 from fakes import make_optimizer, worker_config
-from faulty_envs import BadReset, NeverMade, NeverSteps, NotInWorkers, WrongShape
-from toy_envs import Drift
+from faulty_envs import BadReset, NeverMade, NeverSteps
 
-from polopt.collectors.collector import Collector
-from polopt.collectors.resolve_policy import resolve_policy
 from polopt.common.config import ConfigError
 from polopt.common.data_faults import DataFaults
 from polopt.metrics.record import Record
@@ -140,42 +137,3 @@ def test_call_error_has_the_kind_and_message_of_the_exception(error: Exception, 
     other = CallError.of(KeyError("it broke"))
     assert other.kind == "exception"
     assert other.message.startswith("KeyError: 'it broke'")
-
-
-def test_first_error_of_a_policy_is_reported_once(worker_pool: Pool) -> None:
-    adapter, options = resolve_policy(WrongShape())
-    config = worker_config("a2c", rollout={"num_workers": 1})
-    config = dataclasses.replace(config, policy_class=adapter, policy=options)
-    collector = Collector.over(worker_pool(config), sync=True)
-    with pytest.raises(FunctionError, match="policy 'WrongShape', environment 'Drift'") as e:
-        next(collector)
-    assert "ray::" not in str(e.value)
-    stats = collector.workers.stats()
-    assert stats["num_remote_worker_restarts"] == stats["num_worker_exceptions"] == 0
-
-
-def test_policy_that_workers_cannot_unpickle_is_reported_once(ray_session: None) -> None:
-    adapter, options = resolve_policy(NotInWorkers())
-    config = worker_config("a2c", rollout={"num_workers": 1, "num_cpus_per_worker": 0.1})
-    workers = WorkerSet(dataclasses.replace(config, policy_class=adapter, policy=options))
-    try:
-        with pytest.raises(WorkersFailedError, match="No module named 'users_module'"):
-            next(Collector.over(workers, sync=True))
-        assert workers.stats()["num_remote_worker_restarts"] == 0
-    finally:
-        workers.stop()
-
-
-def test_local_collector_reports_why_environments_fail() -> None:
-    # The driver makes one environment to read its spaces. Only the second environment fails.
-    made: list[int] = []
-
-    def make() -> Any:
-        made.append(1)
-        if len(made) > 1:
-            raise OSError("no licence")
-        return Drift()
-
-    collector = Collector(make, num_collectors=0, frames_per_batch=4)
-    with pytest.raises(EnvironmentFailedError, match="no licence"):
-        next(collector)

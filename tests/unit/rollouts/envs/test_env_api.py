@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faulty_envs import sample_often, worker
 from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-from test_env_faults import sample_often, worker
 from toy_envs import AUTORESET, Clock, Drift
 
 from polopt.rollouts.envs.env_errors import EnvironmentAPIError, EnvironmentFailedError

@@ -9,73 +9,38 @@ import gymnasium
 import numpy as np
 import pytest
 from faulty_envs import (
+    CRASH_AT,
     BadReset,
-    CrashingClock,
     CrashingVector,
     NeverMade,
     NeverResets,
     NeverSteps,
     Spoiled,
+    check_row_before_a_crash_is_bootstrapped,
+    crash_batches,
+    crashed,
     crashing_cartpole,
-    guarded,
+    sample_often,
+    worker,
 )
 from gymnasium.wrappers import NormalizeObservation
-from toy_envs import AUTORESET, Clock, Drift, make_policy, make_sampler, set_value_function
+from toy_envs import AUTORESET, Clock, make_policy, make_sampler
 
 from polopt.common.data_faults import DataFaults
 from polopt.common.sample_batch import SampleBatch
 from polopt.metrics.record import Record
 from polopt.policies import gae
-from polopt.policies.a2c import A2CPolicy
 from polopt.rollouts.envs.env_errors import EnvironmentAPIError, EnvironmentFailedError
 from polopt.rollouts.envs.env_sources import resolve_env
-from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
 from polopt.rollouts.envs.fault_tolerant_env import EnvPlace, FaultTolerantEnv
-from polopt.rollouts.envs.vector_env import make_vector_env, probe_spaces
+from polopt.rollouts.envs.vector_env import make_vector_env
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.sampler_faults import SamplerFaults
-from polopt.rollouts.sampling.seeds import worker_seeds
+from polopt.rollouts.seeds import worker_seeds
 from polopt.rollouts.workers.fault_log import FaultLog
-from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.rollouts.workers.worker_config import WorkerConfig
 
-GAMMA, CRASH_AT, LONGEST = 0.9, 3, 8
 every_mode = pytest.mark.parametrize("mode", AUTORESET)
-
-
-def table_before_a_crash(last: float) -> np.ndarray:
-    """Returns the value at each time. The reward is 1 for `CRASH_AT` steps, and the value after
-    these steps is `last`. The values at later times, which are never reached, are far off."""
-    values = np.full(LONGEST + 1, 99.0)
-    discount = GAMMA ** np.arange(CRASH_AT, -1, -1)
-    values[: CRASH_AT + 1] = (1.0 - discount) / (1.0 - GAMMA) + discount * last
-    return values
-
-
-def crash_batches(mode: str, fragment: int, kind: Any = FastSyncVectorEnv) -> list[SampleBatch]:
-    """Samples 30 steps of two `Clock` environments. The first clock raises in each episode, and the
-    second never raises. The policy's value function is exact for the first clock up to the
-    exception, and wrong for the second clock."""
-    makers = [lambda: CrashingClock(CRASH_AT, LONGEST), lambda: CrashingClock(10**6, LONGEST, 7)]
-    env = guarded(makers, mode, kind)
-    policy = make_policy("a2c", env, gamma=GAMMA, model={"fcnet_hiddens": []}, **{"lambda": 0.95})
-    set_value_function(policy, table_before_a_crash(last=5.0))
-    sampler = make_sampler(env, policy, fragment)
-    try:
-        return [policy.postprocess(sampler.sample()) for _ in range(-(-30 // fragment))]
-    finally:
-        sampler.close()
-
-
-def crashed(batch: SampleBatch, name: str) -> np.ndarray:
-    return batch[name][:, 0]
-
-
-def check_row_before_a_crash_is_bootstrapped(batches: list[SampleBatch]) -> None:
-    for batch in batches:
-        valid = crashed(batch, "valid")
-        np.testing.assert_allclose(crashed(batch, "advantages")[valid], 0.0, atol=2e-5)
 
 
 @every_mode
@@ -123,22 +88,6 @@ def test_crash_treated_as_termination_is_wrong(monkeypatch: pytest.MonkeyPatch) 
 
 
 # ---- workers ----------------------------------------------------------------------------------
-
-
-def worker(env: Any, index: int = 3, **options: Any) -> RolloutWorker:
-    options = {"num_envs_per_worker": 2, "rollout_fragment_length": 25, **options}
-    config = RolloutConfig.parse({"env": env, **options})
-    source = resolve_env(env)
-    policy = A2CPolicy.config_class.parse({"model": {"fcnet_hiddens": [4]}})
-    probe = (Drift.observation_space, Drift.action_space)
-    if env is crashing_cartpole or not isinstance(env, type):
-        probe = probe_spaces(source, config)
-    return RolloutWorker(WorkerConfig(config, source, A2CPolicy, policy, *probe, seed=0), index)
-
-
-def sample_often(made: RolloutWorker) -> None:
-    for _ in range(20):
-        made.sample()
 
 
 def test_random_crashes_in_step_and_reset() -> None:

@@ -13,22 +13,22 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from checkpoint_helpers import trainer
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import NormalizeObservation
 from sampling_helpers import assert_same, every_mode
-from test_evaluation import trainer
 from toy_envs import Drift, make_policy, make_sampler
 
 from polopt import Callbacks, Episode
 from polopt.rollouts.envs import env_errors
+from polopt.rollouts.envs.env_sources import own_copy
 from polopt.rollouts.envs.env_state import (
     get_env_statistics,
     merge_env_statistics,
     set_env_statistics,
     set_evaluation_statistics,
 )
-from polopt.rollouts.envs.own_copy import own_copy
 from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collector_toys import local_collector, update
 from fakes import (
     CheckedWorker,
     FakeTransport,
@@ -19,7 +18,7 @@ from fakes import (
 )
 from faulty_envs import Spoiled
 from gymnasium import spaces
-from test_normalization import BOTH, assert_equal_moments
+from policy_helpers import BOTH, assert_equal_moments
 from toy_envs import Drift
 
 import polopt
@@ -280,22 +279,6 @@ def test_learner_in_this_process_learns_what_acted() -> None:
     for _ in range(6):
         optimizer.step()
     assert max(map(abs, kl)) < 1e-6
-
-
-def test_collector_adds_moments_and_keeps_them_with_new_weights() -> None:
-    policy = ("ppo", {"gamma": GAMMA, **BOTH})
-    with local_collector(policy=policy, total_frames=48) as collector:
-        given = collector.policy.get_weights()
-        frames = 0
-        for batch in collector:
-            frames += batch.env_steps
-            assert batch.moments is None
-            assert moments_of(collector.policy).rows == frames
-            collector.policy.learn_on_batch(batch)
-            update(collector)
-            collector.update_policy_weights_(given._replace(version=batch.version + 1))
-        assert frames >= 48
-        assert moments_of(collector.policy).rows == frames
 
 
 # ---- saved and restored -----------------------------------------------------------------------
