@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import io
 import os
 import sys
@@ -24,6 +25,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+#: Its function `compute_gradient` runs in the workers.
+STRATEGY = "polopt.optimizers.async_gradients"
 ROOT = Path(__file__).resolve().parents[1]
 _NO_CODE = {
     tokenize.COMMENT,
@@ -56,7 +59,7 @@ def folders(checkout: Path) -> dict[str, tuple[int, int]]:
     counts = {}
     for link in sorted((checkout / "src" / "polopt").iterdir()):
         if link.is_dir() and link.name not in ("__pycache__", "tuned_examples"):
-            files = [path for path in link.resolve().rglob("*.py")]
+            files = list(link.resolve().rglob("*.py"))
             counts[link.name] = len(files), sum(map(code_lines, files))
     return counts
 
@@ -79,12 +82,10 @@ class Entered:
 def traced(worker: Any, weights: Any) -> Any:
     """In a worker: computes a gradient, as A3C does. The first call begins to profile this thread.
     So the second call also counts the functions around it, which receive calls and send answers."""
-    import polopt.optimizers.async_gradients as strategy
-
     if "entered" not in worker.state:
         worker.state["entered"] = Entered()
         sys.setprofile(worker.state["entered"])
-    return strategy.compute_gradient(worker, weights)
+    return importlib.import_module(STRATEGY).compute_gradient(worker, weights)
 
 
 def entered(worker: Any, _: Any = None) -> Any:
@@ -96,8 +97,8 @@ def entered(worker: Any, _: Any = None) -> Any:
 def one_round() -> set[tuple[str, str]]:
     """Trains A3C with one worker, and returns the functions that a round enters."""
     import polopt
-    import polopt.optimizers.async_gradients as strategy
 
+    strategy: Any = importlib.import_module(STRATEGY)
     options = {"num_workers": 1, "grads_per_step": 1, "min_sample_timesteps_per_iteration": 1}
     trainer = polopt.A3C({"env": "CartPole-v1", "rollout_fragment_length": 8, **options})
     plain = strategy.compute_gradient

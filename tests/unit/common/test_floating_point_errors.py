@@ -8,8 +8,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from checkpoint_helpers import trainer
 from gymnasium import spaces
-from test_evaluation import trainer
 
 from polopt.common.compression import GradientPacker, Packed, pack, unpack
 from polopt.common.episodes import EpisodeStats

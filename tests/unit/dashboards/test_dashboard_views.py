@@ -15,14 +15,16 @@ from dashboard_results import PHASES, write_examples, write_trial
 
 pytest.importorskip("plotly", reason="the extra polopt[dashboard] is not installed")
 
+from dashboard_helpers import select, write_sweep
+
 from polopt import dashboards, metrics
 from polopt.common.config import ConfigError
 from polopt.dashboards import report
 from polopt.dashboards.data.diagnosis import Finding
 from polopt.dashboards.data.scales import smoothed
-from polopt.dashboards.data.selection import Filters, Selection, differing_keys, make_runs
+from polopt.dashboards.data.selection import Filters, Selection, differing_keys
 from polopt.dashboards.data.tab import OptimizerTab, Plot, Tab
-from polopt.dashboards.data.trials import RETURN, ResultsDirectory, Trial
+from polopt.dashboards.data.trials import RETURN, Trial
 from polopt.dashboards.tab_file import tab_of
 from polopt.dashboards.views import (
     compare_tab,
@@ -36,18 +38,6 @@ from polopt.dashboards.views.tabs import findings_panel, tabs_of
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
-
-
-@pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "results"
-
-
-def select(results: Path, **options: Any) -> Selection:
-    directory = ResultsDirectory(results)
-    directory.refresh()
-    return Selection(make_runs(directory.trials), **options)
 
 
 def of_optimizer(selection: Selection) -> dict[str, Panel]:
@@ -360,13 +350,6 @@ def test_groups_differ_by_config_and_not_by_seed(results: Path) -> None:
     assert set(differing_keys(trials)) == {"lr", "model.fcnet_hiddens", "seed"}
     table = by_key(compare_tab.panels(selection))["config-differences"]
     assert ["model.fcnet_hiddens", "[32]", "[64]"] in table.rows
-
-
-def write_sweep(results: Path, trials: int) -> None:
-    """Writes a trial for each learning rate. The returns rise with the learning rate."""
-    for number in range(trials):
-        params = {"lr": round(0.001 * (number + 1), 3), "num_sgd_iter": 4 + number % 2}
-        write_trial(results, "sync_samples", 0, 3, level=100.0 + 20 * number, params=params)
 
 
 def test_labels_say_what_was_varied(results: Path) -> None:

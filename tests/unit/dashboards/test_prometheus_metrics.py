@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 import ray
 import yaml
+from commands import run_command
 from source_tree import ROOT
-from typer.testing import CliRunner
 
-from polopt.command_line.cli import app
 from polopt.dashboards import prometheus_exporter
 from polopt.dashboards.data.prometheus import LAG_BOUNDARIES, METRICS, markdown_table
 from polopt.dashboards.data.tab import OptimizerTab
@@ -363,7 +362,7 @@ def test_command_writes_dashboards_where_ray_looks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR", str(tmp_path / "boards"))
-    done = CliRunner().invoke(app, ["grafana"])
+    done = run_command(["grafana"])
     assert done.exit_code == 0, done.output
     files = (tmp_path / "boards").glob("*.json")
     assert {json.loads(path.read_text())["uid"] for path in files} == board_names()
@@ -376,14 +375,14 @@ def test_command_without_ray_says_what_to_do(
 ) -> None:
     monkeypatch.setenv("RAY_METRICS_OUTPUT_ROOT", str(tmp_path / "none"))
     monkeypatch.delenv("RAY_METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR", raising=False)
-    done = CliRunner().invoke(app, ["grafana"])
+    done = run_command(["grafana"])
     assert done.exit_code == 2
     assert "polopt[metrics]" in done.output
     assert "ray start --head" in done.output
     session = tmp_path / "session" / "grafana" / "dashboards"
     session.mkdir(parents=True)
     monkeypatch.setenv("RAY_METRICS_OUTPUT_ROOT", str(tmp_path / "session"))
-    assert CliRunner().invoke(app, ["grafana"]).exit_code == 0
+    assert run_command(["grafana"]).exit_code == 0
     assert len(list(session.iterdir())) == len(board_names())
 
 
@@ -415,18 +414,18 @@ def test_command_takes_a_session_that_runs_and_says_which(ray_tmpdir: Path) -> N
     (ray_tmpdir / "ray" / "session_4" / "sockets").mkdir(parents=True)
     (ray_tmpdir / "ray" / "session_latest").symlink_to("session_4")
     with running_session(ray_tmpdir, "session_1"):
-        done = CliRunner().invoke(app, ["grafana"])
+        done = run_command(["grafana"])
         assert done.exit_code == 0, done.output
         assert "session     session_1, your only running session" in done.output
         with running_session(ray_tmpdir, "session_2") as second:
-            done = CliRunner().invoke(app, ["grafana"])
+            done = run_command(["grafana"])
             alerting = second / "metrics" / "grafana" / "provisioning" / "alerting"
             assert [path.name for path in alerting.iterdir()] == ["polopt_alert_rules.yaml"]
             assert "session_2, the newest of your 2 running sessions" in done.output
             assert len(list((second / "metrics/grafana/dashboards").iterdir())) == len(
                 board_names()
             )
-    done = CliRunner().invoke(app, ["grafana"])
+    done = run_command(["grafana"])
     assert done.exit_code == 2
     assert "no Ray that you have started exports metrics" in done.output
 
@@ -436,7 +435,7 @@ def test_command_leaves_sessions_of_other_users_out(
 ) -> None:
     with running_session(ray_tmpdir, "session_1"):
         monkeypatch.setattr("os.getuid", lambda: 12345)
-        assert CliRunner().invoke(app, ["grafana"]).exit_code == 2
+        assert run_command(["grafana"]).exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -466,7 +465,7 @@ def test_command_looks_where_ray_keeps_its_sessions(
     with first, running_session(ray_tmpdir / "s", "session_1_s"):
         # The test does not use the default directory, because this machine may run Ray.
         given = [] if used else [str(ray_tmpdir / "given")]
-        done = CliRunner().invoke(app, ["grafana", *given])
+        done = run_command(["grafana", *given])
     assert done.exit_code == 0, done.output
     assert (f"session_1_{used}" in done.output) == (used is not None)
     assert "session_1_s" not in done.output or used == "s"

@@ -8,16 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from policy_helpers import fixed_gradient, make_batch, moved, small_policy
-from test_losses import gradient_of
+from policy_helpers import fixed_gradient, gradient_of, make_batch, moved, small_policy
 from torch import Tensor
 from torch.distributions import Categorical, kl_divergence
 from toy_envs import TwoNumbers
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.appo import AppoPolicy
+from polopt.policies.fragment_policy import MinibatchGradients
 from polopt.policies.impala import ImpalaPolicy
-from polopt.policies.minibatch_gradients import MinibatchGradients
 from polopt.policies.policy import Policy
 from polopt.policies.vtrace import VTraceConfig, vtrace
 

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from learner_threads import on_threads
 from policy_helpers import FakeEnv, fixed_gradient, make_batch, small_policy
-from test_several_learners import on_threads
 from torch import nn
 from toy_envs import random_batch
 
-from polopt.collectors.non_learning import NonLearningPolicy
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.transitions import Transitions
@@ -26,10 +25,10 @@ from polopt.common.weights import Gradients
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.policies.acting_policy import ActingPolicy
 from polopt.policies.actor_critic import ActorCriticPolicy
+from polopt.policies.fragment_policy import MinibatchGradients
 from polopt.policies.learning.flat_parameters import FlatParameters, Segment
 from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.learning.weight_updater import WeightUpdater
-from polopt.policies.minibatch_gradients import MinibatchGradients
 from polopt.policies.network_policy import NetworkPolicy
 from polopt.policies.policy import Policy
 from polopt.trainers.experiment import Experiment
@@ -263,8 +262,7 @@ def test_contract_has_nothing_of_a_family() -> None:
     own = public_names(Policy) - ACTS
     assert own == LEARNS
     assert Policy.__abstractmethods__ == {"make_segments", "action_params"}
-    for family in (ActorCriticPolicy, NonLearningPolicy):
-        assert issubclass(family, ActingPolicy)
+    assert issubclass(ActorCriticPolicy, ActingPolicy)
     assert public_names(NetworkPolicy) - ACTS - LEARNS == NETWORK
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_replay_buffer import GAMMA, Streams, fragment, with_state
+from replay_streams import GAMMA, Streams, fragment, with_state
 
 from polopt.common.config import ConfigError
 from polopt.replay import row_store

@@ -3,7 +3,6 @@ written."""
 
 from __future__ import annotations
 
-import json
 import math
 import resource
 import signal
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_checkpoints import SMALL, resign
+from checkpoint_helpers import PARAMS, SMALL, resign, rewrite
 
 from polopt.trainers.checkpoints import CheckpointError, write_checkpoint
 from polopt.trainers.saved_trainer import read_trainer_state
@@ -31,19 +30,6 @@ def saved(tmp_path: Path) -> Path:
 
 
 # ---- fields -----------------------------------------------------------------------------------
-
-
-def rewrite(directory: Path, change: Callable[[dict[str, Any], dict[str, Any]], Any]) -> None:
-    """Changes the files of a checkpoint, and writes a manifest with the new SHA-256 sums."""
-    tensors = torch.load(directory / "tensors.pt", weights_only=True)
-    tree = json.loads((directory / "state.json").read_text())
-    change(tensors, tree)
-    torch.save(tensors, directory / "tensors.pt")
-    (directory / "state.json").write_text(json.dumps(tree))
-    resign(directory)
-
-
-PARAMS = "/optimizer/policy/params"
 
 
 def replace_params(make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -86,11 +72,6 @@ def replace_count(value: Any, key: str = "num_env_steps_sampled") -> Any:
             lambda tensors, tree: tree["config"].update(model={"custom": "hostile:X"}),
             "config/model/custom",
             "got 'hostile:X'",
-        ),
-        (
-            lambda tensors, tree: tree["config"]["policy"]["model"].update(custom_model="a:X"),
-            "config/policy/model/custom_model",
-            "got 'a:X'",
         ),
     ],
 )

@@ -3,7 +3,6 @@ code."""
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 import os
@@ -16,27 +15,13 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from checkpoint_helpers import SMALL, resign, trainer
 from ray import tune
 
 from polopt.trainers.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
 from polopt.trainers.run_context import RunContext
 from polopt.trainers.saved_trainer import read_trainer_state
 from polopt.trainers.trainer import PolicyOptimizerTrainer
-
-SMALL = {
-    "env": "CartPole-v1",
-    "num_workers": 0,
-    "num_envs_per_worker": 2,
-    "rollout_fragment_length": 8,
-    "min_sample_timesteps_per_iteration": 32,
-    "num_sgd_iter": 1,
-    "model": {"fcnet_hiddens": [8]},
-    "seed": 5,
-}
-
-
-def trainer(**changes: Any) -> PolicyOptimizerTrainer:
-    return PolicyOptimizerTrainer({**SMALL, **changes})
 
 
 @pytest.fixture
@@ -54,15 +39,6 @@ def sampled(checkpoint: Path) -> int:
     steps = int(read_checkpoint(checkpoint)["optimizer"]["num_env_steps_sampled"])
     assert steps >= 32
     return steps
-
-
-def resign(directory: Path) -> None:
-    """Writes a manifest that agrees with the changed files."""
-    sums = {
-        name: hashlib.sha256((directory / name).read_bytes()).hexdigest()
-        for name in ("tensors.pt", "state.json")
-    }
-    (directory / "manifest.json").write_text(json.dumps({"format": 1, "sha256": sums}))
 
 
 def test_state_round_trip(tmp_path: Path) -> None:

@@ -15,15 +15,12 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from polopt.command_line.cli import app
 from polopt.rollouts.envs.env_errors import EnvironmentFailedError
 from polopt.rollouts.workers.errors import NonFiniteError, WorkersFailedError
 from polopt.trainers.checkpoints import CheckpointError, DamagedCheckpoint, write_checkpoint
 from polopt.trainers.saved_trainer import (
     find_checkpoint,
-    name_previous,
     read_or_fall_back,
     read_trainer_state,
 )
@@ -442,14 +439,3 @@ def test_error_of_a_pending_call_is_not_a_misfit(
         trainer.restore(str(saved / "checkpoint_000002"))
     monkeypatch.undo()
     trainer.stop()
-
-
-def test_command_line_names_the_previous_one(saved: Path) -> None:
-    newest = saved / "checkpoint_000002"
-    truncate(newest / "tensors.pt")
-    result = CliRunner().invoke(app, ["evaluate", str(newest)])
-    assert result.exit_code == 2
-    assert "is damaged: the SHA-256 of tensors.pt" in result.output
-    assert str(saved / "checkpoint_000001") in result.output
-    assert "Traceback" not in result.output
-    assert name_previous(saved / "checkpoint_000000") == ""

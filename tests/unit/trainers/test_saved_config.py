@@ -8,7 +8,6 @@ import decimal
 import enum
 import fractions
 import json
-import logging
 import threading
 import uuid
 from collections.abc import Mapping
@@ -19,17 +18,13 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
-from test_checkpoints import resign
-from test_command_line import SMALL, error_of, polopt
+from checkpoint_helpers import SMALL, resign
 
-from polopt.command_line.tune_run import _next_step
 from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.policy_registry import POLICIES
 from polopt.policies.ppo import PPOConfig, PPOPolicy
 from polopt.trainers import saved_policy
 from polopt.trainers.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
-from polopt.trainers.experiment import Experiment
 from polopt.trainers.saved_config import argument_for, decode_config, encode_config
 from polopt.trainers.saved_trainer import read_trainer_state
 from polopt.trainers.trainer import PolicyOptimizerTrainer
@@ -217,112 +212,6 @@ def test_changed_value_is_one_error(kind: Any, value: Any, tmp_path: Path) -> No
 # ---- environments -----------------------------------------------------------------------------
 
 
-class Maze(gymnasium.Env[Any, Any]):
-    """An environment with 5 steps in each episode. The rewards depend on the options."""
-
-    observation_space = spaces.Box(-9, 9, (2,), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def __init__(self, config: Any) -> None:
-        self.cost = config.get("difficulty", 1) * (2 if config.get("loader") else 1)
-        cells = config.get("cells", {})
-        self.cost += cells.get((0, 1), 0) + float(np.sum(config.get("weights", 0)))
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.steps = 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        return np.zeros(2, np.float32), -float(self.cost), self.steps >= 5, False, {}
-
-
-def saved(folder: Path, env_config: Any, **options: Any) -> Path:
-    trainer = PolicyOptimizerTrainer(
-        {**SMALL, "env": Maze, "env_config": env_config, "min_sample_timesteps_per_iteration": 0}
-        | options
-    )
-    trainer.train()
-    trainer.save(str(folder / "c"))
-    trainer.save(str(folder / "c"))
-    trainer.stop()
-    return folder / "c"
-
-
-def mean_of(*arguments: Any) -> float:
-    played = polopt("evaluate", *arguments, "--episodes", 2, "--env", "test_saved_config:Maze")
-    assert played.exit_code == 0, played.output
-    [line] = [line for line in played.stdout.splitlines() if line.startswith("return")]
-    return float(line.split()[2])
-
-
-def test_evaluate_plays_the_environment_of_the_training(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    options = {
-        "difficulty": np.int64(7),
-        "cells": {(0, 1): 2},
-        "weights": np.ones(3),
-        "data": Path("data"),
-    }
-    checkpoint = saved(tmp_path, options)
-    assert mean_of(checkpoint) == -5 * (7 + 2 + 3)
-    assert not caplog.records
-
-
-def test_missing_option_of_the_environment_is_asked_for(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    checkpoint = saved(tmp_path, {"difficulty": 7, "loader": Loader(), "more": [1, Loader()]})
-    [warning] = caplog.records  # only the first of the two saves warns
-    assert f"env_config.loader ({__name__}.Loader), env_config.more[1]" in warning.message
-    assert warning.levelno == logging.WARNING
-    state = read_trainer_state(checkpoint)
-    assert set(state["unsaved"]) == {"env", "env_config.loader", "env_config.more[1]"}
-    assert state["config"]["env_config"] == {"difficulty": 7, "more": [1, None]}
-
-    named = ["--env", "test_saved_config:Maze"]
-    said = error_of(polopt("evaluate", checkpoint, *named))
-    assert f"does not contain env_config.loader ({__name__}.Loader), env_config.more[1]" in said
-    assert "evaluate ... env_config.loader=VALUE env_config.more=VALUE" in said
-    said = error_of(polopt("evaluate", checkpoint, "env_config.more=[]", *named))
-    assert f"does not contain env_config.loader ({__name__}.Loader), because" in said
-    assert mean_of(checkpoint, "env_config.loader=x", "env_config.more=[]") == -5 * 14
-    assert mean_of(checkpoint, "env_config.loader=null", "env_config={more: 3}") == -5 * 7
-    assert "'lr=1' has no effect" in error_of(polopt("evaluate", checkpoint, "lr=1", *named))
-
-    again = PolicyOptimizerTrainer({**SMALL, "env": Maze})  # this trainer's config is complete
-    again.restore(str(checkpoint))
-    again.stop()
-    assert saved_policy.load(checkpoint).action_space == Maze.action_space
-
-
-def test_next_command_names_what_it_needs(tmp_path: Path) -> None:
-    options = {
-        "env": "CartPole-v1",
-        "env_config": {"loader": Loader(), "size": np.int64(3)},
-        "evaluation_config": {"env": "mygame:Game-v0"},
-    }
-    command = _next_step(tmp_path, Experiment.parse(options, {}))
-    assert command.endswith(f"evaluate {tmp_path} --env mygame:Game-v0 env_config.loader=VALUE")
-
-
-def test_checkpoint_that_left_out_all_options_is_refused(tmp_path: Path) -> None:
-    """The checkpoint is as an earlier version wrote it."""
-    checkpoint = saved(tmp_path, {"difficulty": 7})
-    tree = json.loads((checkpoint / "state.json").read_text())
-    del tree["config"]["env_config"], tree["unsaved"]
-    tree["config"]["policy"]["model"]["fcnet_hiddens"] = [8]
-    (checkpoint / "state.json").write_text(json.dumps(tree))
-    resign(checkpoint)
-    said = error_of(polopt("evaluate", checkpoint, "--env", "test_saved_config:Maze"))
-    assert "does not contain env_config (" in said
-    assert "env_config={KEY: VALUE}" in said
-    assert mean_of(checkpoint, "env_config={}") == -5
-    assert mean_of(checkpoint, "env_config.difficulty=3") == -15
-
-
 @pytest.mark.parametrize("specified", [gymnasium.spec("CartPole-v1"), "CartPole-v1"])
 def test_registered_environment_is_saved_by_its_id(specified: Any, tmp_path: Path) -> None:
     trainer = PolicyOptimizerTrainer({**SMALL, "env": specified})
@@ -352,4 +241,3 @@ def test_missing_option_of_the_policy_is_named(
     said = r"does not contain policy\.hook \(.*Loader\).*Restore the checkpoint in a trainer"
     with pytest.raises(CheckpointError, match=said):
         saved_policy.load(tmp_path, Hooked)
-    assert "does not contain policy.hook" in error_of(polopt("evaluate", tmp_path))

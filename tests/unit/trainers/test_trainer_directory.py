@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import ray.tune
 from ray.train.constants import DEFAULT_STORAGE_PATH
 
 import polopt
-from polopt.command_line.output import RESULTS_DIR
 from polopt.common.config import ConfigError
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers import trainer as trainer_module
@@ -33,12 +31,6 @@ SMALL: dict[str, Any] = {
 makes_none = pytest.mark.skipif(
     not hasattr(ray.tune.Trainable, "_setup_logdir"), reason="this Ray makes a directory itself"
 )
-
-
-def test_tests_leave_the_home_of_their_user_alone() -> None:
-    home = Path(pwd.getpwuid(os.getuid()).pw_dir)
-    for folder in (DEFAULT_STORAGE_PATH, RESULTS_DIR.expanduser(), os.environ["HOME"]):
-        assert home not in Path(folder).parents
 
 
 def left() -> set[str]:

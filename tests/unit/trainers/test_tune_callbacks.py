@@ -3,7 +3,6 @@ shows."""
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -16,9 +15,7 @@ from ray.tune.constants import RAY_TUNE_CALLBACKS_ENV_VAR as VARIABLE
 from ray.tune.progress_reporter import TrialProgressCallback, _detect_progress_metrics
 from ray.tune.utils.callback import _create_default_callbacks
 
-import polopt
 from polopt.common.config import ConfigError
-from polopt.rllib.algorithms import algorithm_of
 from polopt.trainers import tune_callbacks
 from polopt.trainers.presets import SyncPPO
 from polopt.trainers.tune_callbacks import Checks
@@ -56,28 +53,6 @@ def test_the_import_of_the_trainer_sets_nothing_up() -> None:
     )
     inherited = {key: value for key, value in os.environ.items() if key != VARIABLE}
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120, env=inherited)
-
-
-def test_an_algorithm_of_rllib_under_a_name_of_polopt_warns_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """`Tuner("PPO", param_space={...})` finds the class of RLlib, whose keys are similar."""
-    monkeypatch.setenv(VARIABLE, "")
-    polopt.register(override=True)  # without a trainable that Tune has read
-    (callback,) = (one for one in _create_default_callbacks([]) if isinstance(one, Checks))
-    theirs = type("PPO", (tune.Trainable,), {"__module__": "ray.rllib.algorithms.ppo.ppo"})
-    with caplog.at_level(logging.WARNING, "polopt"):
-        for name, cls in (("PPO", algorithm_of("SyncPPO")), ("SyncPPO", SyncPPO), ("CQL2", theirs)):
-            trial = mock.Mock(trainable_name=name)
-            trial.get_trainable_cls.return_value = cls
-            callback.on_trial_start(iteration=1, trials=[trial], trial=trial)
-        assert caplog.messages == []
-        for _ in range(2):
-            trial = mock.Mock(trainable_name="PPO")
-            trial.get_trainable_cls.return_value = theirs
-            callback.on_trial_start(iteration=1, trials=[trial], trial=trial)
-    (message,) = caplog.messages
-    assert message.startswith("Tune trains PPO of RLlib, and not of polopt. PPO is 'SyncPPO' here")
 
 
 # ---- stop keys --------------------------------------------------------------------------------

@@ -15,12 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from dashboard_results import write_state, write_trial
-from test_checkpoint_fields import PARAMS, rewrite
-from test_checkpoints import SMALL, resign
-from typer.testing import CliRunner
+from checkpoint_helpers import PARAMS, SMALL, resign, rewrite
 
-from polopt.command_line.cli import app
 from polopt.common.files import open_regular, printable, read_regular
 from polopt.trainers import checkpoints
 from polopt.trainers.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
@@ -87,84 +83,6 @@ def test_only_regular_files_of_bounded_size_are_read(
     with pytest.raises(CheckpointError, match="cannot be read"):
         trainer.restore(str(saved))
     trainer.stop()
-    evaluated = CliRunner().invoke(app, ["evaluate", str(saved)])
-    assert evaluated.exit_code == 2
-    assert "cannot be read" in evaluated.stderr
-
-
-@pytest.mark.parametrize("name", ["result.json", "params.json"])
-@pytest.mark.parametrize("make", [fifo, endless_device, sparse_file])
-def test_results_show_files_that_are_not_read(
-    tmp_path: Path, name: str, make: Callable[[Path], None]
-) -> None:
-    pytest.importorskip("orjson", reason="the extra polopt[dashboard] is not installed")
-    from polopt.dashboards.data.trials import ResultsDirectory
-
-    folder = write_trial(tmp_path / "results", "sync_samples", 1, 3)
-    make(folder / name)
-    directory = ResultsDirectory(tmp_path / "results", tmp_path / "cache")
-    directory.refresh()
-    (trial,) = directory.trials
-    assert any(f"{name} cannot be read: " in problem for problem in trial.problems)
-    assert (trial.rows.num_rows == 3) == (name == "params.json")
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize(
-    "name", ["error.txt", "optimizer.json", "../tuner.pkl", "../experiment_state-9.json"]
-)
-@pytest.mark.parametrize("make", [fifo, endless_device])
-def test_other_files_of_results_do_not_block(
-    tmp_path: Path, name: str, make: Callable[[Path], None]
-) -> None:
-    pytest.importorskip("orjson", reason="the extra polopt[dashboard] is not installed")
-    from polopt.dashboards.data.trials import ResultsDirectory
-
-    folder = write_trial(tmp_path / "results", "sync_samples", 1, 3)
-    write_state(folder.parent, {folder.name: {"status": "RUNNING"}})
-    make(folder / name)
-    directory = ResultsDirectory(tmp_path / "results", tmp_path / "cache")
-    directory.refresh()
-    (trial,) = directory.trials
-    assert trial.rows.num_rows == 3
-    said = [trial.error, *trial.problems]
-    assert any("not a regular file" in text for text in said) == (not name.startswith(".."))
-
-
-def test_report_of_a_fifo_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("plotly", reason="the extra polopt[dashboard] is not installed")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    fifo(write_trial(tmp_path / "results", "sync_samples", 1, 3) / "result.json")
-    output = tmp_path / "report.html"
-    done = CliRunner().invoke(app, ["report", str(tmp_path / "results"), "-o", str(output)])
-    assert done.exit_code == 0, done.output
-
-
-def test_line_without_end_is_left_out(tmp_path: Path) -> None:
-    pytest.importorskip("orjson", reason="the extra polopt[dashboard] is not installed")
-    from polopt.dashboards.data.trials import ResultsDirectory
-
-    folder = write_trial(tmp_path / "results", "sync_samples", 1, 3)
-    with (folder / "result.json").open("ab") as file:
-        file.truncate(file.tell() + (40 << 20))  # zeros without an end of line
-    directory = ResultsDirectory(tmp_path / "results", tmp_path / "cache")
-    directory.refresh()
-    (trial,) = directory.trials
-    assert trial.rows.num_rows == 3
-    assert "line 4 is longer than 16,777,216 bytes" in trial.problems[0]
-    version = trial.rows.version
-    directory.refresh()
-    assert trial.rows.version == version
-
-
-@pytest.mark.parametrize("make", [fifo, endless_device])
-def test_trace_that_is_no_regular_file_is_refused(
-    tmp_path: Path, make: Callable[[Path], None]
-) -> None:
-    make(tmp_path / "trace.json")
-    done = CliRunner().invoke(app, ["trace", str(tmp_path)])
-    assert done.exit_code == 2
-    assert "not a regular file" in done.stderr
 
 
 def test_files_change_while_they_are_opened(
@@ -350,35 +268,8 @@ def test_printable_text_is_unchanged() -> None:
     assert printable("two\nlines\udcff") == r"two\nlines\udcff"
 
 
-@pytest.mark.parametrize("arguments", [["evaluate"], ["train", "cartpole_a3c", "--restore"]])
-def test_names_of_directories_do_not_reach_the_terminal(saved: Path, arguments: list[str]) -> None:
-    folder = saved.rename(saved.with_name(f"c{ESCAPES}"))
-    (folder / "tensors.pt").write_bytes(b"")
-    done = CliRunner().invoke(app, [*arguments, str(folder)])
-    assert done.exit_code == 2
-    assert r"c\x1b]0;title" in done.stderr
-    assert done.stderr.removesuffix("\n").isprintable()
-
-
-def test_names_in_files_do_not_reach_the_terminal(saved: Path, tmp_path: Path) -> None:
+def test_names_in_files_do_not_reach_the_terminal(saved: Path) -> None:
     rewrite(saved, lambda t, tree: tree["optimizer"].update({ESCAPES: float("nan")}))
     assert "x1b]0;title" in refusal(saved)
     rewrite(saved, lambda t, tree: t.update({ESCAPES: {}}))
     assert "x1b]0;title" in refusal(saved)
-    trace = (
-        '{"otherData": {"first_step": 1, "num_steps": 1, "duration_s": 1.0, "truncated": ["NAME"]},'
-        ' "traceEvents": []}'
-    )
-    escaped = "\\u001b[2J"
-    (tmp_path / "trace.json").write_text(trace.replace("NAME", escaped))
-    shown = CliRunner().invoke(app, ["trace", str(tmp_path / "trace.json")])
-    assert shown.exit_code == 0, shown.output
-    assert r"note        \x1b[2J has too many events" in shown.stdout
-
-
-def test_evaluated_checkpoint_is_printed_without_escapes(saved: Path) -> None:
-    folder = saved.rename(saved.with_name(f"c{ESCAPES}"))
-    done = CliRunner().invoke(app, ["evaluate", str(folder), "--episodes", "1"])
-    assert done.exit_code == 0, done.output
-    assert "\x1b" not in done.stdout
-    assert r"c\x1b]0;title" in done.stdout

@@ -9,21 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from checkpoint_helpers import SMALL
 from gymnasium import Space, spaces
+from learner_threads import learn_together, uneven_batches
 from policy_helpers import FakeEnv, every_policy
-from test_checkpoints import SMALL
-from test_several_learners import learn_together, uneven_batches
 from torch import Tensor, nn
 from toy_envs import make_policy, random_batch
-from typer.testing import CliRunner
 
 import polopt
-from polopt.command_line.cli import app
 from polopt.common.config import ConfigError
 from polopt.common.tune_registry import share
 from polopt.policies.a2c import A2CPolicy
 from polopt.policies.learning.reducer import LocalReducer
-from polopt.policies.networks.network_registry import NETWORKS
+from polopt.policies.networks.model_config import NETWORKS
 from polopt.policies.networks.observations import split
 from polopt.policies.policy import Policy, reduce_gradient
 from polopt.policies.spaces import ObservationEncoder
@@ -562,17 +560,6 @@ def test_network_that_is_not_known_is_named(tmp_path: Path) -> None:
     policy = polopt.load(tmp_path, network=Renamed)
     np.testing.assert_array_equal(policy.get_weights().flat, weights)
     assert policy.config.model.custom_options == {"width": 5}
-    for command in (["evaluate", str(tmp_path), "--episodes", "1"], ["export", str(tmp_path), "x"]):
-        refused = CliRunner().invoke(app, command)
-        assert refused.exit_code == 2
-        assert "--network module:Class" in refused.stderr
-        lacking = CliRunner().invoke(app, [*command, "--network", "math:Missing"])
-        assert "--network math:Missing: math does not define 'Missing'" in lacking.stderr
-        wrong = CliRunner().invoke(app, [*command, "--network", f"{__file__}:trained"])
-        assert "a subclass of torch.nn.modules.module.Module" in wrong.stderr
-    given = ["--network", f"{__file__}:Mine"]
-    played = CliRunner().invoke(app, ["evaluate", str(tmp_path), "--episodes", "1", *given])
-    assert played.exit_code == 0, played.output
 
 
 def test_checkpoint_compares_names_and_shapes(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from checkpoint_helpers import trainer
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import NormalizeObservation
 from sampling_helpers import rollout
-from test_evaluation import trainer
 from toy_envs import (
     AUTORESET,
     Drift,

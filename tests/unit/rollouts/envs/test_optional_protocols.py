@@ -13,11 +13,11 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from checkpoint_helpers import trainer
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import NormalizeObservation
 from sampling_helpers import assert_same, every_mode
-from test_evaluation import trainer
 from toy_envs import Drift, make_policy, make_sampler
 
 from polopt import Callbacks, Episode

