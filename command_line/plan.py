@@ -18,7 +18,7 @@ from polopt.command_line.sweep import (
 from polopt.common.add_ons import hint
 from polopt.common.config import ConfigError, canonical, differ, nearest_of, shown
 from polopt.metrics.optimizer_stats import OptimizerStats
-from polopt.rollouts.envs.close_env import close_env
+from polopt.rollouts.envs.env_errors import close_env
 from polopt.rollouts.envs.env_sources import env_name
 from polopt.rollouts.envs.env_state import merge_env_statistics, set_env_statistics
 from polopt.rollouts.envs.vector_env import make_vector_env

@@ -73,8 +73,10 @@ def copy_without(deleted: tuple[str, ...], to: Path) -> Path:
     for folder in PACKAGE_FOLDERS:
         (package / folder).unlink(missing_ok=True)
         shutil.copytree(ROOT / folder, package / folder)
-    shutil.copytree(ROOT / "tests", to / "tests")
-    shutil.copy(ROOT / "pyproject.toml", to)
+    for folder in ("docs", "tests"):
+        shutil.copytree(ROOT / folder, to / folder)
+    for name in ("constraints.txt", "pyproject.toml", "setup.cfg"):
+        shutil.copy(ROOT / name, to)
     for folder in deleted:
         shutil.rmtree(package / folder)
         for kind in ("unit", "integration"):
@@ -118,9 +120,8 @@ def test_everything_else_trains(deleted: tuple[str, ...], tmp_path: Path) -> Non
 
 @pytest.mark.timeout(1200)
 def test_unit_tests_of_the_core_pass_without_add_ons(tmp_path: Path) -> None:
-    """The tests in `project` check the whole repository, and are left out. So are tests of
-    properties and of channels, which take long and use no add-on."""
-    source = copy_without((*ADD_ONS, "tuned_examples"), tmp_path / "copy")
+    """The tests in `project` check the whole repository, and are left out."""
+    source = copy_without(ADD_ONS, tmp_path / "copy")
     shutil.rmtree(source / "tests" / "unit" / "project")
     done = run(source, "-m", "pytest", "tests/unit", "-q", "-n", "2", "-x", timeout=1180)
     assert done.returncode == 0, done.stdout[-5000:]

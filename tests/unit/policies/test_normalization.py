@@ -19,7 +19,6 @@ from policy_helpers import BOTH, assert_equal_moments, every_policy, moved, smal
 from toy_envs import AUTORESET, Drift, make_policy, make_sampler, random_batch
 
 from polopt.common.config import ConfigError
-from polopt.common.data_faults import NO_FAULTS
 from polopt.common.moments import Moments, merged
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
@@ -28,9 +27,8 @@ from polopt.policies.normalization import Normalizer, sum_moments
 from polopt.policies.policy import Policy
 from polopt.policies.ppo import PPOConfig
 from polopt.policies.spaces import ObservationEncoder
-from polopt.rollouts.sampling.discounted_returns import DiscountedReturns
-from polopt.rollouts.sampling.sample_request import SampleRequest
-from polopt.rollouts.sampling.worker_sampler import mark_non_finite, sample_frames
+from polopt.rollouts.sampling.running_episodes import DiscountedReturns
+from polopt.rollouts.sampling.worker_sampler import SampleRequest, mark_non_finite, sample_frames
 
 GAMMA = 0.9
 
@@ -165,10 +163,10 @@ class Peak(Ramp):
 def test_episodes_continue_after_observations_too_large_to_square() -> None:
     env = SyncVectorEnv([lambda i=i: Peak(i, 9, "terminated") for i in range(2)])
     sampler = make_sampler(env, make_policy("a2c", env, **BOTH), 4)
-    batch = mark_non_finite(sampler.sample(), sampler, "Peak")
-    assert "squares of its observations are not finite" in batch.faults.non_finite
-    batch = mark_non_finite(sampler.sample(), sampler, "Peak")
-    assert batch.faults == NO_FAULTS
+    batch = mark_non_finite(sampler.sample(), sampler)
+    assert "squares of its observations are not finite" in batch.faults["non_finite"].message
+    batch = mark_non_finite(sampler.sample(), sampler)
+    assert batch.faults == {}
     np.testing.assert_array_equal(batch.all_obs[:, :, 0].T, [range(4, 9)] * 2)
 
 
