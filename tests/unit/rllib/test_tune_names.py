@@ -14,7 +14,6 @@ from ray.tune.registry import get_trainable_cls, register_trainable
 
 import polopt
 from polopt.common.tune_registry import registered_trainable
-from polopt.rllib import other_libraries
 from polopt.trainers import presets
 from polopt.trainers.presets import PRESETS, register_names
 
@@ -67,21 +66,6 @@ def test_override_decides_without_a_warning(caplog: pytest.LogCaptureFixture) ->
     assert get_trainable_cls("A3C") is polopt.A3C
     assert messages_of(caplog, override=True) == []
     assert get_trainable_cls("IMPALA") is polopt.IMPALA
-
-
-def test_name_that_rllib_is_about_to_take(caplog: pytest.LogCaptureFixture) -> None:
-    sys.modules["ray.rllib"] = mock.Mock()
-    messages = messages_of(caplog)
-    named = [name for name in PRESETS if any(f"registers {name!r}" in text for text in messages)]
-    assert {"APPO", "IMPALA"} <= set(named) <= {"APPO", "IMPALA", "DQN", "SAC"}
-    assert len(messages) == len(named)
-    assert messages_of(caplog) == []
-
-
-def test_names_of_rllib_are_those_that_it_registers() -> None:
-    registry = pytest.importorskip("ray.rllib.algorithms.registry")
-    names = set(PRESETS) | {"PPO", "DQN", "SAC"}
-    assert names & set(registry.ALGORITHMS) == set(other_libraries.ALSO_OF_RLLIB)
 
 
 def test_unknown_names_register_nothing_of_rllib() -> None:
