@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polopt.collectors.collector_config import CollectingConfig
-from polopt.rollouts.sampling.sample_request import SampleRequest
+from polopt.rollouts.sampling.worker_sampler import SampleRequest
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 

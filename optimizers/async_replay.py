@@ -80,12 +80,6 @@ class AsyncReplayConfig(ReplayOptions):
     max_requests_in_flight_per_worker: int = pydantic.Field(default=2, ge=1, le=1000)
     error_buffer: Automatic = pydantic.Field(default=None, ge=0, le=10**12)
 
-    aliases: ClassVar[Mapping[str, str]] = {
-        **ReplayOptions.aliases,
-        "num_replay_buffer_shards": "num_replay_shards",
-        "max_requests_in_flight_per_env_runner": "max_requests_in_flight_per_worker",
-    }
-
     def limiter(self, rollout: RolloutConfig, policy: Any = None) -> RateLimiter:
         """Returns the rate limiter for a run.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import pydantic
@@ -51,10 +50,6 @@ class AsyncSamplesConfig(OptimizerConfig):
     train_batch_size: Automatic = pydantic.Field(default=None, ge=0, le=10**8)
     max_rollout_lag: int | None = pydantic.Field(default=None, ge=0, le=1000)
     max_requests_in_flight_per_worker: int = pydantic.Field(default=2, ge=1, le=1000)
-
-    aliases: ClassVar[Mapping[str, str]] = {
-        "max_requests_in_flight_per_env_runner": "max_requests_in_flight_per_worker",
-    }
 
 
 class AsyncSamples(PolicyOptimizer):

@@ -22,7 +22,7 @@ import ray
 
 from polopt.optimizers import decentralized_allreduce
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
-from polopt.policies.networks.network_registry import NETWORKS
+from polopt.policies.networks.model_config import NETWORKS
 from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.worker_config import WorkerConfig

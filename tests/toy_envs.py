@@ -22,7 +22,7 @@ from polopt.policies.impala import ImpalaPolicy
 from polopt.policies.policy import Policy
 from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.sampling.sampler import VectorSampler
-from polopt.rollouts.sampling.seeds import worker_seeds
+from polopt.rollouts.seeds import worker_seeds
 
 # One thread, as in workers, because more threads than cores slow each other down.
 limit_threads(1)

@@ -22,13 +22,16 @@ from polopt.common.episodes import EpisodeStats
 from polopt.common.weights import Weights
 from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episode_window import EpisodeWindow
-from polopt.rollouts.envs.env_api import same_encoding
+from polopt.rollouts.envs.env_api import misfit
 from polopt.rollouts.envs.env_sources import EnvSource, env_name, resolve_env
 from polopt.rollouts.envs.env_state import set_evaluation_statistics
-from polopt.rollouts.envs.random_state import kept_global_generators, seed_global_generators
 from polopt.rollouts.envs.vector_env import ENV_KEYS, probe_spaces
-from polopt.rollouts.sampling.seeds import Seeds, evaluation_seeds
-from polopt.rollouts.sampling.whole_episodes import WholeEpisodes, shares
+from polopt.rollouts.seeds import (
+    Seeds,
+    evaluation_seeds,
+    kept_global_generators,
+    seed_global_generators,
+)
 from polopt.rollouts.workers.call import Reply
 from polopt.rollouts.workers.calls import WEIGHTS, Calls
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
@@ -36,6 +39,7 @@ from polopt.rollouts.workers.worker_config import WorkerConfig, check_picklable
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.experiment import TrainerConfig
 from polopt.trainers.results import custom_block
+from polopt.trainers.whole_episodes import WholeEpisodes, shares
 
 logger = logging.getLogger("polopt")
 
@@ -224,12 +228,13 @@ def evaluation_config(config: TrainerConfig, worker_config: WorkerConfig) -> Wor
 
 
 def _check_spaces(spaces: tuple[Any, Any], trained: tuple[Any, Any], env: EnvSource) -> None:
-    for name, one, other in zip(("observation", "action"), spaces, trained, strict=True):
-        if not (same_encoding(one, other) if name == "observation" else one == other):
-            raise ConfigError(
-                f"key 'evaluation_config': {env_name(env)!r} has the {name} space {one!s:.200}. "
-                f"Allowed: the same space as in training, {other!s:.200}"
-            )
+    if name := misfit(spaces, trained):
+        index = name == "action"
+        raise ConfigError(
+            f"key 'evaluation_config': {env_name(env)!r} has the {name} space "
+            f"{spaces[index]!s:.200}. Allowed: the same space as in training, "
+            f"{trained[index]!s:.200}"
+        )
 
 
 class Evaluation:

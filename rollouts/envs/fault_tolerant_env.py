@@ -15,21 +15,21 @@ from gymnasium.error import DependencyNotInstalled
 
 from polopt.common.action_mask import MASK_KEY, find_action_mask
 from polopt.common.progress import PROGRESS
-from polopt.rollouts.envs.close_env import close_env
 from polopt.rollouts.envs.env_api import check_reset, check_step, range_check, reward_of
 from polopt.rollouts.envs.env_errors import (
     APIViolation,
     EnvironmentAPIError,
     EnvironmentFailedError,
+    close_env,
     innermost,
+    missing_package,
     other_thread,
     traceback_of,
     warn_without,
 )
+from polopt.rollouts.envs.env_sources import own_copy
 from polopt.rollouts.envs.env_state import copy_statistics
-from polopt.rollouts.envs.missing_packages import missing_package
-from polopt.rollouts.envs.own_copy import own_copy
-from polopt.rollouts.envs.random_state import ProcessSeed, seed_global_generators, seed_spaces
+from polopt.rollouts.seeds import ProcessSeed, seed_global_generators, seed_spaces
 
 #: The key in `infos` for the `EnvFault` of an environment that failed.
 FAULT_KEY = "polopt_fault"

@@ -11,17 +11,17 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from polopt.common.action_mask import MASK_KEY, ActionMask
 from polopt.common.data_faults import NO_FAULTS, DataFaults
-from polopt.rollouts.envs.close_env import close_env
 from polopt.rollouts.envs.env_api import check_observation
 from polopt.rollouts.envs.env_errors import (
     APIViolation,
     EnvironmentAPIError,
     EnvironmentFailedError,
+    close_env,
     other_thread,
     traceback_of,
 )
 from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY, EnvFault, FaultTolerantEnv
-from polopt.rollouts.sampling.seeds import Seeds
+from polopt.rollouts.seeds import Seeds
 
 _Vector = VectorEnv[Any, Any, Any]
 

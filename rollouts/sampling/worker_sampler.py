@@ -1,9 +1,10 @@
-"""Makes a worker's sampler, samples the fragments that are requested, and checks their values."""
+"""The sampler of a worker: makes it, samples the fragments that are requested, and checks their
+values."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
@@ -14,11 +15,11 @@ from polopt.common.episodes import EpisodeStats
 from polopt.common.moments import merged
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.acting_policy import ActingPolicy
-from polopt.rollouts.envs.close_env import close_env
-from polopt.rollouts.envs.env_api import same_encoding
+from polopt.rollouts.envs.env_api import misfit
 from polopt.rollouts.envs.env_errors import (
     EnvironmentAPIError,
     EnvironmentFailedError,
+    close_env,
     described,
     traceback_of,
 )
@@ -27,10 +28,30 @@ from polopt.rollouts.envs.fault_tolerant_env import KeptInfos
 from polopt.rollouts.envs.vector_env import make_vector_env
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.sampling.non_finite import find_non_finite
-from polopt.rollouts.sampling.sample_request import SampleRequest
-from polopt.rollouts.sampling.sampler import VectorSampler
+from polopt.rollouts.sampling.sampler import Exploration, VectorSampler
 from polopt.rollouts.sampling.sampler_faults import SamplerFaults
-from polopt.rollouts.sampling.seeds import Seeds
+from polopt.rollouts.seeds import Seeds
+
+
+class SampleRequest(NamedTuple):
+    """A request for one fragment.
+
+    Attributes:
+        steps: the number T of steps. `None` means `rollout_fragment_length` of the worker's config.
+        frames: the minimum number of environment steps in the fragment. In Gymnasium's autoreset
+            mode next-step, a step that only resets an environment is not an environment step. So
+            the fragment may need more than T steps. `None` means that the fragment has T steps,
+            whatever the number of environment steps.
+        exploration: see `Exploration`.
+        uniform: whether to ignore the policy and draw uniform actions. See `VectorSampler.sample`.
+        reset_first: whether all environments begin new episodes first.
+    """
+
+    steps: int | None = None
+    frames: int | None = None
+    exploration: Exploration = "random"
+    uniform: bool = False
+    reset_first: bool = False
 
 
 def make_sampler(
@@ -96,15 +117,13 @@ def _check_spaces(env: Any, spaces: tuple[Space[Any], Space[Any]], place: str) -
     """Raises `EnvironmentAPIError` if the policy does not fit the spaces of the environment. The
     policy was made for the spaces of one environment. An environment of another worker may have
     different spaces, because a user's callable receives the index of the worker."""
-    for name, space, expected in (
-        ("observation", env.single_observation_space, spaces[0]),
-        ("action", env.single_action_space, spaces[1]),
-    ):
-        if not same_encoding(space, expected):
-            close_env(env, place)
-            raise EnvironmentAPIError(
-                f"{place} has {name} space {space}; the policy is made for {expected}"
-            )
+    found = env.single_observation_space, env.single_action_space
+    if name := misfit(found, spaces, action_bounds=False):
+        close_env(env, place)
+        index = name == "action"
+        raise EnvironmentAPIError(
+            f"{place} has {name} space {found[index]}; the policy is made for {spaces[index]}"
+        )
 
 
 def sample_frames(sampler: VectorSampler, request: SampleRequest) -> SampleBatch:

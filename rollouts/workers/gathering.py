@@ -8,9 +8,9 @@ from typing import Any
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Weights
-from polopt.policies.minibatch_gradients import MinibatchGradients
+from polopt.policies.fragment_policy import MinibatchGradients
 from polopt.rollouts.rollout_config import RolloutConfig
-from polopt.rollouts.sampling.sample_request import SampleRequest
+from polopt.rollouts.sampling.worker_sampler import SampleRequest
 from polopt.rollouts.workers.call import Reply
 from polopt.rollouts.workers.calls import WEIGHTS, Calls
 from polopt.rollouts.workers.early_stop import Stragglers

@@ -26,13 +26,16 @@ from polopt.policies.policy import Policy
 from polopt.rollouts.envs.env_errors import EnvironmentFailedError
 from polopt.rollouts.envs.env_sources import env_name
 from polopt.rollouts.envs.fault_tolerant_env import KeptInfos
-from polopt.rollouts.envs.random_state import seed_global_generators
-from polopt.rollouts.sampling.episode_steps import EpisodeSteps
 from polopt.rollouts.sampling.non_finite import non_finite_gradient
-from polopt.rollouts.sampling.sample_request import SampleRequest
+from polopt.rollouts.sampling.running_episodes import EpisodeSteps
 from polopt.rollouts.sampling.sampler import VectorSampler
-from polopt.rollouts.sampling.seeds import Seeds, seeds_from, worker_seeds
-from polopt.rollouts.sampling.worker_sampler import make_sampler, mark_non_finite, sample_frames
+from polopt.rollouts.sampling.worker_sampler import (
+    SampleRequest,
+    make_sampler,
+    mark_non_finite,
+    sample_frames,
+)
+from polopt.rollouts.seeds import Seeds, seed_global_generators, seeds_from, worker_seeds
 from polopt.rollouts.transport.control_page import ControlPage
 from polopt.rollouts.workers.call_runner import CallRunner
 from polopt.rollouts.workers.callbacks import CallbackCaller

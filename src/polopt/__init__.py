@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from polopt.policies.actor_critic import ActorCriticConfig as ActorCriticConfig
     from polopt.policies.actor_critic import ActorCriticPolicy as ActorCriticPolicy
     from polopt.policies.learning.policy_config import PolicyConfig as PolicyConfig
-    from polopt.policies.networks.network_registry import register_network as register_network
+    from polopt.policies.networks.model_config import register_network as register_network
     from polopt.policies.policy import Policy as Policy
     from polopt.policies.policy_registry import register_policy as register_policy
     from polopt.recording.arrival_log import RerunDifference as RerunDifference
@@ -156,7 +156,7 @@ _MODULE_OF = {
     "pack": "polopt.common.compression",
     "register": "polopt.trainers.presets",
     "register_add_on": "polopt.common.add_ons",
-    "register_network": "polopt.policies.networks.network_registry",
+    "register_network": "polopt.policies.networks.model_config",
     "register_optimizer": "polopt.optimizers.optimizer_registry",
     "register_policy": "polopt.policies.policy_registry",
     "rerun": "polopt.recording.rerun",
@@ -176,9 +176,9 @@ if not TYPE_CHECKING:  # type checkers would accept any name
     def __getattr__(name: str) -> object:
         """Imports a public name on first use and keeps it."""
         if name not in _MODULE_OF:
-            from polopt.common.other_libraries import instead_of_algorithm
+            from polopt.common.add_ons import hint
 
-            instead = instead_of_algorithm(name)
+            instead = "" if name.startswith("__") else hint("preset", name)
             raise AttributeError(
                 f"module {__name__!r} has no attribute {name!r}"
                 + (f". {instead}" if instead else "")

@@ -32,8 +32,8 @@ from polopt.common.weights import Gradients
 from polopt.optimizers.async_gradients import AsyncGradients, compute_gradient
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_gradients import SyncGradients
+from polopt.policies.fragment_policy import MinibatchGradients
 from polopt.policies.learning.reducer import LocalReducer
-from polopt.policies.minibatch_gradients import MinibatchGradients
 from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.transport.channel import Message
 from polopt.rollouts.transport.control_page import EarlyStopRequest

@@ -78,3 +78,48 @@ def test_full_disk_is_reported_with_its_directory(mounted: Path, disk: str) -> N
     assert "Traceback" not in errors[0]
     assert "Expecting value" not in done.stdout
     assert any(line.startswith("checkpoint  ") for line in done.stdout.splitlines())
+
+
+#: Each result takes about 20 KB, with TensorBoard's copy.
+_SMALL = 'mount -t tmpfs -o size=300k disk "$1"\n'
+_TRAINER = """
+import json, sys
+import polopt
+
+options = {
+    "env": "CartPole-v1",
+    "num_workers": 0,
+    "rollout_fragment_length": 16,
+    "train_batch_size": 64,
+    "min_sample_timesteps_per_iteration": 64,
+    **json.loads(sys.argv[2]),
+}
+trainer = polopt.SyncPPO(options, log_dir=sys.argv[1])
+for iteration in range(1000):
+    try:
+        trainer.train()
+    except OSError as error:
+        print(f"{iteration} {error}")
+        break
+trainer.stop()
+"""
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    "options",
+    ["{}", '{"record_arrivals": true}', '{"trace": true, "trace_first_step": 2}'],
+    ids=["results", "record", "trace"],
+)
+def test_train_ends_with_one_error_when_the_disk_of_log_dir_is_full(
+    mounted: Path, options: str
+) -> None:
+    """TensorBoard's writer once waited for ever for the thread that could not write."""
+    start = [*_NAMESPACE, "bash", "-ec", _SMALL + 'exec "$2" -c "$3" "$1" "$4"', "bash"]
+    command = [*start, str(mounted), sys.executable, _TRAINER, options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    iteration, _, error = done.stdout.strip().splitlines()[-1].partition(" ")
+    assert int(iteration) >= 1
+    assert "No space left on device" in error
+    assert str(mounted) in error

@@ -24,7 +24,7 @@ from polopt.policies.learning.reducer import LocalReducer
 from polopt.policies.spaces import ObservationEncoder
 from polopt.policies.vtrace import with_vtrace
 from polopt.rollouts.envs.env_state import merge_env_statistics
-from polopt.rollouts.sampling.discounted_returns import DiscountedReturns
+from polopt.rollouts.sampling.running_episodes import DiscountedReturns
 
 
 class Tiny(gymnasium.Env[Any, Any]):

@@ -627,6 +627,16 @@ def test_memory_is_bounded_by_the_size_of_the_file(monkeypatch: pytest.MonkeyPat
     assert not later.append({"key": 1}, 10)
 
 
+def test_row_with_many_keys_after_many_rows_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each new column would have a number for each of the earlier rows."""
+    monkeypatch.setattr("polopt.dashboards.data.rows._FREE_CELLS", 10_000)
+    rows = RowColumns()
+    for _ in range(1_000):
+        assert rows.append({}, 3)
+    assert not rows.append({f"key {number}": 1 for number in range(5_000)}, 60_000)
+    assert rows.num_rows * len(rows.names()) <= 63_000 + 10_000
+
+
 def test_half_of_a_surrogate_pair_is_replaced() -> None:
     rows = RowColumns()
     LineParser().parse(b'{"optimizer": {"name": "\\ud800", "\\udfff": 1, "x": "\\u00e9"}}\n', rows)

@@ -129,7 +129,7 @@ def test_priorities_across_fragments_are_those_of_whole_windows(
     for fragment in fragments:
         buffer.add(fragment.batch, fragment.priorities)
     rows = buffer.sample(20_000)
-    leaves = buffer._tree.leaves[rows.indices % 1000]  # type: ignore[union-attr]
+    leaves = buffer._priorities.tree.leaves[rows.indices % 1000]  # type: ignore[union-attr]
     for obs, leaf in zip(rows.obs, leaves, strict=True):
         given[tuple(obs.tolist())] = leaf
     batch = joined([fragment.batch for fragment in fragments])
@@ -259,7 +259,7 @@ def test_priorities_flow_back_to_the_shard_they_came_from() -> None:
         buffer = shard.target.buffer
         last = dict(zip(indices.tolist(), errors.tolist(), strict=True))
         for index, error in last.items():
-            leaf = buffer._tree.leaves[index % buffer.capacity]
+            leaf = buffer._priorities.tree.leaves[index % buffer.capacity]
             assert leaf == pytest.approx((error + 1e-6) ** 0.6, rel=1e-5)
             assert shard.target.priority_versions[index % buffer.capacity] == version
 
@@ -275,7 +275,7 @@ def test_importance_weights_have_the_exponent_of_the_moment_of_the_request(
 
     def watched_sample(buffer: Any, batch_size: int) -> Any:
         rows = sample_of_buffer(buffer, batch_size)
-        leaves = buffer._tree.leaves[rows.indices % buffer.capacity]
+        leaves = buffer._priorities.tree.leaves[rows.indices % buffer.capacity]
         ratios, weights = np.log(leaves / leaves.min()), -np.log(rows.weights)
         if ratios.max() > 0.1:
             found.append(float(weights[ratios.argmax()] / ratios.max()))
@@ -561,11 +561,6 @@ def test_bad_options_are_refused_before_any_process_starts(
     config = RolloutConfig.parse({"env": Drift, "num_workers": 2, **rollout})
     with pytest.raises(ConfigError, match=message):
         AsyncReplay.check_options(config, AsyncReplayConfig.parse(options))
-
-
-def test_names_of_rllib_are_accepted() -> None:
-    config = AsyncReplayConfig.parse({"num_replay_buffer_shards": 3, "prefetch_batches": 16})
-    assert (config.num_replay_shards, config.prefetch_batches) == (3, 16)
 
 
 def test_shards_are_among_the_processes_of_a_run() -> None:

@@ -12,6 +12,7 @@ import threadpoolctl
 import torch
 from faulty_envs import guarded
 from gymnasium import Space, spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from masked_env import (
     ACTIONS,
     Masked,
@@ -33,7 +34,8 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.policies.distributions.make_distribution import make_distribution
 from polopt.policies.fast_cpu.numpy_backend import numpy_network
 from polopt.policies.fast_cpu.numpy_masked import NumpyMasked
-from polopt.policies.networks import masked
+from polopt.policies.networks import actor_critics
+from polopt.policies.networks.network import Network
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.env_errors import EnvironmentFailedError
 from polopt.rollouts.sampling.sampler_faults import SamplerFaults
@@ -121,7 +123,7 @@ def test_terms_equal_distributions_over_allowed_actions(kind: str) -> None:
 def test_another_masked_logit_is_wrong(
     kind: str, logit: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(masked, "MASKED_LOGIT", logit)
+    monkeypatch.setattr(actor_critics, "MASKED_LOGIT", logit)
     with pytest.raises(AssertionError):
         check_closed_forms(kind)
 
@@ -370,7 +372,7 @@ def test_network_of_a_subclass_has_the_mask(kind: str) -> None:
     np.testing.assert_array_equal(params == np.float32(MASKED_LOGIT), masks == 0)
 
 
-class PlainNetwork(masked.Network):
+class PlainNetwork(Network):
     """A linear network over the whole observation."""
 
     def __init__(self, size: int, num_params: int) -> None:
@@ -487,6 +489,34 @@ def test_wrong_mask_of_a_vector_implementation_is_a_fault(wrong: float | None) -
     # in both environments, and the vector is replaced 6 times.
     assert batch.faults.env_faults == (0 if wrong is None else 6)
     assert batch["valid"].sum() == (20 if wrong is None else 12)
+
+
+class Masked2(Masked9):
+    """Has episodes of two steps, and correct masks."""
+
+    length = 2
+
+
+@pytest.mark.parametrize("mode", ["same_step", "disabled"])
+def test_lost_step_ends_no_episode(mode: str) -> None:
+    """In every second step, an episode of the first environment ends, and the mask of the second
+    environment is wrong. The whole vector is then replaced, so this step has no last observation.
+    """
+
+    def make() -> SyncVectorEnv:
+        makers = [Masked2, lambda: Masked(wrong=0.0)]
+        return SyncVectorEnv(makers, autoreset_mode=AutoresetMode[mode.upper()])
+
+    vector = make()
+    policy = make_policy("a2c", vector, model=SMALL)
+    sampler = make_sampler(vector, policy, 8)
+    sampler.faults = SamplerFaults(make, max_failures=20)
+    sampler.faults.mask = policy.mask
+    batch = sampler.sample()
+    assert batch.faults.env_faults == 4
+    assert not batch["terminated"].any()
+    assert not len(batch.successor_index)
+    np.testing.assert_array_equal(batch["valid"], [[t % 2 == 0] * 2 for t in range(8)])
 
 
 def test_random_allowed_returns_the_given_logits() -> None:

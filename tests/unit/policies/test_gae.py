@@ -13,7 +13,7 @@ from toy_envs import TwoNumbers, make_policy
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
-from polopt.policies.learning.value_statistics import value_statistics, value_sums
+from polopt.policies.learning.reducer import value_statistics, value_sums
 
 SIZES = st.tuples(st.integers(1, 9), st.integers(1, 4))
 SEEDS = st.integers(0, 2**31)

@@ -20,7 +20,7 @@ import polopt
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
-from polopt.policies.minibatch_gradients import MinibatchGradients
+from polopt.policies.fragment_policy import MinibatchGradients
 from polopt.policies.policy import Policy
 from polopt.policies.ppo import PPOConfig
 from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv

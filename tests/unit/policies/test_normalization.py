@@ -23,14 +23,13 @@ from polopt.common.data_faults import NO_FAULTS
 from polopt.common.moments import Moments, merged
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
-from polopt.policies.minibatch_gradients import MinibatchGradients
+from polopt.policies.fragment_policy import MinibatchGradients
 from polopt.policies.normalization import Normalizer, sum_moments
 from polopt.policies.policy import Policy
 from polopt.policies.ppo import PPOConfig
 from polopt.policies.spaces import ObservationEncoder
-from polopt.rollouts.sampling.discounted_returns import DiscountedReturns
-from polopt.rollouts.sampling.sample_request import SampleRequest
-from polopt.rollouts.sampling.worker_sampler import mark_non_finite, sample_frames
+from polopt.rollouts.sampling.running_episodes import DiscountedReturns
+from polopt.rollouts.sampling.worker_sampler import SampleRequest, mark_non_finite, sample_frames
 
 GAMMA = 0.9
 

@@ -15,8 +15,8 @@ from toy_envs import TwoNumbers
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.appo import AppoPolicy
+from polopt.policies.fragment_policy import MinibatchGradients
 from polopt.policies.impala import ImpalaPolicy
-from polopt.policies.minibatch_gradients import MinibatchGradients
 from polopt.policies.policy import Policy
 from polopt.policies.vtrace import VTraceConfig, vtrace
 

@@ -25,10 +25,10 @@ from polopt.common.weights import Gradients
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.policies.acting_policy import ActingPolicy
 from polopt.policies.actor_critic import ActorCriticPolicy
+from polopt.policies.fragment_policy import MinibatchGradients
 from polopt.policies.learning.flat_parameters import FlatParameters, Segment
 from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.learning.weight_updater import WeightUpdater
-from polopt.policies.minibatch_gradients import MinibatchGradients
 from polopt.policies.network_policy import NetworkPolicy
 from polopt.policies.policy import Policy
 from polopt.trainers.experiment import Experiment

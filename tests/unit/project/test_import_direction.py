@@ -22,8 +22,6 @@ _POLICIES = {
     "policies",
     "policies/networks",
     "policies/distributions",
-    "policies/fast_cpu",
-    "policies/fast_gpu",
     "policies/learning",
 }
 _BASE = {"common", "metrics"}
@@ -42,8 +40,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "replay": _BASE,
     "policies/distributions": _BASE,
     "policies/networks": _BASE,
-    "policies/fast_cpu": _BASE | {"policies/distributions", "policies/networks"},
-    "policies/fast_gpu": {"common"},
     "policies/learning": _BASE | {"policies/networks"},
     "policies": _BASE | _POLICIES,
     "rollouts": _BASE,  # the modules directly in this folder
@@ -54,6 +50,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "optimizers": _BASE | _POLICIES | _ROLLOUTS | {"replay"},
     "trainers": _CORE,
     # Add-ons: each may import the core. The core imports none of them.
+    "policies/fast_cpu": _BASE | {"policies/distributions", "policies/networks"},
+    "policies/fast_gpu": {"common"},
     "collectors": _CORE | {"recording"},
     "recording": _CORE | {"command_line"},
     "rllib": _CORE,
@@ -183,6 +181,11 @@ def planted(root: Path, folder: str, **sources: str) -> list[Module]:
         ("policies/networks", "from polopt import Policy", "polopt.Policy"),
         ("policies", "import polopt.rollouts.envs.spec", "polopt.rollouts.envs.spec"),
         ("policies", "from polopt import RolloutWorker", "polopt.RolloutWorker"),
+        (
+            "policies",
+            "from polopt.policies.fast_cpu import add_on",
+            "polopt.policies.fast_cpu.add_on",
+        ),
         ("policies", "import polopt as p\nx = p.RolloutWorker", "polopt.RolloutWorker"),
         ("rollouts", "from polopt import optimizers", "polopt.optimizers"),
         ("rollouts", "from polopt import *", "polopt.*"),

@@ -69,11 +69,10 @@ def test_allowed_in_words() -> None:
 
 
 def test_names_of_rllib() -> None:
-    names = {option.key: option.rllib for option in options_of(polopt.SyncPPO.preset)}
-    assert "num_env_runners" in names["num_workers"]
-    assert "minibatch_size" in names["sgd_minibatch_size"]
-    assert names["gamma"] == ("gamma",)
-    assert names["collection"] == ()
+    names = {option.key: option.aliases for option in options_of(polopt.SyncPPO.preset)}
+    assert names["num_workers"] == ("num_env_runners", "num_rollout_workers")
+    assert names["sgd_minibatch_size"] == ("minibatch_size",)
+    assert names["gamma"] == ()
 
 
 def test_generated_files_are_up_to_date() -> None:
@@ -225,7 +224,7 @@ def test_defaults_are_named_in_pydantic_fields() -> None:
     ("name", "said"),
     [
         ("SyncPPO", "rollout_fragment_length = 128"),
-        ("SyncPPO", "including names in RLlib: num_env_runners, num_rollout_workers."),
+        ("SyncPPO", "Other names: num_env_runners, num_rollout_workers."),
         ("SyncPPO", "model.use_lstm = False"),
         ("async_samples", "max_rollout_lag = None"),
         ("appo", "target_network_update_freq = 2"),

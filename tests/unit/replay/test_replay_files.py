@@ -183,13 +183,15 @@ def test_saved_rows_are_drawn_with_the_changed_exponent(tmp_path: Path) -> None:
     state = through_checkpoint(buffers[0].save(tmp_path), tmp_path)
     again = ReplayBuffer(200, GAMMA, **new)
     again.load(tmp_path, state)
-    leaves = again._tree.leaves[:30]
+    leaves = again._priorities.tree.leaves[:30]
     np.testing.assert_allclose(leaves, (errors + 0.1) ** 1.5, rtol=1e-9, atol=1e-10)
-    np.testing.assert_allclose(leaves, buffers[1]._tree.leaves[:30], rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(
+        leaves, buffers[1]._priorities.tree.leaves[:30], rtol=1e-9, atol=1e-10
+    )
     for key in ("alpha", "priority_epsilon"):  # a state of an older version has no such keys
         del state[key]
     again.load(tmp_path, state)
-    np.testing.assert_array_equal(again._tree.leaves, buffers[0]._tree.leaves)
+    np.testing.assert_array_equal(again._priorities.tree.leaves, buffers[0]._priorities.tree.leaves)
 
 
 def flip(path: Path) -> None:

@@ -12,7 +12,10 @@ from migration_tables import PAGE, tables, with_tables
 
 import polopt
 from polopt.common.config import ConfigError
-from polopt.common.other_libraries import (
+from polopt.optimizers.optimizer_registry import OPTIMIZERS
+from polopt.policies.networks.model_config import ModelConfig
+from polopt.policies.policy_registry import POLICIES
+from polopt.rllib.other_libraries import (
     ALGORITHMS,
     CLEANRL,
     RLLIB,
@@ -25,9 +28,6 @@ from polopt.common.other_libraries import (
     instead_of,
     instead_of_algorithm,
 )
-from polopt.optimizers.optimizer_registry import OPTIMIZERS
-from polopt.policies.networks.model_config import ModelConfig
-from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.trainers.experiment import Experiment, TrainerConfig
 from polopt.trainers.presets import A3C, PRESETS, SyncPPO
@@ -35,9 +35,9 @@ from polopt.trainers.presets import A3C, PRESETS, SyncPPO
 CONFIGS = [TrainerConfig, RolloutConfig]
 CONFIGS += [POLICIES.get(name).config_class for name in POLICIES.names()]
 CONFIGS += [OPTIMIZERS.get(name).config_class for name in OPTIMIZERS.names()]
-KEYS = {key for config in CONFIGS for key in (*config.keys(), *config.aliases)}
+KEYS = {key for config in CONFIGS for key in (*config.keys(), *config.other_names())}
 KEYS |= {"optimizer", "policy"}
-MODEL_KEYS = {*ModelConfig.keys(), *ModelConfig.aliases}
+MODEL_KEYS = {*ModelConfig.keys(), *ModelConfig.other_names()}
 FIXED = [(name, row) for row in RLLIB_FIXED for name in row.same]
 MODEL_FIXED = [(name, row) for row in RLLIB_MODEL_FIXED for name in row.same]
 

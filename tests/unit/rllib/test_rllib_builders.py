@@ -22,9 +22,9 @@ import polopt
 import polopt.rllib as rllib
 from polopt import ConfigError
 from polopt.common.episodes import Episode
-from polopt.common.other_libraries import RLLIB_IGNORED, instead_of
 from polopt.rllib.algorithm_config import AlgorithmConfig
 from polopt.rllib.algorithms import _INSTEAD, OLD_RESULTS, Algorithm, add_old_names, algorithm_of
+from polopt.rllib.other_libraries import RLLIB_IGNORED, instead_of
 from polopt.rllib.translation import defaults
 from polopt.rllib.user_callbacks import _NOT_CALLED, MetricsLogger, as_polopt_callbacks
 from polopt.trainers import presets

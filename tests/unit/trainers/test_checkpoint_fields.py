@@ -73,11 +73,6 @@ def replace_count(value: Any, key: str = "num_env_steps_sampled") -> Any:
             "config/model/custom",
             "got 'hostile:X'",
         ),
-        (
-            lambda tensors, tree: tree["config"]["policy"]["model"].update(custom_model="a:X"),
-            "config/policy/model/custom_model",
-            "got 'a:X'",
-        ),
     ],
 )
 def test_unusable_field_is_one_error(saved: Path, change: Any, field: str, said: str) -> None:

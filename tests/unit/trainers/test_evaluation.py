@@ -31,8 +31,7 @@ from polopt.common.weights import Weights
 from polopt.metrics.record import Record
 from polopt.rollouts import ray_session
 from polopt.rollouts.ray_session import attach_or_start
-from polopt.rollouts.sampling.seeds import evaluation_seeds, worker_seeds
-from polopt.rollouts.sampling.whole_episodes import WholeEpisodes, shares
+from polopt.rollouts.seeds import evaluation_seeds, worker_seeds
 from polopt.rollouts.transport.channel import Started
 from polopt.rollouts.transport.simulated_channel import of_process
 from polopt.trainers import best_checkpoint
@@ -44,6 +43,7 @@ from polopt.trainers.experiment import Experiment, TrainerConfig
 from polopt.trainers.run_context import RunContext
 from polopt.trainers.saved_trainer import find_checkpoint
 from polopt.trainers.trainer import PolicyOptimizerTrainer
+from polopt.trainers.whole_episodes import WholeEpisodes, shares
 
 
 def returns(playing: WholeEpisodes) -> list[float]:
@@ -603,7 +603,7 @@ def mean_return(result: dict[str, Any]) -> float:
 
 def test_evaluation_has_options_of_its_own() -> None:
     test_part = {"env_config": {"data": {"split": "test"}}, "max_frames_per_traj": 3}
-    made = market(evaluation_config={**test_part, "num_envs_per_env_runner": 1})
+    made = market(evaluation_config={**test_part, "num_envs_per_worker": 1})
     result = made.train()
     # The return is the number of steps, times the reward of the part, times the scale.
     assert mean_return(result) == 5 * 1 * 2
@@ -692,7 +692,7 @@ def test_workers_of_evaluation_are_requested_of_tune() -> None:
         "num_cpus_per_worker": 0.5,
         "num_gpus_per_worker": 0.25,
         "evaluation_interval": 1,
-        "evaluation_num_env_runners": 3,
+        "evaluation_num_workers": 3,
     }
     request = PolicyOptimizerTrainer.default_resource_request(config)
     assert request.required_resources == {"CPU": 1.0 + 2 * 0.5 + 3 * 0.5, "GPU": 0.5}

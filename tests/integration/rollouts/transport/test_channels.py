@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
@@ -330,6 +331,26 @@ def test_value_can_stay_in_the_process_that_made_it(line: Line) -> None:
     assert not isinstance(reference, np.ndarray)
     np.testing.assert_array_equal(line.call(note, reference), np.arange(1000.0))
     np.testing.assert_array_equal(line.transport.get(reference), np.arange(1000.0))
+
+
+def pause(book: Any, seconds: float) -> None:
+    time.sleep(seconds)
+
+
+@pytest.mark.parametrize("kind", PROCESSES)
+def test_sent_call_keeps_the_values_of_its_references(make: Make, kind: str) -> None:
+    """The driver may put newer weights before a process begins a call with earlier weights."""
+    owner, other = make(kind), make(kind, "worker 2")
+    references = [
+        other.transport.put(np.arange(1000.0)),
+        owner.call(make_array, 1000, by_reference=True),
+    ]
+    tickets = [other.send(pause, 0.5)]
+    tickets += [other.send(lambda book, value: value.sum(), value) for value in references]
+    del references
+    gc.collect()
+    owner.call(note, 1)  # tells the owner to drop values that nobody can fetch any more
+    assert [other.answer(ticket).value for ticket in tickets] == [None, 499_500.0, 499_500.0]
 
 
 def test_error_of_a_call_by_reference_is_an_answer(process: Line) -> None:

@@ -322,3 +322,18 @@ def test_zmq_in_a_config_means_socket(worker_pool: Pool) -> None:
     optimizer = make_named(worker_pool, "async_gradients", "zmq")
     optimizer.step()
     assert optimizer.stats()["transport"] == "socket"
+
+
+@both_transports
+def test_large_weights_reach_every_worker(worker_pool: Pool, transport: str) -> None:
+    """Two workers make the driver put new weights while a call with the earlier ones is sent."""
+    options = {"transport": transport, "num_workers": 2}
+    large = {"fcnet_hiddens": (256, 256)}
+    workers = worker_pool(worker_config("a2c", rollout=options, model=large))
+    optimizer = make_optimizer(
+        AsyncGradients, workers, grads_per_step=10, max_requests_in_flight_per_worker=3
+    )
+    for _ in range(5):
+        optimizer.step()
+    assert optimizer.stats()["num_gradients"] >= 50
+    assert workers.stats()["num_worker_lost_arguments"] == 0

@@ -14,11 +14,9 @@ from torch import distributions as td
 
 from polopt.common.config import ConfigError
 from polopt.policies.distributions.action_distribution import ActionDistribution
-from polopt.policies.distributions.categorical import Categorical
-from polopt.policies.distributions.diag_gaussian import DiagGaussian
+from polopt.policies.distributions.categorical import Categorical, MultiCategorical
+from polopt.policies.distributions.gaussians import DiagGaussian, SquashedGaussian
 from polopt.policies.distributions.make_distribution import make_distribution
-from polopt.policies.distributions.multi_categorical import MultiCategorical
-from polopt.policies.distributions.squashed_gaussian import SquashedGaussian
 
 ROWS = 50
 BOX = spaces.Box(np.array([-2.0, 0.0, 1.0], np.float32), np.array([2.0, 0.5, 4.0], np.float32))

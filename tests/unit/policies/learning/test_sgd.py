@@ -16,8 +16,8 @@ from toy_envs import POLICIES
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.a2c import A2CPolicy
+from polopt.policies.fragment_policy import MinibatchGradients
 from polopt.policies.learning.minibatches import num_minibatches, shuffled
-from polopt.policies.minibatch_gradients import MinibatchGradients
 from polopt.policies.ppo import PPOPolicy
 
 

@@ -12,7 +12,7 @@ import torch
 from policy_helpers import fixed_gradient, small_policy
 
 from polopt.policies.learning.policy_config import PolicyConfig
-from polopt.policies.learning.torch_optimizers import TORCH_OPTIMIZERS
+from polopt.policies.learning.weight_updater import TORCH_OPTIMIZERS
 
 CONFIG = PolicyConfig(adam_beta1=0.7, adam_epsilon=1e-5, rmsprop_alpha=0.9, rmsprop_epsilon=1e-3)
 CLASSES: dict[str, Any] = {
@@ -91,7 +91,7 @@ def test_updates_import_no_compiler() -> None:
 import sys
 import torch
 from polopt.policies.learning.policy_config import PolicyConfig
-from polopt.policies.learning.torch_optimizers import TORCH_OPTIMIZERS
+from polopt.policies.learning.weight_updater import TORCH_OPTIMIZERS
 for cls in TORCH_OPTIMIZERS.values():
     cls(torch.zeros(3), torch.zeros(3)).step(0.1, PolicyConfig())
 assert "torch._dynamo" not in sys.modules and "sympy" not in sys.modules

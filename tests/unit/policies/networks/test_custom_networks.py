@@ -21,7 +21,7 @@ from polopt.common.config import ConfigError
 from polopt.common.tune_registry import share
 from polopt.policies.a2c import A2CPolicy
 from polopt.policies.learning.reducer import LocalReducer
-from polopt.policies.networks.network_registry import NETWORKS
+from polopt.policies.networks.model_config import NETWORKS
 from polopt.policies.networks.observations import split
 from polopt.policies.policy import Policy, reduce_gradient
 from polopt.policies.spaces import ObservationEncoder

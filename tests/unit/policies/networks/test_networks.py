@@ -11,10 +11,14 @@ from gymnasium import Space, spaces
 from torch import nn
 
 from polopt.common.config import ConfigError
-from polopt.policies.networks.cnn import NATURE_FILTERS, NATURE_MIN_SIZE, CNNNetwork
-from polopt.policies.networks.combined import CombinedNetwork
+from polopt.policies.networks.actor_critics import (
+    NATURE_FILTERS,
+    NATURE_MIN_SIZE,
+    CNNNetwork,
+    CombinedNetwork,
+    MLPNetwork,
+)
 from polopt.policies.networks.make_network import make_network
-from polopt.policies.networks.mlp import MLPNetwork
 from polopt.policies.networks.model_config import ModelConfig
 
 BYTES, FLOATS, BOOLEANS = np.dtype(np.uint8), np.dtype(np.float32), np.dtype(np.bool_)

@@ -37,7 +37,7 @@ from polopt.rollouts.envs.vector_env import make_vector_env
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.sampler_faults import SamplerFaults
-from polopt.rollouts.sampling.seeds import worker_seeds
+from polopt.rollouts.seeds import worker_seeds
 from polopt.rollouts.workers.fault_log import FaultLog
 
 every_mode = pytest.mark.parametrize("mode", AUTORESET)

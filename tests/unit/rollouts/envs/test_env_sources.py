@@ -28,8 +28,7 @@ from toy_envs import (
 
 from polopt.common.config import ConfigError
 from polopt.policies.a2c import A2CPolicy
-from polopt.rollouts.envs.creators import EnvContext, call_creator
-from polopt.rollouts.envs.env_sources import resolve_env
+from polopt.rollouts.envs.env_sources import EnvContext, call_creator, resolve_env
 from polopt.rollouts.envs.vector_env import autoreset_mode, make_vector_env, probe_spaces
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig

@@ -15,8 +15,8 @@ from hidden_packages import NEEDED, hide, without_swig
 import polopt
 from polopt.common.config import ConfigError
 from polopt.rollouts.envs import missing_packages
+from polopt.rollouts.envs.env_errors import missing_package
 from polopt.rollouts.envs.env_sources import resolve_env
-from polopt.rollouts.envs.missing_packages import missing_package
 
 SMALL = {"num_workers": 0, "num_envs_per_worker": 1, "rollout_fragment_length": 8}
 

@@ -22,13 +22,13 @@ from toy_envs import Drift, make_policy, make_sampler
 
 from polopt import Callbacks, Episode
 from polopt.rollouts.envs import env_errors
+from polopt.rollouts.envs.env_sources import own_copy
 from polopt.rollouts.envs.env_state import (
     get_env_statistics,
     merge_env_statistics,
     set_env_statistics,
     set_evaluation_statistics,
 )
-from polopt.rollouts.envs.own_copy import own_copy
 from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
 
 

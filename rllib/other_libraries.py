@@ -1,4 +1,4 @@
-"""Options of RLlib, Stable-Baselines3 and CleanRL, and the corresponding options of polopt.
+"""Names of RLlib, Stable-Baselines3 and CleanRL, and the corresponding names of polopt.
 
 Error messages and the tables of `docs/migration.md` use the texts in this file. The texts are
 Markdown. In `Option.given`, the words between backquotes are the names of options.
@@ -698,6 +698,10 @@ RLLIB_MODEL_FIXED = (
     ),
 )
 
+#: The values that `RLLIB_FIXED` and `RLLIB_MODEL_FIXED` accept for each option.
+FIXED = {name: row.allowed(name) for row in RLLIB_FIXED for name in row.same}
+MODEL_FIXED = {name: row.allowed(name) for row in RLLIB_MODEL_FIXED for name in row.same}
+
 _LOGS = "Tune's loggers and `polopt dashboard`"
 _STOP = (
     "`stop.num_env_steps_sampled_lifetime` of `polopt train`, Tune's `stop`, or a loop over "
@@ -1036,6 +1040,57 @@ ALGORITHMS: Mapping[str, str] = {
     **dict.fromkeys(("BC", "MARWIL", "CQL", "IQL", "CRR", "DT"), _NO_OFFLINE),
     **dict.fromkeys(("QMIX", "MADDPG", "MAPPO", "IPPO"), _NO_AGENTS),
 }
+#: Names of RLlib's options that a config may use, in RLlib 2.60 and older releases.
+OTHER_NAMES = {
+    "custom_model": "custom",
+    "custom_model_config": "custom_options",
+    "custom_resources_per_env_runner": "custom_resources_per_worker",
+    "entropy_coeff_schedule": "entropy_coeff",
+    "evaluation_num_env_runners": "evaluation_num_workers",
+    "gym_env_vectorize_mode": "vectorization_mode",
+    "lr_schedule": "lr",
+    "max_requests_in_flight_per_env_runner": "max_requests_in_flight_per_worker",
+    "min_iter_time_s": "min_time_s_per_iteration",
+    "minibatch_size": "sgd_minibatch_size",
+    "num_cpus_for_main_process": "num_cpus_for_driver",
+    "num_cpus_per_env_runner": "num_cpus_per_worker",
+    "num_env_runners": "num_workers",
+    "num_envs_per_env_runner": "num_envs_per_worker",
+    "num_epochs": "num_sgd_iter",
+    "num_gpus_per_env_runner": "num_gpus_per_worker",
+    "num_gpus_per_learner": "num_gpus",
+    "num_replay_buffer_shards": "num_replay_shards",
+    "num_rollout_workers": "num_workers",
+    "num_steps_sampled_before_learning_starts": "learning_starts",
+    "replay_burn_in": "burn_in",
+    "replay_sequence_length": "sequence_length",
+    "sample_batch_size": "rollout_fragment_length",
+    "store_buffer_in_checkpoints": "save_replay_buffer",
+    "timesteps_per_iteration": "min_sample_timesteps_per_iteration",
+    "train_batch_size_per_learner": "train_batch_size",
+}
+#: Keys of RLlib's old API stack, and the keys that replace them.
+RESULT_KEYS = {
+    "episode_reward_mean": "env_runners/episode_return_mean",
+    "episode_reward_min": "env_runners/episode_return_min",
+    "episode_reward_max": "env_runners/episode_return_max",
+    "env_runners/episode_reward_mean": "env_runners/episode_return_mean",
+    "env_runners/episode_reward_min": "env_runners/episode_return_min",
+    "env_runners/episode_reward_max": "env_runners/episode_return_max",
+    "sampler_results/episode_reward_mean": "env_runners/episode_return_mean",
+    "episode_len_mean": "env_runners/episode_len_mean",
+    "episodes_total": "env_runners/num_episodes_lifetime",
+    "num_env_steps_sampled": "num_env_steps_sampled_lifetime",
+    "num_env_steps_trained": "num_env_steps_trained_lifetime",
+    "agent_timesteps_total": "num_env_steps_sampled_lifetime",
+    "num_agent_steps_sampled": "num_env_steps_sampled_lifetime",
+    "num_agent_steps_trained": "num_env_steps_trained_lifetime",
+    "info/num_steps_sampled": "num_env_steps_sampled_lifetime",
+    "info/num_steps_trained": "num_env_steps_trained_lifetime",
+}
+#: Algorithms that RLlib registers with Tune under a name that polopt registers, too. RLlib does so
+#: when Tune looks up a name that is not registered.
+ALSO_OF_RLLIB = ("APPO", "IMPALA", "DQN", "PPO", "SAC")
 _ALGORITHMS = {re.sub(r"\W", "", name).lower(): text for name, text in ALGORITHMS.items()}
 
 
@@ -1078,12 +1133,6 @@ def _add(answers: dict[str, list[str]], library: str, found: Iterable[str]) -> N
         if library not in answers.setdefault(here, []):
             answers[here].append(library)
         return  # if several rows have this name, errors use the first row
-
-
-def fixed(name: Any, options: Iterable[Fixed]) -> Fixed | None:
-    """Returns the first entry of `options` that contains the option `name`. Returns None if there
-    is no such entry."""
-    return next((row for row in options if name in row.same), None)
 
 
 def _plain(markdown: str) -> str:

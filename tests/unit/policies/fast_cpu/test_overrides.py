@@ -14,7 +14,6 @@ from torch import nn
 
 from polopt.common.registry import load_path
 from polopt.policies.fast_cpu.closed_forms import _BUILT_IN, find_closed_form
-from polopt.policies.fast_gpu.cuda_graphs import MEMBERS, why_not_graphs
 from polopt.policies.policy_registry import POLICIES
 from polopt.policies.replay_policy import ReplayPolicy
 
@@ -49,14 +48,7 @@ def members_of(cls: Any) -> set[str]:
     return set()
 
 
-def can_record(name: str) -> bool:
-    policy = policy_of(name)
-    policy.device = torch.device("cuda")  # only the device says so. The networks are on the CPU
-    return isinstance(policy, ReplayPolicy) and not why_not_graphs(policy)
-
-
 WITH_CLOSED_FORM = [name for name in CLASSES if policy_of(name).learns_with == "NumPy"]
-WITH_GRAPHS = [name for name in CLASSES if can_record(name)]
 
 
 def traced(name: str, **options: Any) -> tuple[Any, set[str]]:
@@ -101,16 +93,6 @@ def test_each_member_that_only_torch_uses_is_named(name: str) -> None:
     assert "loss" in by_torch or "critic_loss" in by_torch  # the trace sees the parts of a loss
 
 
-@pytest.mark.parametrize("name", WITH_GRAPHS)
-def test_each_member_that_a_graph_replaces_is_named(name: str) -> None:
-    cls = CLASSES[name]
-    policy, used = traced(name, fast_cpu=False, policy_delay=1)
-    rows = policy.tensors(transitions(policy))
-    used.clear()
-    policy.add_gradient(rows)
-    assert used <= {*MEMBERS, *cls.graph_members}
-
-
 @pytest.mark.parametrize(
     ("name", "member"),
     [(name, part) for name in WITH_CLOSED_FORM for part in sorted(members_of(CLASSES[name]))],
@@ -142,8 +124,6 @@ def test_changed_member_is_used(name: str, member: str, how: str) -> None:
 def test_members_that_closed_forms_name_exist() -> None:
     for path, registered in _BUILT_IN.items():
         assert all(hasattr(load_path(path), member) for member in registered.members)
-    for cls in CLASSES.values():
-        assert all(hasattr(cls, member) for member in getattr(cls, "graph_members", ()))
 
 
 def test_repr_says_why_a_policy_learns_with_torch() -> None:
