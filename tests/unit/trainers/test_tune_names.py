@@ -14,7 +14,6 @@ from ray.tune.registry import get_trainable_cls, register_trainable
 
 import polopt
 from polopt.common.tune_registry import registered_trainable
-from polopt.rllib import other_libraries
 from polopt.trainers import presets
 from polopt.trainers.presets import PRESETS, register_names
 
@@ -76,12 +75,6 @@ def test_name_that_rllib_is_about_to_take(caplog: pytest.LogCaptureFixture) -> N
     assert {"APPO", "IMPALA"} <= set(named) <= {"APPO", "IMPALA", "DQN", "SAC"}
     assert len(messages) == len(named)
     assert messages_of(caplog) == []
-
-
-def test_names_of_rllib_are_those_that_it_registers() -> None:
-    registry = pytest.importorskip("ray.rllib.algorithms.registry")
-    names = set(PRESETS) | {"PPO", "DQN", "SAC"}
-    assert names & set(registry.ALGORITHMS) == set(other_libraries.ALSO_OF_RLLIB)
 
 
 def test_unknown_names_register_nothing_of_rllib() -> None:

@@ -14,7 +14,7 @@ from hidden_packages import NEEDED, hide, without_swig
 
 import polopt
 from polopt.common.config import ConfigError
-from polopt.rollouts.envs import missing_packages
+from polopt.rollouts.envs import env_errors
 from polopt.rollouts.envs.env_errors import missing_package
 from polopt.rollouts.envs.env_sources import resolve_env
 
@@ -124,7 +124,7 @@ def test_line_of_each_kind_of_error(error: Exception | None, said: str | None) -
 def test_extras_are_those_of_gymnasium() -> None:
     extras = metadata.metadata("gymnasium").get_all("Provides-Extra") or []
     normal = {extra.replace("_", "-") for extra in extras}
-    assert set(missing_packages._EXTRAS.values()) <= normal
+    assert set(env_errors._EXTRAS.values()) <= normal
 
 
 def test_id_that_has_moved_is_one_short_line() -> None:
