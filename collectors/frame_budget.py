@@ -40,14 +40,14 @@ class FrameBudget:
         """
         self._uniform = self.num_frames + expected < self._config.init_random_frames
 
-    def request(self, worker: WorkerHandle) -> SampleRequest:
+    def request(self, handle: WorkerHandle) -> SampleRequest:
         """Makes the request for one fragment of a worker."""
         config = self._config
         frames, steps = None, None
         if config.frames_per_batch:
             num_collectors = max(1, len(self._workers.remote)) if config.sync else 1
             frames = -(-config.frames_per_batch // num_collectors)
-            steps = -(-frames // self._workers.num_envs_of(worker.index))
+            steps = -(-frames // self._workers.num_envs_of(handle.index))
         return SampleRequest(
             steps=steps,
             frames=frames,

@@ -14,6 +14,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 from toy_envs import Clock, Drift, make_policy, make_sampler, set_value_function
 
+from polopt.common.faults import FaultKind, Faults
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.a2c import A2CPolicy
 from polopt.rollouts.envs.env_sources import resolve_env
@@ -266,3 +267,8 @@ def worker(env: Any, index: int = 3, **options: Any) -> RolloutWorker:
 def sample_often(made: RolloutWorker) -> None:
     for _ in range(20):
         made.sample()
+
+
+def num_faults(faults: Faults, *kinds: FaultKind) -> int:
+    """Returns how many faults of these kinds a batch or a record has."""
+    return sum(faults[kind].count for kind in kinds if kind in faults)

@@ -19,6 +19,7 @@ import numpy as np
 
 from polopt.common.config import ConfigError
 from polopt.common.episodes import EpisodeStats
+from polopt.common.faults import non_finite_values
 from polopt.common.weights import Weights
 from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episode_window import EpisodeWindow
@@ -33,8 +34,9 @@ from polopt.rollouts.seeds import (
     seed_global_generators,
 )
 from polopt.rollouts.workers.call import Reply
-from polopt.rollouts.workers.calls import WEIGHTS, Calls
+from polopt.rollouts.workers.calls import Calls
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.snapshots import WEIGHTS
 from polopt.rollouts.workers.worker_config import WorkerConfig, check_picklable
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.experiment import TrainerConfig
@@ -104,11 +106,8 @@ def play(worker: RolloutWorker, weights: Weights | None, part: Part) -> EpisodeS
             worker.state["evaluation"] = part.serial, playing
         while True:
             faults = playing.play()
-            if faults.non_finite:
-                worker.not_finite("fragments", faults)
-            else:
-                worker.record.fault(faults)
-                worker.not_finite("fragments", faults, count=0)
+            worker.record.add_faults(faults.values())
+            worker.note_finite("fragments", non_finite_values(faults))
             if playing.done or worker.clock() >= ends_s:
                 break
     if not playing.done:
@@ -298,28 +297,28 @@ class Evaluation:
             statistics: see `Part`.
         """
         workers, config = self.workers, self._config
-        indices = [worker.index for worker in workers.remote] or [0]
+        indices = [handle.index for handle in workers.remote] or [0]
         parts = dict(zip(indices, shares(config.evaluation_duration, len(indices)), strict=True))
         workers.local.set_weights(weights)
         if workers.remote:  # `force`, because older weights may have the same version number
             workers.weights.take(force=True)
         timeout_s = workers.config.rollout.worker_timeout_s
         serial = next(self._serials)
-        for worker in workers.remote or [workers.here]:
+        for handle in workers.remote or [workers.here]:
             part = Part(
                 serial,
-                parts[worker.index],
+                parts[handle.index],
                 config.evaluation_config.explore,
                 evaluation_seeds(
                     workers.config.seed,
                     self.num_begun,
-                    worker.index,
+                    handle.index,
                     workers.config.rollout.num_envs_per_worker,
                 ),
                 statistics,
                 _CALL_HERE_S if self.in_driver else _CALL_SHARE * timeout_s,
             )
-            self._calls.send(worker, play, WEIGHTS, part, tag=part)
+            self._calls.send(handle, play, WEIGHTS, part, tag=part)
         self.num_begun += 1
         self.due = False
         self._running = _Running(weights, state, len(parts))

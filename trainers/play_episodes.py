@@ -20,6 +20,7 @@ from gymnasium.wrappers import TransformObservation, TransformReward
 
 from polopt.common.config import ConfigError, shown
 from polopt.common.episodes import Episode
+from polopt.common.faults import non_finite_values
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.env_api import misfit, reward_of
 from polopt.rollouts.envs.env_errors import close_env, missing_package
@@ -184,7 +185,7 @@ def play(
     num_ended, steps, begun_s, wait_s = 0, 0, time.monotonic(), _LONG_S
     try:
         while not playing.done:
-            problem = playing.play().non_finite
+            problem = non_finite_values(playing.play())
             if problem:
                 raise ConfigError(f"the environment cannot be evaluated: {problem}")
             steps, number = steps + 1, len(playing.episodes)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from polopt.common.data_faults import DataFaults
 from polopt.common.episodes import Episode
+from polopt.common.faults import Fault, Faults, one_per_kind
 from polopt.rollouts.sampling.non_finite import find_non_finite
 from polopt.rollouts.sampling.sampler import VectorSampler
 
@@ -48,11 +48,11 @@ class WholeEpisodes:
         """Whether all episodes have been played."""
         return not any(self._left)
 
-    def play(self) -> DataFaults:
+    def play(self) -> Faults:
         """Samples one fragment, and adds the episodes that end in it to `episodes`.
 
         Returns:
-            the exceptions of environments in the fragment, and a description of non-finite values.
+            the exceptions of environments in the fragment, and its non-finite values.
 
         Raises:
             EnvironmentFailedError, Exception: see `VectorSampler.sample`.
@@ -68,4 +68,7 @@ class WholeEpisodes:
             if self._left[episode.env_index] and not bad[episode.env_index]:
                 self._left[episode.env_index] -= 1
                 self.episodes.append(episode)
-        return batch.faults._replace(non_finite=problem or batch.faults.discarded)
+        if not problem:
+            return batch.faults
+        fault = Fault("non_finite", sampler.faults.source + problem)
+        return one_per_kind([*batch.faults.values(), fault])

@@ -10,8 +10,8 @@ import numpy as np
 from gymnasium import Space
 
 from polopt.common.config import ConfigError
-from polopt.common.data_faults import DataFaults
 from polopt.common.episodes import EpisodeStats
+from polopt.common.faults import Fault, one_per_kind
 from polopt.common.moments import merged
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.acting_policy import ActingPolicy
@@ -97,8 +97,9 @@ def make_sampler(
         index_offset=index_offset,
         in_evaluation=in_evaluation,
     )
-    place = f"vector environment {env_name(env)!r} (of worker {index})"
-    faults = SamplerFaults(remake, rollout.max_consecutive_env_faults, place)
+    name, limit = env_name(env), rollout.max_consecutive_env_faults
+    place = f"vector environment {name!r} (of worker {index})"
+    faults = SamplerFaults(remake, limit, place, f"environment {name!r} of worker {index}: ")
     try:
         made = remake()
         _check_spaces(made, spaces, place)
@@ -165,14 +166,14 @@ def join_in_time(first: SampleBatch, second: SampleBatch) -> SampleBatch:
         successor_obs=np.concatenate([first.successor_obs, second.successor_obs]),
         version=first.version,
         episodes=EpisodeStats.concat([first.episodes, second.episodes]),
-        faults=DataFaults.concat([first.faults, second.faults]),
+        faults=one_per_kind([*first.faults.values(), *second.faults.values()]),
         per_env=first.per_env,
         moments=merged(first.moments, second.moments),
         place=first.place,
     )
 
 
-def mark_non_finite(batch: SampleBatch, sampler: VectorSampler, env: str) -> SampleBatch:
+def mark_non_finite(batch: SampleBatch, sampler: VectorSampler) -> SampleBatch:
     """Checks a batch for non-finite values, and returns the batch. The sampler has already
     discarded the rows of single environments. If there are still non-finite values, describes one
     of them in `batch.faults`, and resets the environments in which they occurred.
@@ -183,17 +184,14 @@ def mark_non_finite(batch: SampleBatch, sampler: VectorSampler, env: str) -> Sam
     Args:
         batch: the postprocessed batch, which is changed in place.
         sampler: the sampler that sampled the batch.
-        env: the name of the environment, for error messages.
     """
     problem, envs = find_non_finite(batch)
     if not (problem or batch.moments is None or batch.moments.is_finite):
         problem = "the squares of its observations are not finite"
     if problem:
-        source = f"environment {env!r} of worker {batch.worker_index}: {problem}"
-        batch.faults = batch.faults._replace(non_finite=source)
-    elif batch.faults.discarded:
-        source = f"environment {env!r} of worker {batch.worker_index}: {batch.faults.discarded}"
-        batch.faults = batch.faults._replace(discarded=source)
+        fault = Fault("non_finite", sampler.faults.source + problem, rows=batch.env_steps)
+        others = [one for one in batch.faults.values() if one.kind != "bad_rows"]
+        batch.faults = one_per_kind([*others, fault])
     if envs.any():
         sampler.reset_some(envs)
         sampler.leave_gap()

@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.call_workers import set_up_each as set_up_each
     from polopt.rollouts.workers.callbacks import CallbackError as CallbackError
     from polopt.rollouts.workers.callbacks import Callbacks as Callbacks
-    from polopt.rollouts.workers.calls import WEIGHTS as WEIGHTS
     from polopt.rollouts.workers.calls import Calls as Calls
     from polopt.rollouts.workers.calls import CallsLostError as CallsLostError
     from polopt.rollouts.workers.early_stop import Stragglers as Stragglers
@@ -68,6 +67,7 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.errors import NonFiniteError as NonFiniteError
     from polopt.rollouts.workers.errors import WorkersFailedError as WorkersFailedError
     from polopt.rollouts.workers.rollout_worker import RolloutWorker as RolloutWorker
+    from polopt.rollouts.workers.snapshots import WEIGHTS as WEIGHTS
     from polopt.rollouts.workers.worker_handle import WorkerHandle as WorkerHandle
     from polopt.rollouts.workers.worker_set import WorkerSet as WorkerSet
     from polopt.trainers.play_episodes import EvaluationResult as EvaluationResult
@@ -144,7 +144,7 @@ _MODULE_OF = {
     "TensorBoardLayout": "polopt.dashboards.tensorboard",
     "TrainingResult": "polopt.command_line.train_function",
     "Transitions": "polopt.common.transitions",
-    "WEIGHTS": "polopt.rollouts.workers.calls",
+    "WEIGHTS": "polopt.rollouts.workers.snapshots",
     "Weights": "polopt.common.weights",
     "WorkerHandle": "polopt.rollouts.workers.worker_handle",
     "WorkerSet": "polopt.rollouts.workers.worker_set",

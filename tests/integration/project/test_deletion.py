@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from source_tree import PACKAGE_FOLDERS, ROOT
 
+from polopt.common.add_ons import add_ons
 from polopt.trainers.presets import PRESETS
 
 ADD_ONS = ("collectors", "command_line", "dashboards", "recording", "rllib")
@@ -65,6 +66,7 @@ def copy_without(deleted: tuple[str, ...], to: Path) -> Path:
 def test_each_add_on_is_known() -> None:
     with_file = {path.parent.name for path in ROOT.glob("*/add_on.py")}
     assert with_file <= {*ADD_ONS} <= {*PACKAGE_FOLDERS}
+    assert with_file <= {type(add_on).__module__.split(".")[1] for add_on in add_ons()}
 
 
 @pytest.mark.timeout(400)

@@ -23,6 +23,7 @@ from polopt.command_line.cli import app
 from polopt.command_line.ray_thread import ray_running
 from polopt.command_line.signals import Stopped, StopSignals
 from polopt.rollouts.transport.sockets import PrivateListener
+from polopt.trainers.results import check_stop_key, result_keys
 from polopt.trainers.stop_when import StopWhen
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
@@ -76,6 +77,11 @@ def test_request_without_space_for_the_file(tmp_path: Path) -> None:
     stop = pickle.loads(pickle.dumps(StopWhen({}, tmp_path / "missing" / "stop")))
     stop.request()
     assert stop("trial", {})
+
+
+def test_keys_of_results_are_stop_keys() -> None:
+    for key in result_keys():
+        check_stop_key(key)
 
 
 @pytest.fixture

@@ -104,11 +104,6 @@ def test_without_the_add_on_its_options_are_unknown() -> None:
         Experiment.parse({**SMALL, "own_number": 7}, PPO)
 
 
-def test_add_ons_of_polopt_are_found() -> None:
-    names = {type(add_on).__module__.split(".")[1] for add_on in add_ons.add_ons()}
-    assert {"collectors", "dashboards", "recording"} <= names
-
-
 # ---- names of another library -----------------------------------------------------------------
 
 

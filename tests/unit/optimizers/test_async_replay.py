@@ -21,7 +21,11 @@ from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.metrics.lag import DoublingHistogram
 from polopt.optimizers import async_replay, replay_shards
-from polopt.optimizers.async_replay import AsyncReplay, AsyncReplayConfig, sample
+from polopt.optimizers.async_replay import (
+    AsyncReplay,
+    AsyncReplayConfig,
+    sample_with_priorities,
+)
 from polopt.optimizers.replay_shards import Report, add
 from polopt.optimizers.sync_replay import SyncReplay
 from polopt.policies.dqn import DQNPolicy
@@ -109,7 +113,7 @@ def number_of_window(policy: Any, rows: Any) -> np.ndarray:
 def without_last_steps(worker: Any, weights: Any, prioritized: bool) -> Any:
     """A wrong variant of `sample`, in which windows end with the fragment."""
     worker.state.pop("last_steps", None)
-    return sample(worker, weights, prioritized)
+    return sample_with_priorities(worker, weights, prioritized)
 
 
 @pytest.mark.parametrize("n_step", [1, 3, 8])
@@ -122,7 +126,7 @@ def test_priorities_across_fragments_are_those_of_whole_windows(
     monkeypatch.setattr(DQNPolicy, "td_errors", number_of_window)
     config = worker_config(DQNPolicy, n_step=n_step, gamma=GAMMA)
     worker = RolloutWorker(config, 1)
-    function: Callable[..., Any] = sample if right else without_last_steps
+    function: Callable[..., Any] = sample_with_priorities if right else without_last_steps
     fragments = [function(worker, None, True) for _ in range(8)]
     buffer = ReplayBuffer(1000, GAMMA, n_step, alpha=1.0, priority_epsilon=1e-9)
     given: dict[tuple[float, ...], float] = {}
@@ -150,21 +154,21 @@ def joined(batches: list[SampleBatch]) -> SampleBatch:
 
 def test_fragment_after_a_gap_brings_no_priorities_of_the_steps_before() -> None:
     worker = RolloutWorker(worker_config(DQNPolicy, n_step=3), 1)
-    first, second = (sample(worker, None, True) for _ in range(2))
+    first, second = (sample_with_priorities(worker, None, True) for _ in range(2))
     # With three-step windows, the second fragment completes the windows of two earlier steps.
     assert (len(first.priorities), len(second.priorities)) == (5, 7)
     worker.next_batch()  # this fragment is lost
-    assert len(sample(worker, None, True).priorities) == 5
+    assert len(sample_with_priorities(worker, None, True).priorities) == 5
     worker.clear_state()  # as a restore does
-    assert len(sample(worker, None, True).priorities) == 5
-    assert sample(worker, None, False).priorities is None
+    assert len(sample_with_priorities(worker, None, True).priorities) == 5
+    assert sample_with_priorities(worker, None, False).priorities is None
 
 
 @pytest.mark.filterwarnings("error")
 def test_fragment_shorter_than_a_window_has_no_priorities_yet() -> None:
     rollout = {"rollout_fragment_length": 2, "num_envs_per_worker": 1}
     worker = RolloutWorker(worker_config(DQNPolicy, rollout=rollout, n_step=3), 1)
-    first, second = (sample(worker, None, True) for _ in range(2))
+    first, second = (sample_with_priorities(worker, None, True) for _ in range(2))
     assert np.isnan(first.priorities).all()
     np.testing.assert_array_equal(np.isnan(second.priorities), [[False], [False], [True], [True]])
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import threadpoolctl
 import torch
-from faulty_envs import guarded
+from faulty_envs import guarded, num_faults
 from gymnasium import Space, spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from masked_env import (
@@ -244,7 +244,7 @@ def test_sampled_actions_are_allowed(kind: str, mode: str) -> None:
     sampler = make_sampler(vector, masked_policy(kind), 50)
     for options in ({}, {"uniform": True}, {"explore": False}):
         batch = sampler.sample(**options)
-        assert batch.faults.env_faults == 0
+        assert num_faults(batch.faults, "raised") == 0
         assert set(batch.episodes.lengths) == {5}
 
 
@@ -257,7 +257,7 @@ def test_policies_with_memory_have_the_mask(kind: str, name: str) -> None:
     sampler = make_sampler(vector, policy, 20)
     for _ in range(3):
         batch = sampler.sample()
-        assert batch.faults.env_faults == 0
+        assert num_faults(batch.faults, "raised") == 0
         masks = policy.encode_batch(batch).obs[:, :, policy.mask.place]
         logits = policy.dist_inputs(batch)
         np.testing.assert_array_equal(logits == np.float32(MASKED_LOGIT), masks == 0.0)
@@ -292,7 +292,7 @@ def test_masks_and_images_keep_their_values_in_normalisation() -> None:
     assert [len(numeric), *space.spaces] == [2, "a", "action_mask", "image", "z"]
     assert numeric == [0, 1]
     batch = policy.postprocess(sampler.sample())
-    assert batch.faults.env_faults == 0
+    assert num_faults(batch.faults, "raised") == 0
     assert np.isfinite(list(policy.learn_on_batch(batch).values())).all()
 
 
@@ -300,7 +300,7 @@ def test_masks_and_images_keep_their_values_in_normalisation() -> None:
 def test_sampling_without_the_mask_is_wrong(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NumpyMasked, "_masked", lambda self, params, allowed: params)
     sampler = make_sampler(guarded([Masked] * 4, mode), masked_policy("discrete"), 50)
-    assert sampler.sample().faults.env_faults > 10
+    assert num_faults(sampler.sample().faults, "raised") > 10
 
 
 @every_kind
@@ -446,11 +446,11 @@ def test_wrong_mask_is_a_fault_of_the_environment(mode: str, wrong: str) -> None
     sampler = make_sampler(vector, make_policy("a2c", vector, model=SMALL), 20)
     batch = sampler.sample()
     lost = ~batch["valid"][:, 0]
-    assert batch.faults.env_faults == 10 == lost.sum()
+    assert num_faults(batch.faults, "raised") == 10 == lost.sum()
     np.testing.assert_array_equal(np.flatnonzero(lost), np.arange(1, 20, 2))
     assert set(batch.episodes.lengths) <= {9}, "only the second environment completes episodes"
-    assert "the action mask" in batch.faults.traceback
-    assert "in step() at step 2 of its episode" in batch.faults.traceback
+    assert "the action mask" in batch.faults["raised"].message
+    assert "in step() at step 2 of its episode" in batch.faults["raised"].message
 
 
 class Masked9(Masked):
@@ -487,7 +487,7 @@ def test_wrong_mask_of_a_vector_implementation_is_a_fault(wrong: float | None) -
     batch = sampler.sample()
     # Of the 12 rows of an environment, 2 are reset rows. With wrong masks, every second row is lost
     # in both environments, and the vector is replaced 6 times.
-    assert batch.faults.env_faults == (0 if wrong is None else 6)
+    assert num_faults(batch.faults, "raised") == (0 if wrong is None else 6)
     assert batch["valid"].sum() == (20 if wrong is None else 12)
 
 

@@ -19,7 +19,6 @@ from policy_helpers import BOTH, assert_equal_moments, every_policy, moved, smal
 from toy_envs import AUTORESET, Drift, make_policy, make_sampler, random_batch
 
 from polopt.common.config import ConfigError
-from polopt.common.data_faults import NO_FAULTS
 from polopt.common.moments import Moments, merged
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
@@ -164,10 +163,10 @@ class Peak(Ramp):
 def test_episodes_continue_after_observations_too_large_to_square() -> None:
     env = SyncVectorEnv([lambda i=i: Peak(i, 9, "terminated") for i in range(2)])
     sampler = make_sampler(env, make_policy("a2c", env, **BOTH), 4)
-    batch = mark_non_finite(sampler.sample(), sampler, "Peak")
-    assert "squares of its observations are not finite" in batch.faults.non_finite
-    batch = mark_non_finite(sampler.sample(), sampler, "Peak")
-    assert batch.faults == NO_FAULTS
+    batch = mark_non_finite(sampler.sample(), sampler)
+    assert "squares of its observations are not finite" in batch.faults["non_finite"].message
+    batch = mark_non_finite(sampler.sample(), sampler)
+    assert batch.faults == {}
     np.testing.assert_array_equal(batch.all_obs[:, :, 0].T, [range(4, 9)] * 2)
 
 

@@ -461,7 +461,7 @@ def test_built_in_strategies_use_only_listed_names(path: Path) -> None:
         for name in members("polopt")
         if inspect.isclass(getattr(polopt, name)) or inspect.isfunction(getattr(polopt, name))
     }
-    exported |= {"polopt.rollouts.workers.calls.WEIGHTS", *listed_names()}
+    exported |= {"polopt.rollouts.workers.snapshots.WEIGHTS", *listed_names()}
     for receiver, name in used_names(path):
         if receiver == "import":
             assert name in exported

@@ -15,7 +15,7 @@ from polopt.rllib.other_libraries import OTHER_NAMES, RESULT_KEYS
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.experiment import Experiment, aliases_for
 from polopt.trainers.presets import PRESETS, SyncPPO
-from polopt.trainers.results import check_stop_key, result_keys
+from polopt.trainers.results import check_stop_key
 from polopt.trainers.saved_trainer import read_trainer_state
 
 ENV = {"env": "CartPole-v1"}
@@ -97,15 +97,6 @@ def test_stop_keys_of_older_releases_name_the_new_key() -> None:
         with pytest.raises(ConfigError, match=f"{old!r} is now {new!r}"):
             check_stop_key(old)
         check_stop_key(new)
-
-
-def test_renamed_stop_keys_name_the_new_key() -> None:
-    for old, new in RESULT_KEYS.items():
-        with pytest.raises(ConfigError, match=f"{old!r} is now {new!r}"):
-            check_stop_key(old)
-        check_stop_key(new)
-    for key in result_keys():
-        check_stop_key(key)
 
 
 def test_names_of_rllib_are_those_that_it_registers() -> None:

@@ -18,6 +18,7 @@ from polopt.policies.policy_registry import POLICIES
 from polopt.rllib.other_libraries import (
     ALGORITHMS,
     CLEANRL,
+    RESULT_KEYS,
     RLLIB,
     RLLIB_FIXED,
     RLLIB_MODEL_FIXED,
@@ -31,6 +32,7 @@ from polopt.rllib.other_libraries import (
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.trainers.experiment import Experiment, TrainerConfig
 from polopt.trainers.presets import A3C, PRESETS, SyncPPO
+from polopt.trainers.results import check_stop_key
 
 CONFIGS = [TrainerConfig, RolloutConfig]
 CONFIGS += [POLICIES.get(name).config_class for name in POLICIES.names()]
@@ -325,3 +327,10 @@ def test_tables_are_not_empty() -> None:
     for options in (RLLIB, RLLIB_REPLAY, STABLE_BASELINES3, STABLE_BASELINES3_REPLAY, CLEANRL):
         assert len(options) > 10
         assert all(row.names and row.here for row in options)
+
+
+def test_renamed_stop_keys_name_the_new_key() -> None:
+    for old, new in RESULT_KEYS.items():
+        with pytest.raises(ConfigError, match=f"{old!r} is now {new!r}"):
+            check_stop_key(old)
+        check_stop_key(new)

@@ -27,6 +27,7 @@ from toy_envs import Drift, GlobalRandom, make_policy, make_sampler, sync_clocks
 
 import polopt
 from polopt.common.config import ConfigError
+from polopt.common.faults import non_finite_values
 from polopt.common.weights import Weights
 from polopt.metrics.record import Record
 from polopt.rollouts import ray_session
@@ -34,6 +35,7 @@ from polopt.rollouts.ray_session import attach_or_start
 from polopt.rollouts.seeds import evaluation_seeds, worker_seeds
 from polopt.rollouts.transport.channel import Started
 from polopt.rollouts.transport.simulated_channel import of_process
+from polopt.rollouts.workers.worker_handle import ProcessState
 from polopt.trainers import best_checkpoint
 from polopt.trainers import evaluation as evaluating
 from polopt.trainers.best_checkpoint import BestCheckpoint
@@ -101,7 +103,7 @@ def test_episodes_that_are_not_finite_are_played_again(fragment: int) -> None:
     env = SyncVectorEnv([BadNumbers, BadNumbers], autoreset_mode=AutoresetMode.SAME_STEP)
     sampler = make_sampler(env, make_policy("a2c", env), fragment)
     playing = WholeEpisodes(sampler, 3)
-    assert "reward" in playing.play().non_finite
+    assert "reward" in non_finite_values(playing.play())
     assert returns(playing) == [4.0, 4.0, 4.0]
 
 
@@ -301,7 +303,7 @@ def test_death_of_evaluation_worker_is_logged_as_such(caplog: pytest.LogCaptureF
 def test_missing_evaluation_workers_are_named_as_such(caplog: pytest.LogCaptureFixture) -> None:
     evaluation, workers = beside()
     for worker in workers.remote:
-        worker.state = "starting"
+        worker.to(ProcessState.STARTING)
         workers.starting[worker.channel.reply(Started())] = worker
     workers.transport.unplaced = {"evaluation worker 1", "evaluation worker 2"}
     evaluation.begin(weights_of(workers, 1), {}, [])

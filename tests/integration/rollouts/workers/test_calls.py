@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from fakes import FakeTransport, FakeWorkerSet, in_order, of_worker
-from faulty_envs import Spoiled
+from faulty_envs import Spoiled, num_faults
 from worker_calls import STARTUP_S, TIMEOUT_S, calls_for, echo, fail, fail_if, version_of
 
+from polopt.common.faults import Fault
 from polopt.rollouts.transport.channel import LostProcessError
 from polopt.rollouts.transport.simulated_channel import none_ready, oldest_first
 from polopt.rollouts.workers.calls import (
@@ -25,10 +26,10 @@ from polopt.rollouts.workers.calls import (
 )
 from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.errors import NonFiniteError, WorkersFailedError
-from polopt.rollouts.workers.fault_log import WorkerFailure
 from polopt.rollouts.workers.gathering import sample
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.rollouts.workers.worker_handle import WorkerHandle, WorkerSpec
+from polopt.rollouts.workers.worker_handle import WorkerHandle
+from polopt.rollouts.workers.worker_set import WorkerSpec
 
 DEATH = LostProcessError("the process died")
 RULES = ["send again", "reassign", "drop"]
@@ -503,7 +504,7 @@ def test_work_for_a_removed_worker_is_reassigned_or_dropped(make: Any, rule: str
 def test_work_sent_to_a_replaced_worker_reaches_its_successor(make: Any) -> None:
     workers, calls = make(2)
     replaced = workers.remote[0]
-    workers.replace(replaced, WorkerFailure("death", 1, "gone"))
+    workers.replace(replaced, Fault("death", "gone"))
     calls.drain()
     calls.send(replaced, echo, 1)
     reply = calls.first()
@@ -536,7 +537,7 @@ def test_exceptions_in_a_row_end_the_run(make: Any) -> None:
 def test_success_of_a_call_that_is_not_work_does_not_reset_the_failures(make: Any) -> None:
     workers, _ = make(2, rollout={"max_consecutive_failures": 3})
     pings = Calls(workers, "test", is_work=False)
-    failure = WorkerFailure("exception", 1, "it fails")
+    failure = Fault("exception", "it fails")
     for _ in range(2):
         workers.replace(workers.remote[0], failure)
         run(pings, workers.remote[1], echo)
@@ -672,10 +673,10 @@ def test_faults_are_counted_with_their_reply(make: Any) -> None:
     workers, calls = make(2, env=Spoiled, rollout=spoils)
     calls.fill(sample, workers.remote)
     calls.drain()
-    assert workers.faults.num_non_finite == 0
+    assert workers.faults.counts["non_finite"] == 0
     one, two = calls.all()
-    assert (one.counts.num_non_finite, two.counts.num_non_finite) == (1, 0)
-    assert workers.faults.num_non_finite == 1
+    assert [num_faults(reply.counts.faults, "non_finite") for reply in (one, two)] == [1, 0]
+    assert workers.faults.counts["non_finite"] == 1
     assert workers.stats()["last_non_finite_worker"] == 1
     assert one.counts.env_steps == two.counts.env_steps == 10, "only finite rows count"
 
@@ -686,7 +687,7 @@ def test_non_finite_data_in_a_row_end_the_run(make: Any) -> None:
     calls.fill(sample, workers.remote)
     with pytest.raises(NonFiniteError, match=r"worker 1: 3 fragments in a row.*reward"):
         calls.first()
-    assert workers.faults.num_non_finite == 3
+    assert workers.faults.counts["non_finite"] == 3
     assert workers.faults.num_restarts == 0
 
 

@@ -12,15 +12,15 @@ from fakes import make_optimizer, worker_config
 from faulty_envs import BadReset, NeverMade, NeverSteps
 
 from polopt.common.config import ConfigError
-from polopt.common.data_faults import DataFaults
+from polopt.common.faults import Fault, one_per_kind
 from polopt.metrics.record import Record
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.envs.env_errors import EnvironmentAPIError, EnvironmentFailedError
-from polopt.rollouts.workers.answer import CallError
+from polopt.rollouts.workers.call_runner import CallError
 from polopt.rollouts.workers.errors import FunctionError, NonFiniteError, WorkersFailedError
-from polopt.rollouts.workers.fault_log import FaultLog, WorkerFailure
+from polopt.rollouts.workers.fault_log import FaultLog
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.experiment import Experiment
@@ -41,13 +41,13 @@ def test_each_kind_has_its_own_keys_and_one_line(caplog: pytest.LogCaptureFixtur
     log = FaultLog(max_consecutive_failures=10)
     log.success(1)
     with caplog.at_level(logging.WARNING, logger="polopt"):
-        log.failure(WorkerFailure("death", 1, "the process died"))
-        log.failure(WorkerFailure("hang", 2, "no answer for 3.0 s"))
-        log.failure(WorkerFailure("exception", 3, "Traceback\n  ...\nKeyError: 'x'"))
-        log.failure(WorkerFailure("environment", 4, "it fell\n  ...\nOSError: no display"))
-        raised = DataFaults(2, 7, "environment 'E' in step():\n ...\nValueError: y")
-        log.add(5, recorded(faults=raised))
-        log.add(6, recorded(faults=DataFaults(non_finite="reward is nan"), num_non_finite=1))
+        log.failure(1, Fault("death", "the process died"))
+        log.failure(2, Fault("hang", "no answer for 3.0 s"))
+        log.failure(3, Fault("exception", "Traceback\n  ...\nKeyError: 'x'"))
+        log.failure(4, Fault("environment", "it fell\n  ...\nOSError: no display"))
+        raised = Fault("raised", "environment 'E' in step():\n ...\nValueError: y", 7, count=2)
+        log.add(5, recorded(faults=one_per_kind([raised])))
+        log.add(6, recorded(faults=one_per_kind([Fault("non_finite", "reward is nan")])))
     stats = log.stats()
     for plural, kind, worker, said in (
         ("deaths", "death", 1, "the process died"),

@@ -23,7 +23,7 @@ from polopt.common.config import ConfigError
 from polopt.metrics.custom_metrics import CustomMetrics, values_of
 from polopt.metrics.record import Record
 from polopt.optimizers.sync_samples import SyncSamples
-from polopt.rollouts.workers.answer import CallError
+from polopt.rollouts.workers.call_runner import CallError
 from polopt.rollouts.workers.callbacks import resolve_callbacks
 from polopt.trainers import evaluation
 from polopt.trainers.experiment import Experiment

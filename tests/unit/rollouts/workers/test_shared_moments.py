@@ -31,9 +31,9 @@ from polopt.optimizers.sync_gradients import SyncGradients
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.transport.channel import LostProcessError
 from polopt.rollouts.transport.simulated_channel import Script, oldest_first, shuffled_by
-from polopt.rollouts.workers.calls import WEIGHTS
 from polopt.rollouts.workers.errors import NonFiniteError
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.snapshots import WEIGHTS
 from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
@@ -140,7 +140,7 @@ def test_fragment_that_is_not_finite_never_enters() -> None:
     optimizer = make(SyncSamples, env=env)
     for _ in range(3):
         optimizer.step()
-    assert optimizer.workers.faults.num_non_finite > 0
+    assert optimizer.workers.faults.counts["non_finite"] > 0
     moments = moments_of(optimizer.policy)
     assert moments.is_finite
     assert moments.rows == optimizer.metrics.num_env_steps_sampled
