@@ -246,7 +246,6 @@ def test_observations_without_numbers_are_a_config_error(space: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"observation_filter": "MeanStdFilter"}, "of RLlib: 'normalize_observations=True'"),
         ({"clip_observations": 5.0}, "'clip_observations': got 5.0 with normalize_observations=F"),
         ({"clip_rewards": 1.0, "normalize_observations": True}, "or normalize_rewards=True"),
         ({"normalize_rewards": True, "clip_rewards": 0.0}, "'clip_rewards': got 0.0"),

@@ -61,6 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dashboards": {*_CORE, "dashboards/data", "dashboards/views", "command_line"},
 }
 ADD_ONS = {"collectors", "recording", "rllib", "command_line", "dashboards"}
+ADD_ONS |= {"policies/fast_cpu", "policies/fast_gpu"}
 # These folders may import only the public names of polopt, like a user's code.
 PUBLIC_NAMES_ONLY = {"tuned_examples", "benchmarks"}
 
@@ -99,9 +100,9 @@ def fault(folder: str, name: str) -> str | None:
 def add_on_of(name: str) -> str | None:
     """Returns the add-on that holds the module or public name `name`, or None if it is no part of
     an add-on."""
-    top, _, rest = public_names().get(name.removeprefix("polopt."), name).partition(".")
-    first = rest.split(".")[0]
-    return first if top == "polopt" and first in ADD_ONS else None
+    top, *parts = public_names().get(name.removeprefix("polopt."), name).split(".")
+    candidates = ("/".join(parts[:length]) for length in (2, 1))
+    return next((one for one in candidates if top == "polopt" and one in ADD_ONS), None)
 
 
 def faults_of_tests(found: Sequence[Module]) -> list[str]:
@@ -116,13 +117,13 @@ def faults_of_tests(found: Sequence[Module]) -> list[str]:
     }
     lines = []
     for module in found:
-        folder = module.path.parts[2] if len(module.path.parts) > 3 else ""
+        folder = "/".join(module.path.parts[2:-1])
         for line, name in imported_names(module):
             top = name.split(".")[0]
             add_on = add_on_of(name) or helper_of.get(top)
             if top.startswith("test_"):
                 lines.append(f"{module.path}:{line}: {name}: helpers have a module of their own")
-            elif add_on and folder not in (add_on, "project"):
+            elif add_on and not f"{folder}/".startswith((f"{add_on}/", "project/")):
                 lines.append(f"{module.path}:{line}: {name}: only tests of {add_on} may need it")
     return lines
 
@@ -247,6 +248,11 @@ def test_allowed_import_is_not_found(tmp_path: Path, folder: str, source: str) -
         ("tests/unit/policies/networks", "import polopt\npolopt.Collector", "polopt.Collector"),
         ("tests/integration/trainers", "def f():\n    import polopt.rllib", "polopt.rllib"),
         ("tests/unit/recording", "from polopt import evaluate", "polopt.evaluate"),
+        (
+            "tests/unit/policies",
+            "from polopt.policies.fast_cpu import numpy_q",
+            "polopt.policies.fast_cpu.numpy_q",
+        ),
         ("tests/unit/dashboards", "from planted import x", "planted.x"),
         ("tests/unit/trainers", "from test_checkpoints import SMALL", "test_checkpoints.SMALL"),
         ("tests", "import polopt.dashboards.report", "polopt.dashboards.report"),
@@ -268,6 +274,7 @@ def test_forbidden_import_of_a_test_is_found(
     [
         ("tests/unit/collectors", "import polopt\nfrom helper import x\npolopt.Collector"),
         ("tests/unit/project", "from polopt.dashboards import report"),
+        ("tests/unit/policies/fast_cpu", "from polopt.policies.fast_cpu import numpy_q"),
         ("tests/unit/recording", "import pytest\npytest.importorskip('polopt.command_line.cli')"),
         ("tests/unit/trainers", "import polopt\nfrom fakes import FakeTransport\npolopt.A3C"),
     ],

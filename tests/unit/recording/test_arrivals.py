@@ -60,7 +60,7 @@ from polopt.rollouts.transport.simulated_channel import (
     oldest_first,
     shuffled_by,
 )
-from polopt.rollouts.workers.answer import Answer
+from polopt.rollouts.workers.call_runner import Answer
 from polopt.rollouts.workers.gathering import sample
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_set import WorkerSet

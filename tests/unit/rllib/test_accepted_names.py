@@ -1,21 +1,26 @@
-"""Configs may use names of RLlib. Wrong configs name them in errors."""
+"""Names of RLlib in configs, stop keys and Tune's registry."""
 
 from __future__ import annotations
 
+import logging
+import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
 from checkpoint_helpers import rewrite
 
 import polopt
 from polopt.common.config import ConfigError
-from polopt.rllib import other_libraries
-from polopt.rllib.other_libraries import OTHER_NAMES, RESULT_KEYS
+from polopt.policies.networks.model_config import ModelConfig
+from polopt.rllib.other_libraries import ALSO_OF_RLLIB, OTHER_NAMES
+from polopt.trainers import presets
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.experiment import Experiment, aliases_for
 from polopt.trainers.presets import PRESETS, SyncPPO
-from polopt.trainers.results import check_stop_key
+from polopt.trainers.results import check_stop_keys
 from polopt.trainers.saved_trainer import read_trainer_state
 
 ENV = {"env": "CartPole-v1"}
@@ -92,14 +97,39 @@ def test_checkpoint_names_no_module_under_another_name(tmp_path: Path) -> None:
         read_trainer_state(saved)
 
 
-def test_stop_keys_of_older_releases_name_the_new_key() -> None:
-    for old, new in RESULT_KEYS.items():
-        with pytest.raises(ConfigError, match=f"{old!r} is now {new!r}"):
-            check_stop_key(old)
-        check_stop_key(new)
+def test_missing_stop_key_of_an_older_release_names_the_new_key() -> None:
+    with pytest.raises(ConfigError, match=r"It is now 'env_runners/num_episodes_l"):
+        check_stop_keys(["episodes_total"], {"env_runners": {}})
+
+
+class Network(torch.nn.Linear):
+    """A network of the user."""
+
+    def __init__(self, observation_space: Any, action_space: Any, width: int = 1) -> None:
+        super().__init__(4, 2)
+
+
+def test_network_of_the_user_has_names_of_rllib() -> None:
+    given = {"custom_model": Network, "custom_model_config": {"width": 5}}
+    assert ModelConfig.parse(given) == ModelConfig(custom=Network, custom_options={"width": 5})
+    with pytest.raises(ConfigError, match="are two names of 'custom'"):
+        ModelConfig.parse({"custom": Network, "custom_model": torch.nn.ReLU})
+
+
+def test_name_that_rllib_is_about_to_take(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presets, "_warned", set())
+    monkeypatch.setitem(sys.modules, "ray.rllib", mock.Mock())
+    with caplog.at_level(logging.WARNING, "polopt"):
+        polopt.register()
+    messages = caplog.messages
+    named = [name for name in PRESETS if any(f"registers {name!r}" in text for text in messages)]
+    assert {"APPO", "IMPALA"} <= set(named) <= {"APPO", "IMPALA", "DQN", "SAC"}
+    assert len(messages) == len(named)
 
 
 def test_names_of_rllib_are_those_that_it_registers() -> None:
     registry = pytest.importorskip("ray.rllib.algorithms.registry")
     names = set(PRESETS) | {"PPO", "DQN", "SAC"}
-    assert names & set(registry.ALGORITHMS) == set(other_libraries.ALSO_OF_RLLIB)
+    assert names & set(registry.ALGORITHMS) == set(ALSO_OF_RLLIB)

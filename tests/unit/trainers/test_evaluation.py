@@ -670,7 +670,7 @@ def test_evaluation_is_checked_before_workers_start(monkeypatch: pytest.MonkeyPa
             {"evaluation_config": {"lr": 0.1}},
             "unknown key 'evaluation_config.lr'. Allowed: .*env_config",
         ),
-        ({"evaluation_config": {"num_env_runners": 2}}, "Allowed: .*num_envs_per_worker"),
+        ({"evaluation_config": {"num_worker": 2}}, "Allowed: .*num_envs_per_worker"),
         ({"evaluation_config": "test"}, "evaluation_config"),
         (
             {

@@ -83,7 +83,7 @@ def test_trainer_from_a_checkpoint_continues_like_a_restored_one(run: Path, tmp_
 
 def test_changes_replace_saved_options(run: Path) -> None:
     trainer = polopt.SyncPPO.from_checkpoint(
-        run, lr=5e-4, num_epochs=3, model={"fcnet_activation": "tanh"}
+        run, lr=5e-4, num_sgd_iter=3, model={"fcnet_activation": "tanh"}
     )
     policy = trainer.experiment.policy
     assert (policy.lr, policy.num_sgd_iter, policy.model.fcnet_hiddens) == (5e-4, 3, (8,))
@@ -121,9 +121,7 @@ def test_results_of_the_run_are_continued(run: Path, tmp_path: Path) -> None:
         polopt.SyncPPO.from_checkpoint(run, log_dir=copied)
 
 
-@pytest.mark.parametrize(
-    "option", ["env", "evaluation", "custom", "custom_model", "policy", "optimizer", "preset"]
-)
+@pytest.mark.parametrize("option", ["env", "evaluation", "custom", "policy", "optimizer", "preset"])
 def test_modules_that_only_the_checkpoint_names_are_not_imported(
     option: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,9 +96,6 @@ def test_constructor_gets_spaces_and_options() -> None:
     policy = policy_with(Base, custom_options={"width": 5})
     assert policy.model.module.seen == (BOX, THREE)
     assert policy.model.module.policy.weight.shape == (3, 5)
-    alias = {"custom_model": Base, "custom_model_config": {"width": 5}}  # RLlib's names
-    same = make_policy("a2c", FakeEnv(BOX, THREE), model=alias)
-    np.testing.assert_array_equal(same.get_weights().flat, policy.get_weights().flat)
 
 
 NESTED = spaces.Dict(
@@ -473,7 +470,6 @@ def test_wrong_network_is_one_error(network: Any, said: str) -> None:
         ({"custom": Base, "custom_options": {"width": nn.ReLU}}, "allowed: values of JSON"),
         ({"custom_options": {"width": 3}}, "'custom_options' only together with 'custom'"),
         ({"custom": Base, "use_lstm": True}, "'use_lstm' without 'custom'"),
-        ({"custom": Base, "custom_model": Unused}, "are two names of 'custom'"),
     ],
 )
 def test_wrong_options_are_one_error(model: dict[str, Any], said: str) -> None:
