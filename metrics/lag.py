@@ -11,6 +11,50 @@ from collections import deque
 
 import numpy as np
 
+from polopt.metrics.number import Number
+
+
+def distribution(
+    key: str, unit: str, meaning: str, bins: str, metrics: tuple[str, str, str] = ("", "", "")
+) -> tuple[Number, ...]:
+    """Declares the numbers of a `report` of this module: mean, maximum and histogram.
+
+    Args:
+        key: path of the report.
+        unit: unit of the values.
+        meaning: what a value is.
+        bins: what the bins count.
+        metrics: names of the metrics in Prometheus of mean, maximum and histogram.
+    """
+    mean, most, histogram = metrics
+    return (
+        Number(f"{key}/mean", unit, f"mean {meaning}", metric=mean),
+        Number(f"{key}/max", unit, f"largest {meaning}", metric=most),
+        Number(f"{key}/histogram", unit, f"distribution of this {bins}", "histogram", histogram),
+    )
+
+
+def _of_weights(
+    name: str, whose: str, histogram: str = "", rollouts: str = ""
+) -> tuple[Number, ...]:
+    bins = "lag. Bin i of 17 counts the lag i. The last bin also counts all larger lags"
+    metrics = (f"lag_mean{{kind={name}}}", f"lag_max{{kind={name}}}", histogram)
+    lag = f"{name} lag in the interval: the updates since the weights that {whose} were current"
+    in_rollouts = (
+        f"{name} lag in rollouts from which the policy has learned since then, up to 1,024"
+    )
+    return (
+        *distribution(f"{name}_lag", "updates", lag, bins, metrics),
+        *distribution(f"{name}_lag_rollouts", "rollouts", in_rollouts, bins, (rollouts, "", "")),
+    )
+
+
+#: The numbers of two `LagMeter`s.
+NUMBERS = (
+    *_of_weights("policy", "chose the actions", "policy_lag", "lag_rollouts"),
+    *_of_weights("gradient", "computed the gradients"),
+)
+
 
 class LagHistogram:
     """Distribution of policy lag since the last report.

@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 
 from polopt.metrics.memory import memory
+from polopt.metrics.number import Number, unexported
 
 
 class ProcessUse(NamedTuple):
@@ -63,8 +64,49 @@ class ProcessUse(NamedTuple):
         }
 
 
-#: Keys of `ProcessUse.report`.
-USE_KEYS = tuple(ProcessUse().report())
+def use_numbers(process: str, prefix: str = "") -> tuple[Number, ...]:
+    """Declares the numbers of `ProcessUse.report`.
+
+    Args:
+        process: the process in sentences, such as `the driver's process`.
+        prefix: prefix of the keys.
+    """
+    return (
+        Number(f"{prefix}cpus", "processors", f"processors that all threads of {process} use"),
+        Number(f"{prefix}memory_bytes", "bytes", f"resident memory of {process}"),
+        Number(
+            f"{prefix}gpu_share",
+            "share",
+            f"share of the time in which the GPU of {process} is busy with work of any process. 0 "
+            "without a GPU",
+        ),
+        *unexported(
+            Number(
+                f"{prefix}gpu_memory_bytes",
+                "bytes",
+                f"memory that the PyTorch of {process} holds on its GPU",
+            )
+        ),
+    )
+
+
+#: The numbers of `MachineMeter.report`.
+NUMBERS = (
+    *unexported(
+        Number("cpu_share", "share", "share of the machine's processor time that was used"),
+        Number("num_cpus", "processors", "processors that the driver may use"),
+        Number(
+            "load_1m",
+            "processes",
+            "processes of the machine that run or wait for a processor, mean over one minute",
+        ),
+        Number("memory_share", "share", "share of the memory of the machine or container in use"),
+    ),
+    *(
+        number if number.metric == "" else number._replace(metric=number.key)
+        for number in use_numbers("the driver's process", "driver_")
+    ),
+)
 
 
 class GpuUse(NamedTuple):

@@ -8,15 +8,147 @@ from typing import Any, NamedTuple
 
 from polopt.common.tracer import TRACER
 from polopt.common.weights import Gradients
+from polopt.metrics import actions, lag, machine, worker_times
 from polopt.metrics.actions import ActionStats
 from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episode_window import EpisodeWindow
 from polopt.metrics.lag import LagMeter, LearnedVersions
 from polopt.metrics.learner import LearnerStats
 from polopt.metrics.machine import GpuUse, MachineMeter
+from polopt.metrics.number import Number, unexported, within
 from polopt.metrics.record import Record
-from polopt.metrics.timers import EVALUATION, REPORT, STARTUP, PhaseTimer
+from polopt.metrics.timers import EVALUATION, MAX_DURATIONS, REPORT, STARTUP, PhaseTimer
 from polopt.metrics.worker_times import WorkerTimes
+
+_APPLIED = "Strategies that apply gradients of workers fill this key"
+#: The numbers of `OptimizerStats.report`.
+NUMBERS = (
+    Number(
+        "num_env_steps_sampled",
+        "environment steps",
+        "steps that were sampled",
+        "counter",
+        metric="env_steps",
+    ),
+    *unexported(
+        Number(
+            "num_env_steps_discarded",
+            "environment steps",
+            "steps that were discarded because values of their environment were not finite. "
+            "`num_env_steps_sampled` does not include these steps",
+            "total",
+        )
+    ),
+    Number(
+        "num_env_steps_trained",
+        "environment steps",
+        "steps from which the policy learned. Each step counts once. With a replay buffer, a row "
+        "counts each time the learner learns from it",
+        "counter",
+    ),
+    Number("num_updates", "updates", "updates of the weights", "counter"),
+    *unexported(
+        Number(
+            "rows_per_update",
+            "rows",
+            "rows in the gradient of an update, for all learners or workers together. Mean over "
+            "the interval, 0 without updates",
+        )
+    ),
+    Number(
+        "env_steps_per_s",
+        "environment steps/s",
+        "sampling rate in the interval, excluding start-up and evaluation",
+    ),
+    Number("updates_per_s", "updates/s", "update rate in the same time"),
+    *unexported(
+        Number("startup_s", "s", "wall time of the start-up", "total"),
+        Number(
+            "training_s",
+            "s",
+            "wall time since the end of the start-up, excluding evaluation",
+            "total",
+        ),
+        Number(
+            "interval_s",
+            "s",
+            "wall time of the interval. To combine the shares of several results, weight them by "
+            "this number",
+        ),
+        *within("actions", actions.NUMBERS),
+    ),
+    *lag.NUMBERS,
+    *unexported(
+        Number(
+            "<phase>_time_ms",
+            "ms",
+            "mean of the last 100 timings of the phase. Phases that a strategy measures in workers "
+            "have this key, too",
+        )
+    ),
+    Number(
+        "driver/share/<phase>",
+        "share",
+        "share of the driver's wall time of the interval. The shares of all phases sum to 1",
+    ),
+    Number(
+        "driver/p50_ms/<phase>",
+        "ms",
+        f"median of the timings of the interval (at most the last {MAX_DURATIONS:,}). 0 without "
+        "timings",
+    ),
+    Number("driver/p99_ms/<phase>", "ms", "99th percentile of the same timings"),
+    *within("workers", worker_times.NUMBERS),
+    *within("machine", machine.NUMBERS),
+    Number(
+        "num_bytes_received",
+        "bytes",
+        "gradients and batches from remote workers, and weights from ranks. Gradients count after "
+        "compression, and batches count before compression",
+        "counter",
+        metric="bytes{direction=received}",
+    ),
+    *unexported(
+        Number(
+            "num_gradients",
+            "gradients",
+            "gradients of workers, including gradients that workers did not send because they were "
+            f"not finite. {_APPLIED}",
+            "counter",
+        )
+    ),
+    Number(
+        "num_gradients_accepted",
+        "gradients",
+        f"gradients that were applied, alone or in a mean over workers. {_APPLIED}",
+        "counter",
+        metric="gradients{outcome=accepted}",
+    ),
+    Number(
+        "num_gradients_stale",
+        "gradients",
+        "gradients older than `max_policy_lag`, which were dropped or scaled. Scaled gradients "
+        "also count as accepted",
+        "counter",
+        metric="gradients{outcome=stale}",
+    ),
+    Number(
+        "num_gradients_skipped",
+        "gradients",
+        "gradients that were not applied because the gradient or the update was not finite or was "
+        f"too large. {_APPLIED}",
+        "counter",
+        metric="gradients{outcome=skipped}",
+    ),
+    Number(
+        "num_early_stopped",
+        "fragments",
+        "fragments that ended early because enough workers had finished. Strategies "
+        "with the option `fraction_workers` fill this key",
+        "total",
+        title="Early-stopped fragments",
+    ),
+)
 
 
 class StepResult(NamedTuple):
@@ -286,7 +418,7 @@ class OptimizerStats:
     def report(self, worker_indices: Iterable[int] = (0,)) -> dict[str, Any]:
         """Returns the counters of the run, and the rates, lags and times since the last call.
 
-        `docs/metrics.md` describes the keys. Every call returns the same keys.
+        `NUMBERS` describes the keys. Every call returns the same keys.
 
         Args:
             worker_indices: indices of the workers of the run. 0 is the local worker.

@@ -17,6 +17,7 @@ import torch
 
 from polopt.common.config import ConfigError
 from polopt.common.weights import Weights
+from polopt.metrics.number import Number
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.checks import check_collection, check_unused
 from polopt.optimizers.optimizer_config import OptimizerConfig
@@ -167,6 +168,25 @@ class DecentralizedAllReduce(PolicyOptimizer):
     """
 
     name = "decentralized_allreduce"
+    numbers = (
+        Number(
+            "allreduce_backend",
+            "",
+            "the backend that sums the gradients: `socket`, `gloo` or `nccl`",
+            "text",
+        ),
+        Number("num_rounds", "rounds", "rounds of sampling and learning", "counter"),
+        Number("num_broken_rounds", "rounds", "rounds that broke because a rank was lost", "total"),
+        Number("num_checksums", "comparisons", "comparisons of the ranks' weights", "total"),
+        Number(
+            "num_resynchronized",
+            "comparisons",
+            "comparisons that found a difference caused by rounding. After such a comparison, all "
+            "ranks get the weights of one rank",
+            "total",
+        ),
+        Number("num_ranks", "ranks", "ranks in the group now"),
+    )
     config_class = DecentralizedAllReduceConfig
     config: DecentralizedAllReduceConfig
     phases: ClassVar[tuple[str, ...]] = ("group", "sample", "learn")

@@ -10,6 +10,8 @@ import numpy as np
 import pydantic
 
 from polopt.common.transitions import Transitions
+from polopt.metrics.lag import distribution
+from polopt.metrics.number import Number
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.replay.replay_buffer import ReplayBuffer
@@ -161,6 +163,63 @@ class ReplayOptimizer(PolicyOptimizer):
     config_class = ReplayOptions
     config: ReplayOptions
     learns_from: ClassVar[type] = Transitions
+    numbers = (
+        Number(
+            "training_intensity",
+            "rows/row",
+            "rows learned per row sampled since learning began. It should be close to the option "
+            "`training_intensity`",
+        ),
+        Number(
+            "buffer_fill",
+            "share",
+            "share of the replay buffer in use. Learning begins when the buffer has "
+            "`learning_starts` rows",
+            title="Fill of the replay buffer",
+        ),
+        Number("buffer_rows", "rows", "transitions in the buffer"),
+        Number("buffer_bytes", "bytes", "memory of a full buffer"),
+        *distribution(
+            "row_age",
+            "rows",
+            "age of the rows drawn in the interval: the rows that were stored after this row",
+            "age. The bins are sixteenths of `buffer_size`",
+            ("row_age", "", ""),
+        ),
+        Number(
+            "num_gaps",
+            "fragments",
+            "fragments that did not continue the previous fragment of "
+            "their worker, because of a failure or of data that were not finite",
+        ),
+        *(
+            Number(
+                f"priority_{name}",
+                "",
+                f"{what}. NaN if rows are drawn uniformly",
+                metric=f"priority{{over={name}}}",
+            )
+            for name, what in {
+                "mean": "mean of the absolute TD errors that became priorities in the interval",
+                "max": "largest of these TD errors",
+                "beta": "current exponent of the importance-sampling weights",
+            }.items()
+        ),
+        Number(
+            "learner_blocked_s",
+            "s",
+            "time for which the learner waited for rows, since the start of this process",
+            "total",
+            metric="blocked_s{who=learner}",
+        ),
+        Number(
+            "samplers_blocked_s",
+            "s",
+            "time for which samplers waited for the learner, since the start of this process",
+            "total",
+            metric="blocked_s{who=samplers}",
+        ),
+    )
 
     def learn_transitions(self, rows: Any) -> np.ndarray:
         """Makes one update of the driver's policy, and counts the update and its rows. A row counts

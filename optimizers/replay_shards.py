@@ -16,6 +16,7 @@ import numpy as np
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.transitions import Transitions
+from polopt.metrics.number import Number, unexported, within
 from polopt.replay.replay_buffer import ReplayBuffer
 from polopt.rollouts.workers.call import Reply
 from polopt.rollouts.workers.call_runner import CallRunner
@@ -24,7 +25,43 @@ from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 #: The names of kinds of failures in result keys.
-_FAILURES = ("deaths", "hangs", "exceptions", "lost_arguments")
+_FAILURES = {
+    "deaths": "failures of shards of the kind `death`",
+    "hangs": "failures of shards of the kind `hang`",
+    "exceptions": "failures of shards of the kind `exception`",
+    "lost_arguments": "fragments that were lost with their sampler",
+}
+_PHASES = ("insert", "draw", "prioritize", "other")
+#: The numbers of `ReplayShards.extra_stats`.
+NUMBERS = (
+    Number("num_replay_shards_up", "shards", "shards that are up now", metric="replay_shards"),
+    Number("num_replay_shard_restarts", "shards", "shards that were replaced", "total"),
+    *(
+        Number(f"num_replay_shard_{kind}", "failures", meaning, "total")
+        for kind, meaning in _FAILURES.items()
+    ),
+    Number("last_replay_shard_failure", "", "message of the last failure of a shard", "text"),
+    Number("num_rows_lost", "rows", "rows that were lost with failed shards", "total"),
+    *unexported(
+        *within(
+            "replay_shards/<shard>",
+            (
+                Number("num_rows", "rows", "rows in the shard"),
+                Number("fill", "share", "share of the shard in use"),
+                Number(
+                    "weight",
+                    "",
+                    "sum of the priorities of the rows of the shard, each to the power of alpha",
+                ),
+                Number("num_gaps", "fragments", "fragments of the shard as in `num_gaps`"),
+                *(
+                    Number(f"{phase}_s", "s", f"time of the shard in the phase `{phase}`")
+                    for phase in _PHASES
+                ),
+            ),
+        )
+    ),
+)
 
 
 class Fragment(NamedTuple):
@@ -299,5 +336,5 @@ class ReplayShards(ProcessGroup):
             "fill": report.fill,
             "weight": report.weight,
             "num_gaps": report.num_gaps,
-            **{f"{phase}_s": busy_s[phase] for phase in ("insert", "draw", "prioritize", "other")},
+            **{f"{phase}_s": busy_s[phase] for phase in _PHASES},
         }

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polopt.common.transitions import Transitions
+from polopt.metrics.number import Number
 from polopt.policies.distributions.action_distribution import ActionDistribution
 from polopt.policies.distributions.squashed_gaussian import SquashedGaussian
 from polopt.policies.fast_cpu.closed_forms import find_closed_form
@@ -94,7 +95,7 @@ class SACPolicy(ReplayPolicy):
     )
     config: SACConfig
     dist: SquashedGaussian
-    further_statistics = ("alpha_value",)
+    numbers = (Number("alpha_value", "", "the temperature alpha, the weight of the entropy"),)
     #: Bounds of log standard deviations, as in the authors' code, RLlib 0.8 and Stable-Baselines3.
     log_std_bounds: ClassVar[tuple[float, float]] = (-20.0, 2.0)
 

@@ -20,8 +20,10 @@ import numpy as np
 from polopt.common.config import ConfigError
 from polopt.common.episodes import EpisodeStats
 from polopt.common.weights import Weights
+from polopt.metrics import episode_window
 from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episode_window import EpisodeWindow
+from polopt.metrics.number import Number, find, unexported, within
 from polopt.rollouts.envs.env_api import same_encoding
 from polopt.rollouts.envs.env_sources import EnvSource, env_name, resolve_env
 from polopt.rollouts.envs.env_state import set_evaluation_statistics
@@ -29,6 +31,7 @@ from polopt.rollouts.envs.random_state import kept_global_generators, seed_globa
 from polopt.rollouts.envs.vector_env import ENV_KEYS, probe_spaces
 from polopt.rollouts.sampling.seeds import Seeds, evaluation_seeds
 from polopt.rollouts.sampling.whole_episodes import WholeEpisodes, shares
+from polopt.rollouts.workers import process_group
 from polopt.rollouts.workers.call import Reply
 from polopt.rollouts.workers.calls import WEIGHTS, Calls
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
@@ -54,6 +57,34 @@ EPISODE_KEYS = (
     "episode_return_max",
     "episode_len_mean",
     "num_episodes",
+)
+
+
+def _of_evaluation(key: str) -> Number:
+    number = find(episode_window.NUMBERS, key)
+    assert number is not None
+    what = number.meaning.partition(" of the last")[0].replace(
+        "that ended since the last result", ""
+    )
+    meaning = f"{what.strip()} of the evaluation that ended in this iteration"
+    metric = "evaluation_return" if key == "episode_return_mean" else ""
+    return number._replace(meaning=meaning, metric=metric)
+
+
+#: The numbers of `Evaluation.report`.
+NUMBERS = (
+    *within("env_runners", map(_of_evaluation, EPISODE_KEYS)),
+    *unexported(
+        Number("policy_version", "updates", "version of the weights of the last evaluation"),
+        Number(
+            "policy_env_steps",
+            "environment steps",
+            "steps that training had sampled when these weights were copied",
+        ),
+        Number("duration_s", "s", "time of the last evaluation in the worker that played longest"),
+        Number("num_evaluations", "evaluations", "evaluations since training began", "total"),
+        *within("fault_tolerance", process_group.NUMBERS),
+    ),
 )
 
 

@@ -8,9 +8,12 @@ from typing import Any
 from ray.tune.utils import flatten_dict
 
 from polopt.common.config import ConfigError, nearest_of
+from polopt.metrics import episode_window
 from polopt.metrics.custom_metrics import CustomMetrics
-from polopt.metrics.episode_window import EpisodeWindow
+from polopt.metrics.number import Number, unexported, within
+from polopt.optimizers import policy_optimizer
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
+from polopt.rollouts.workers import process_group
 
 _TUNE_KEYS = ("training_iteration", "time_total_s", "time_this_iter_s", "timesteps_total")
 _COUNTS = (
@@ -20,6 +23,72 @@ _COUNTS = (
     "num_env_steps_sampled_per_second",
     "env_runners/num_env_steps_sampled",
     "env_runners/num_env_steps_sampled_lifetime",
+)
+_CUSTOM = "of the values that callbacks returned since the last result. NaN if they returned none"
+#: The numbers of `make_result`, except those that only one optimizer or one policy has.
+NUMBERS = (
+    *unexported(
+        Number(
+            "episode_return_mean",
+            "return",
+            "the same as `env_runners/episode_return_mean`, at the top level so that Tune's table "
+            "of trials shows it. See [how schedulers handle NaN](train.md#schedulers-of-tune)",
+        ),
+        Number(
+            "num_env_steps_sampled_per_second",
+            "environment steps/s",
+            "the same as `optimizer/env_steps_per_s`",
+        ),
+        Number(
+            "num_env_steps_trained_lifetime",
+            "environment steps",
+            "steps from which the policy learned, since training began",
+            "counter",
+        ),
+        Number(
+            "num_env_steps_sampled_lifetime",
+            "environment steps",
+            "steps that were sampled since training began",
+            "counter",
+        ),
+        Number("timesteps_this_iter", "environment steps", "steps of this iteration"),
+    ),
+    *within(
+        "env_runners",
+        (
+            *episode_window.NUMBERS,
+            *unexported(
+                Number("num_env_steps_sampled", "environment steps", "steps of this iteration"),
+                Number(
+                    "num_env_steps_sampled_lifetime",
+                    "environment steps",
+                    "steps that were sampled since training began",
+                    "counter",
+                ),
+                Number("custom_metrics/<name>_mean", "", f"mean {_CUSTOM}"),
+                Number("custom_metrics/<name>_min", "", f"smallest {_CUSTOM}"),
+                Number("custom_metrics/<name>_max", "", f"largest {_CUSTOM}"),
+            ),
+        ),
+    ),
+    *within("optimizer", policy_optimizer.NUMBERS),
+    *within("fault_tolerance", process_group.NUMBERS),
+    *unexported(
+        Number(
+            "learners/__all_modules__/num_env_steps_trained_lifetime",
+            "environment steps",
+            "the same as `num_env_steps_trained_lifetime`",
+            "counter",
+        ),
+        Number(
+            "info/learner/default_policy/<statistic>",
+            "",
+            "the same as `learners/default_policy/<statistic>`",
+        ),
+        Number("timers/training_iteration", "s", "time of the iteration"),
+        Number("timers/training_step", "s", "mean time of a step of the optimizer"),
+        Number("timers/<phase>_s", "s", "mean of the last 100 timings of the phase"),
+    ),
 )
 #: Blocks of a result whose keys depend on the config.
 _OPEN_BLOCKS = (
@@ -58,8 +127,8 @@ def make_result(
     """Returns the result of one iteration.
 
     Tune's CSV logger takes its columns from the first result. Therefore, the first result already
-    has all keys. Exceptions are custom metrics, and statistics that a policy does not name in
-    `Policy.further_statistics`. The order of the keys matters: Tune's table of trials shows the
+    has all keys. Exceptions are custom metrics, and statistics that a policy does not declare in
+    `Policy.numbers`. The order of the keys matters: Tune's table of trials shows the
     first four numbers of the top level, or the first three in a notebook. On a terminal, the
     current output of Tune has no option to choose other columns.
 
@@ -111,8 +180,8 @@ def custom_block(metrics: CustomMetrics) -> dict[str, dict[str, float]]:
 def result_keys() -> list[str]:
     """Returns paths of numbers that every result contains, with any optimizer. A stop condition may
     use these paths."""
-    report = EpisodeWindow().report().items()
-    episodes = [f"env_runners/{key}" for key, value in report if not isinstance(value, list)]
+    numbers = within("env_runners", episode_window.NUMBERS)
+    episodes = [number.key for number in numbers if number.kind != "histogram"]
     return [*_TUNE_KEYS, *_COUNTS, *episodes]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from polopt.common.progress import PROGRESS
+from polopt.metrics.number import Number
 from polopt.metrics.record import Record
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import (
@@ -20,6 +21,7 @@ from polopt.rollouts.transport.channel import (
     Transport,
     UndecodableAnswerError,
 )
+from polopt.rollouts.workers import fault_log
 from polopt.rollouts.workers.answer import Answer
 from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.fault_log import FaultLog, WorkerFailure
@@ -29,6 +31,11 @@ from polopt.rollouts.workers.worker_handle import WorkerHandle
 #: The time in which a process can close its resources after a request to stop. After this time, the
 #: driver kills the process.
 STOP_TIMEOUT_S = 1.0
+#: The numbers of `ProcessGroup.stats`.
+NUMBERS = (
+    Number("num_healthy_workers", "workers", "workers that are up"),
+    *fault_log.NUMBERS,
+)
 
 
 class ProcessGroup(ABC):
@@ -272,7 +279,7 @@ class ProcessGroup(ABC):
             self.transport.kill(worker.channel)
 
     def stats(self) -> dict[str, Any]:
-        """Returns the values of the `fault_tolerance/` result keys."""
+        """Returns the values of the `fault_tolerance/` result keys. See `NUMBERS`."""
         up = sum(worker.up for worker in self.remote)
         return {"num_healthy_workers": up, **self.faults.stats()}
 

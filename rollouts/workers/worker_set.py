@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
+from polopt.metrics.number import Number, unexported
 from polopt.metrics.record import Record
 from polopt.rollouts.envs.env_sources import env_name
 from polopt.rollouts.rollout_config import RolloutConfig
@@ -30,6 +31,27 @@ _PROCESS_KEYS = (
     "num_gpus_per_worker",
     "custom_resources_per_worker",
     "memory_per_worker",
+)
+
+#: The numbers of `WorkerSet.message_stats`.
+NUMBERS = (
+    Number("transport", "", "the transport of calls to workers: `socket`, `ray`, or both", "text"),
+    Number(
+        "num_bytes_sent",
+        "bytes",
+        "weights that were sent with calls to workers, before the transport encodes them. "
+        "0 if the weights stay in the workers",
+        "counter",
+        metric="bytes{direction=sent}",
+    ),
+    *unexported(
+        Number(
+            "num_events_recorded",
+            "events",
+            "events in the [record of the run](rerun.md) so far. 0 without a record",
+            "counter",
+        )
+    ),
 )
 
 
@@ -233,10 +255,9 @@ class WorkerSet(ProcessGroup):
     # ---- configuration ------------------------------------------------------------
 
     def message_stats(self) -> dict[str, Any]:
-        """Returns statistics for results: the transport of calls, the bytes of the weights that
-        were sent, and the number of events in the record of the run (0 without a record). The
-        transport is the text that `Transport.paths` returns, such as `socket`, or `socket, ray` if
-        workers use different transports."""
+        """Returns statistics for results. See `NUMBERS`. The transport is the text that
+        `Transport.paths` returns, such as `socket`, or `socket, ray` if workers use different
+        transports."""
         event = self.transport.event
         return {
             "transport": self.transport.paths([worker.channel for worker in self.remote]),
