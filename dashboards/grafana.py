@@ -7,15 +7,16 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from polopt.dashboards.data.colors import PHASE_COLORS
-from polopt.dashboards.data.prometheus import METRICS, Metric
+from polopt.dashboards.data.prometheus import UNDECLARED, Metric, metrics_of
 from polopt.dashboards.data.tab import OptimizerTab
 from polopt.dashboards.data.tune_state import is_own, ray_root
+from polopt.trainers.numbers import numbers_of
 
 #: For each tag (see `Metric.tag`) of a stacked panel, a value that occurs in every trial. The panel
 #: counts the trials with this value.
@@ -378,13 +379,19 @@ def dashboards(tabs: Iterable[OptimizerTab] = ()) -> dict[str, dict[str, Any]]:
 
 
 def views_of(tab: OptimizerTab | None) -> list[View]:
-    """Returns the views of all optimizers, and a view of each metric that `tab` declares."""
-    own = [View(_title(metric), metric.text, (metric.name,)) for metric in _own(tab)]
+    """Returns `VIEWS`, and a view of each other metric of all optimizers or of `tab`."""
+    shown = {name for view in VIEWS for name in view.metrics}
+    own = [
+        View(_title(metric), metric.text, (metric.name,))
+        for metric in all_metrics(tab).values()
+        if metric.name not in shown
+    ]
     return [*VIEWS[:_OWN_AT], *own, *VIEWS[_OWN_AT:]]
 
 
-def _own(tab: OptimizerTab | None) -> Sequence[Metric]:
-    return tab.tab.metrics if tab is not None else ()
+def all_metrics(tab: OptimizerTab | None = None) -> dict[str, Metric]:
+    """Returns the metrics of all optimizers, and those that `tab` declares, by name."""
+    return metrics_of([*numbers_of(), UNDECLARED, *(tab.numbers if tab is not None else ())])
 
 
 def _title(metric: Metric) -> str:
@@ -393,7 +400,7 @@ def _title(metric: Metric) -> str:
 
 def _dashboard(uid: str, tab: OptimizerTab | None) -> dict[str, Any]:
     chosen = tab.name if tab is not None else "$optimizer"
-    series = {metric.name: metric for metric in (*METRICS, *_own(tab))}
+    series = all_metrics(tab)
     panels = [
         {
             **_panel(view, series, f'optimizer=~"{chosen}",trial=~"$trial"'),
