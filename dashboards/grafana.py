@@ -34,7 +34,7 @@ class View:
 
     Attributes:
         title: title of the panel.
-        text: description of the panel.
+        text: description of the panel. Empty: the meaning of the first metric.
         metrics: names of the metrics to show on one axis. Without `stacked`, each metric has a line
             for each trial and value of its tag (see `Metric.tag`).
         stacked: whether to stack one area for each value of the tag. An area shows the mean over
@@ -51,13 +51,9 @@ class View:
 
 _LEARNER = ("polopt_learner",)
 VIEWS = (
-    View("Return", "Mean return of the last 100 episodes.", ("polopt_episode_return",)),
-    View(
-        "Return of evaluation", "Mean return of the last evaluation.", ("polopt_evaluation_return",)
-    ),
-    View(
-        "Environment steps/s", "Sampling rate since the last result.", ("polopt_env_steps_per_s",)
-    ),
+    View("Return", "", ("polopt_episode_return",)),
+    View("Return of evaluation", "", ("polopt_evaluation_return",)),
+    View("Environment steps/s", "", ("polopt_env_steps_per_s",)),
     View(
         "Driver's time",
         "With remote workers, the driver is idle in the phases wait and sample, and also in the "
@@ -72,22 +68,13 @@ VIEWS = (
         ("polopt_workers_share",),
         stacked=True,
     ),
-    View(
-        "Policy lag",
-        "Distribution of the lag of the weights that chose the actions, in updates.",
-        ("polopt_policy_lag",),
-    ),
+    View("Policy lag", "", ("polopt_policy_lag",)),
     View(
         "Mean and largest lag",
         "Policy, gradient and priority lag, in updates.",
         ("polopt_lag_mean", "polopt_lag_max"),
     ),
-    View(
-        "Lag in rollouts",
-        "Mean age of the weights that chose the actions. The age is the number of rollouts from "
-        "which the policy has learned since.",
-        ("polopt_lag_rollouts",),
-    ),
+    View("Lag in rollouts", "", ("polopt_lag_rollouts",)),
     View(
         "Driver's phases, p50 and p99",
         "Percentiles of the durations of each phase since the last result.",
@@ -99,16 +86,8 @@ VIEWS = (
         "measured per reply since the last result.",
         ("polopt_workers_p50_ms", "polopt_workers_p99_ms"),
     ),
-    View(
-        "Workers' steps/s",
-        "Sampling rate of a worker: mean, minimum and maximum over workers.",
-        ("polopt_workers_env_steps_per_s",),
-    ),
-    View(
-        "Workers' idle share",
-        "Idle share of a worker: mean, minimum and maximum over workers.",
-        ("polopt_workers_idle_share",),
-    ),
+    View("Workers' steps/s", "", ("polopt_workers_env_steps_per_s",)),
+    View("Workers' idle share", "", ("polopt_workers_idle_share",)),
     View(
         "Processors in use",
         "Processors that the driver's process and the workers' processes use. If cores are free, "
@@ -133,7 +112,7 @@ VIEWS = (
         "optimizer starts N calls at the same time, so its mean is (N + 1) / 2.",
         ("polopt_requests_in_flight",),
     ),
-    View("Updates/s", "Update rate since the last result.", ("polopt_updates_per_s",)),
+    View("Updates/s", "", ("polopt_updates_per_s",)),
     View(
         "Steps and updates, smoothed",
         "Rates of steps and updates over at least a minute.",
@@ -157,7 +136,7 @@ VIEWS = (
             "polopt_skipped_updates",
         ),
     ),
-    View("Healthy workers", "Number of workers that are up.", ("polopt_healthy_workers",)),
+    View("Healthy workers", "", ("polopt_healthy_workers",)),
     # The learner's statistics have several panels, because each axis should have values of similar
     # size. For example, the learning rate would be a flat line beside the losses.
     View(
@@ -382,7 +361,7 @@ def views_of(tab: OptimizerTab | None) -> list[View]:
     """Returns `VIEWS`, and a view of each other metric of all optimizers or of `tab`."""
     shown = {name for view in VIEWS for name in view.metrics}
     own = [
-        View(_title(metric), metric.text, (metric.name,))
+        View(_title(metric), "", (metric.name,))
         for metric in all_metrics(tab).values()
         if metric.name not in shown
     ]
@@ -448,7 +427,7 @@ def _panel(view: View, series: Mapping[str, Metric], selector: str) -> dict[str,
     metric = series[view.metrics[0]]
     panel = {
         "title": view.title,
-        "description": view.text,
+        "description": view.text or metric.text,
         "datasource": "${datasource}",
         "targets": [
             {"refId": chr(ord("A") + number), **_target(series[name], view, selector)}

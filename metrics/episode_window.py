@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from polopt.common.episodes import EpisodeStats
-from polopt.metrics.number import Number, unexported
+from polopt.metrics.number import Number, declare
 
 #: Percentiles of returns and lengths in the results, with keys such as `episode_return_p5`.
 PERCENTILES = (5, 25, 50, 75, 95)
@@ -23,24 +23,22 @@ WINDOW = 100
 
 def _numbers_of(name: str, unit: str, what: str) -> tuple[Number, ...]:
     last = f"of the last {WINDOW} episodes. NaN before the first episode has ended"
-    mean = Number(f"{name}_mean", unit, f"mean {what} {last}", metric=name)
+    mean = "episode_return" if name == "episode_return" else ""
+    percentiles = (
+        Number(f"{name}_p{p}", unit, f"{p}th percentile of the {what} {last}", metric="")
+        for p in PERCENTILES
+    )
     return (
-        mean if name == "episode_return" else mean._replace(metric=""),
-        *unexported(
-            Number(f"{name}_min", unit, f"smallest {what} {last}"),
-            Number(f"{name}_max", unit, f"largest {what} {last}"),
-            *(
-                Number(f"{name}_p{p}", unit, f"{p}th percentile of the {what} {last}")
-                for p in PERCENTILES
-            ),
-            Number(
-                f"{name}_histogram",
-                "episodes",
-                f"how many of the last {WINDOW} episodes are in each of {HISTOGRAM_BINS} bins of "
-                "equal width from the minimum to the maximum",
-                "histogram",
-            ),
-        ),
+        *declare(f"""
+            {name}_mean ({unit}, metric={mean}): mean {what} {last}
+            {name}_min ({unit}, metric=): smallest {what} {last}
+            {name}_max ({unit}, metric=): largest {what} {last}
+        """),
+        *percentiles,
+        *declare(f"""
+            {name}_histogram (episodes, histogram): how many of the last {WINDOW} episodes are in
+                each of {HISTOGRAM_BINS} bins of equal width from the minimum to the maximum
+        """),
     )
 
 
@@ -48,15 +46,12 @@ def _numbers_of(name: str, unit: str, what: str) -> tuple[Number, ...]:
 NUMBERS = (
     *_numbers_of("episode_return", "return", "undiscounted return"),
     *_numbers_of("episode_len", "environment steps", "length"),
-    *unexported(
-        Number(
-            "episode_return_mean_since_report",
-            "return",
-            "mean return of the episodes that ended since the last result. NaN if none ended",
-        ),
-        Number("num_episodes", "episodes", "episodes that ended since the last result"),
-        Number("num_episodes_lifetime", "episodes", "episodes since training began", "counter"),
-    ),
+    *declare("""
+        episode_return_mean_since_report (return, metric=): mean return of the episodes that ended
+            since the last result. NaN if none ended
+        num_episodes (episodes, metric=): episodes that ended since the last result
+        num_episodes_lifetime (episodes, counter, metric=): episodes since training began
+    """),
 )
 
 

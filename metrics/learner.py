@@ -6,77 +6,36 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from polopt.metrics.number import Number
+from polopt.metrics.number import declare
 
 #: The statistics that results contain for every policy. Most keys are keys of RLlib. A statistic is
 #: NaN if the policy does not compute it.
-NUMBERS = (
-    Number(
-        "policy_loss",
-        "loss",
-        "loss of the policy. If advantages are standardised, as in PPO, the policy loss is close "
-        "to 0, and a growing magnitude is a warning sign. In SAC and TD3, it falls when the "
-        "predicted returns rise",
-    ),
-    Number(
-        "vf_loss",
-        "loss",
-        "loss of the value function. It falls while the critic learns, and rises again when "
-        "returns grow",
-        title="Value loss",
-    ),
-    Number(
-        "entropy",
-        "nats",
-        "entropy of the action distribution. With discrete actions, a fall to 0 early in training "
-        "means that exploration has ended. With continuous actions, the entropy may be negative",
-    ),
-    Number("total_loss", "loss", "weighted sum of the losses, which the learner minimises"),
-    Number(
-        "mean_kl_loss",
-        "nats",
-        "KL divergence between the old policy and the updated policy. In PPO, the old policy is "
-        "the policy that chose the actions",
-        title="KL divergence",
-    ),
-    Number(
-        "clip_fraction",
-        "share",
-        "share of rows whose probability ratio is outside of `[1 - clip_param, 1 + clip_param]`",
-    ),
-    Number(
-        "vf_explained_var",
-        "",
-        "explained variance of the value function. 1 means that predictions are exact up to a "
-        "constant error. 0 means that they are not better than a constant",
-        title="Explained variance",
-    ),
-    Number(
-        "vf_predicted_mean",
-        "value",
-        "mean predicted value of the rows from which the learner learned",
-        title="Predicted value",
-    ),
-    Number(
-        "vf_target_mean",
-        "value",
-        "mean value target of these rows: an estimate of the discounted return, which the critic "
-        "learns to predict",
-        title="Value target",
-    ),
-    Number(
-        "grad_norm",
-        "norm",
-        "norm of the gradient before clipping. Spikes are a sign of instability",
-        title="Gradient norm",
-    ),
-    Number(
-        "default_optimizer_learning_rate",
-        "learning rate",
-        "current learning rate, which follows the schedule",
-        title="Learning rate",
-    ),
-)
+NUMBERS = declare("""
+    policy_loss (loss): loss of the policy. If advantages are standardised, as in PPO, the policy
+        loss is close to 0, and a growing magnitude is a warning sign. In SAC and TD3, it falls when
+        the predicted returns rise
+    vf_loss (loss, title=Value loss): loss of the value function. It falls while the critic learns,
+        and rises again when returns grow
+    entropy (nats): entropy of the action distribution. With discrete actions, a fall to 0 early in
+        training means that exploration has ended. With continuous actions, the entropy may be
+        negative
+    total_loss (loss): weighted sum of the losses, which the learner minimises
+    mean_kl_loss (nats, title=KL divergence): KL divergence between the old policy and the updated
+        policy. In PPO, the old policy is the policy that chose the actions
+    clip_fraction (share): share of rows whose probability ratio is outside of `[1 - clip_param, 1 +
+        clip_param]`
+    vf_explained_var (title=Explained variance): explained variance of the value function. 1 means
+        that predictions are exact up to a constant error. 0 means that they are not better than a
+        constant
+    vf_predicted_mean (value, title=Predicted value): mean predicted value of the rows from which
+        the learner learned
+    vf_target_mean (value, title=Value target): mean value target of these rows: an estimate of the
+        discounted return, which the critic learns to predict
+    grad_norm (norm, title=Gradient norm): norm of the gradient before clipping. Spikes are a sign
+        of instability
+    default_optimizer_learning_rate (learning rate, title=Learning rate): current learning rate,
+        which follows the schedule
+""")
 #: The keys of these statistics.
 LEARNER_KEYS = tuple(number.key for number in NUMBERS)
 

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 
 from polopt.metrics.memory import memory
-from polopt.metrics.number import Number, unexported
+from polopt.metrics.number import Number, declare
 
 
 class ProcessUse(NamedTuple):
@@ -64,48 +64,34 @@ class ProcessUse(NamedTuple):
         }
 
 
-def use_numbers(process: str, prefix: str = "") -> tuple[Number, ...]:
+def use_numbers(process: str, prefix: str = "", metric: str = "") -> tuple[Number, ...]:
     """Declares the numbers of `ProcessUse.report`.
 
     Args:
         process: the process in sentences, such as `the driver's process`.
         prefix: prefix of the keys.
+        metric: prefix of the metrics in Prometheus.
     """
-    return (
-        Number(f"{prefix}cpus", "processors", f"processors that all threads of {process} use"),
-        Number(f"{prefix}memory_bytes", "bytes", f"resident memory of {process}"),
-        Number(
-            f"{prefix}gpu_share",
-            "share",
-            f"share of the time in which the GPU of {process} is busy with work of any process. 0 "
-            "without a GPU",
-        ),
-        *unexported(
-            Number(
-                f"{prefix}gpu_memory_bytes",
-                "bytes",
-                f"memory that the PyTorch of {process} holds on its GPU",
-            )
-        ),
-    )
+    return declare(f"""
+        {prefix}cpus (processors, metric={metric}cpus): processors that all threads of {process} use
+        {prefix}memory_bytes (bytes, metric={metric}memory_bytes): resident memory of {process}
+        {prefix}gpu_share (share, metric={metric}gpu_share): share of the time in which the GPU of
+            {process} is busy with work of any process. 0 without a GPU
+        {prefix}gpu_memory_bytes (bytes, metric=): memory that the PyTorch of {process} holds on its
+            GPU
+    """)
 
 
 #: The numbers of `MachineMeter.report`.
 NUMBERS = (
-    *unexported(
-        Number("cpu_share", "share", "share of the machine's processor time that was used"),
-        Number("num_cpus", "processors", "processors that the driver may use"),
-        Number(
-            "load_1m",
-            "processes",
-            "processes of the machine that run or wait for a processor, mean over one minute",
-        ),
-        Number("memory_share", "share", "share of the memory of the machine or container in use"),
-    ),
-    *(
-        number if number.metric == "" else number._replace(metric=number.key)
-        for number in use_numbers("the driver's process", "driver_")
-    ),
+    *declare("""
+        cpu_share (share, metric=): share of the machine's processor time that was used
+        num_cpus (processors, metric=): processors that the driver may use
+        load_1m (processes, metric=): processes of the machine that run or wait for a processor,
+            mean over one minute
+        memory_share (share, metric=): share of the memory of the machine or container in use
+    """),
+    *use_numbers("the driver's process", "driver_", "driver_"),
 )
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import re
+import textwrap
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 Kind = Literal["counter", "total", "gauge", "histogram", "list", "text"]
+_KINDS = get_args(Kind)
 _NAME = re.compile(r"<(\w+)>")
 
 
@@ -72,6 +74,34 @@ def _pattern(key: str) -> re.Pattern[str]:
         re.escape(part) if at % 2 == 0 else f"(?P<{part}>[^/]+)" for at, part in enumerate(parts)
     )
     return re.compile("".join(texts))
+
+
+def declare(table: str) -> tuple[Number, ...]:
+    """Returns the numbers of a table:
+
+        num_pulls (pulls, counter): arms that were pulled
+        num_wins (pulls, total, metric=wins, title=Pulls that won): further lines of a meaning are
+            indented
+        regret (return, metric=): a gauge that is not exported
+
+    In parentheses are the unit, the kind, the metric and the title. Each of them may be missing.
+
+    Raises:
+        ValueError: a line does not have this form.
+    """
+    entries = re.sub(r"\n +", " ", textwrap.dedent(table).strip()).splitlines()
+    return tuple(map(_declared_in, entries))
+
+
+def _declared_in(entry: str) -> Number:
+    found = re.fullmatch(r"(\S+) \(([^)]*)\): (.+)", entry)
+    if found is None:
+        raise ValueError(f"expected 'key (unit, kind, metric=, title=): meaning'; got {entry!r}")
+    given = {"unit": ""}
+    for field in filter(None, found[2].split(", ")):
+        name, is_named, value = field.partition("=")
+        given |= {name: value} if is_named else {"kind" if field in _KINDS else "unit": field}
+    return Number(key=found[1], meaning=found[3], **given)  # type: ignore[arg-type]
 
 
 def within(block: str, numbers: Iterable[Number]) -> tuple[Number, ...]:

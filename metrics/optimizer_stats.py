@@ -15,140 +15,68 @@ from polopt.metrics.episode_window import EpisodeWindow
 from polopt.metrics.lag import LagMeter, LearnedVersions
 from polopt.metrics.learner import LearnerStats
 from polopt.metrics.machine import GpuUse, MachineMeter
-from polopt.metrics.number import Number, unexported, within
+from polopt.metrics.number import declare, within
 from polopt.metrics.record import Record
 from polopt.metrics.timers import EVALUATION, MAX_DURATIONS, REPORT, STARTUP, PhaseTimer
 from polopt.metrics.worker_times import WorkerTimes
 
-_APPLIED = "Strategies that apply gradients of workers fill this key"
 #: The numbers of `OptimizerStats.report`.
 NUMBERS = (
-    Number(
-        "num_env_steps_sampled",
-        "environment steps",
-        "steps that were sampled",
-        "counter",
-        metric="env_steps",
-    ),
-    *unexported(
-        Number(
-            "num_env_steps_discarded",
-            "environment steps",
-            "steps that were discarded because values of their environment were not finite. "
-            "`num_env_steps_sampled` does not include these steps",
-            "total",
-        )
-    ),
-    Number(
-        "num_env_steps_trained",
-        "environment steps",
-        "steps from which the policy learned. Each step counts once. With a replay buffer, a row "
-        "counts each time the learner learns from it",
-        "counter",
-    ),
-    Number("num_updates", "updates", "updates of the weights", "counter"),
-    *unexported(
-        Number(
-            "rows_per_update",
-            "rows",
-            "rows in the gradient of an update, for all learners or workers together. Mean over "
-            "the interval, 0 without updates",
-        )
-    ),
-    Number(
-        "env_steps_per_s",
-        "environment steps/s",
-        "sampling rate in the interval, excluding start-up and evaluation",
-    ),
-    Number("updates_per_s", "updates/s", "update rate in the same time"),
-    *unexported(
-        Number("startup_s", "s", "wall time of the start-up", "total"),
-        Number(
-            "training_s",
-            "s",
-            "wall time since the end of the start-up, excluding evaluation",
-            "total",
-        ),
-        Number(
-            "interval_s",
-            "s",
-            "wall time of the interval. To combine the shares of several results, weight them by "
-            "this number",
-        ),
-        *within("actions", actions.NUMBERS),
-    ),
+    *declare("""
+        num_env_steps_sampled (environment steps, counter, metric=env_steps): steps that were
+            sampled
+        num_env_steps_discarded (environment steps, total, metric=): steps that were discarded
+            because values of their environment were not finite. `num_env_steps_sampled` does not
+            include these steps
+        num_env_steps_trained (environment steps, counter): steps from which the policy learned.
+            Each step counts once. With a replay buffer, a row counts each time the learner learns
+            from it
+        num_updates (updates, counter): updates of the weights
+        rows_per_update (rows, metric=): rows in the gradient of an update, for all learners or
+            workers together. Mean over the interval, 0 without updates
+        env_steps_per_s (environment steps/s): sampling rate in the interval, excluding start-up and
+            evaluation
+        updates_per_s (updates/s): update rate in the same time
+        startup_s (s, total, metric=): wall time of the start-up
+        training_s (s, total, metric=): wall time since the end of the start-up, excluding
+            evaluation
+        interval_s (s, metric=): wall time of the interval. To combine the shares of several
+            results, weight them by this number
+    """),
+    *within("actions", actions.NUMBERS),
     *lag.NUMBERS,
-    *unexported(
-        Number(
-            "<phase>_time_ms",
-            "ms",
-            "mean of the last 100 timings of the phase. Phases that a strategy measures in workers "
-            "have this key, too",
-        )
-    ),
-    Number(
-        "driver/share/<phase>",
-        "share",
-        "share of the driver's wall time of the interval. The shares of all phases sum to 1",
-    ),
-    Number(
-        "driver/p50_ms/<phase>",
-        "ms",
-        f"median of the timings of the interval (at most the last {MAX_DURATIONS:,}). 0 without "
-        "timings",
-    ),
-    Number("driver/p99_ms/<phase>", "ms", "99th percentile of the same timings"),
+    *declare(f"""
+        <phase>_time_ms (ms, metric=): mean of the last 100 timings of the phase. Phases that a
+            strategy measures in workers have this key, too
+        driver/share/<phase> (share): share of the driver's wall time of the interval. The shares of
+            all phases sum to 1
+        driver/p50_ms/<phase> (ms): median of the timings of the interval (at most the last
+            {MAX_DURATIONS:,}). 0 without timings
+        driver/p99_ms/<phase> (ms): 99th percentile of the same timings
+    """),
     *within("workers", worker_times.NUMBERS),
     *within("machine", machine.NUMBERS),
-    Number(
-        "num_bytes_received",
-        "bytes",
-        "gradients and batches from remote workers, and weights from ranks. Gradients count after "
-        "compression, and batches count before compression",
-        "counter",
-        metric="bytes{direction=received}",
-    ),
-    *unexported(
-        Number(
-            "num_gradients",
-            "gradients",
-            "gradients of workers, including gradients that workers did not send because they were "
-            f"not finite. {_APPLIED}",
-            "counter",
-        )
-    ),
-    Number(
-        "num_gradients_accepted",
-        "gradients",
-        f"gradients that were applied, alone or in a mean over workers. {_APPLIED}",
-        "counter",
-        metric="gradients{outcome=accepted}",
-    ),
-    Number(
-        "num_gradients_stale",
-        "gradients",
-        "gradients older than `max_policy_lag`, which were dropped or scaled. Scaled gradients "
-        "also count as accepted",
-        "counter",
-        metric="gradients{outcome=stale}",
-    ),
-    Number(
-        "num_gradients_skipped",
-        "gradients",
-        "gradients that were not applied because the gradient or the update was not finite or was "
-        f"too large. {_APPLIED}",
-        "counter",
-        metric="gradients{outcome=skipped}",
-    ),
-    Number(
-        "num_early_stopped",
-        "fragments",
-        "fragments that ended early because enough workers had finished. Strategies "
-        "with the option `fraction_workers` fill this key",
-        "total",
-        title="Early-stopped fragments",
-    ),
+    *declare("""
+        num_bytes_received (bytes, counter, metric=bytes{direction=received}): gradients and
+            batches from remote workers, and weights from ranks. Gradients count after compression,
+            and batches count before compression
+        num_gradients (gradients, counter, metric=): gradients of workers, including gradients that
+            workers did not send because they were not finite
+        num_gradients_accepted (gradients, counter, metric=gradients{outcome=accepted}): gradients
+            that were applied, alone or in a mean over workers
+        num_gradients_stale (gradients, counter, metric=gradients{outcome=stale}): gradients older
+            than `max_policy_lag`, which were dropped or scaled. Scaled gradients also count as
+            accepted
+        num_gradients_skipped (gradients, counter, metric=gradients{outcome=skipped}): gradients
+            that were not applied because the gradient or the update was not finite or was too
+            large
+        num_early_stopped (fragments, total, title=Early-stopped fragments): fragments that ended
+            early because enough workers had finished. Strategies with the option `fraction_workers`
+            fill this key
+    """),
 )
+#: The attributes of `OptimizerStats` that results contain as they are.
+_COUNTS = tuple(number.key for number in NUMBERS if number.kind in ("counter", "total"))
 
 
 class StepResult(NamedTuple):
@@ -208,12 +136,12 @@ class OptimizerStats:
             time before a restore.
         num_bytes_received: payload bytes of gradients, batches and weights from workers.
         num_gradients: gradients that the driver has received from workers. Includes gradients that
-            workers did not send because they were not finite.
+            workers did not send because they were not finite
         num_gradients_accepted: number of gradients that were applied, alone or in a mean.
         num_gradients_stale: gradients with a lag above the optimizer's limit. The optimizer drops
             or scales these gradients.
         num_gradients_skipped: gradients that were not applied because they were not finite or too
-            large.
+            large
         num_early_stopped: fragments that ended early because enough workers had finished.
     """
 
@@ -430,15 +358,10 @@ class OptimizerStats:
         evaluation_s = self.timers[EVALUATION].interval_s
         training_s = max(interval_s - startup_s - evaluation_s, 1e-9)
         report = {
-            "num_env_steps_sampled": self.num_env_steps_sampled,
-            "num_env_steps_discarded": self.num_env_steps_discarded,
-            "num_env_steps_trained": self.num_env_steps_trained,
-            "num_updates": self.num_updates,
+            **{key: getattr(self, key) for key in _COUNTS},
             "rows_per_update": self._rows / max(self._updates_of_rows, 1),
             "env_steps_per_s": (self.num_env_steps_sampled - sampled) / training_s,
             "updates_per_s": (self.num_updates - updates) / training_s,
-            "startup_s": self.startup_s,
-            "training_s": self.training_s,
             "interval_s": interval_s,
             "actions": self.actions.report(),
             "policy_lag": self.lag.in_updates.report(),
@@ -449,12 +372,6 @@ class OptimizerStats:
             "driver": self._report_driver(startup_s, training_s),
             "workers": self.worker_times.report(worker_indices, training_s),
             "machine": self.machine.report(),
-            "num_bytes_received": self.num_bytes_received,
-            "num_gradients": self.num_gradients,
-            "num_gradients_accepted": self.num_gradients_accepted,
-            "num_gradients_stale": self.num_gradients_stale,
-            "num_gradients_skipped": self.num_gradients_skipped,
-            "num_early_stopped": self.num_early_stopped,
         }
         self._begin_interval()
         return report

@@ -16,7 +16,7 @@ import pydantic
 
 from polopt.common.config import Automatic, ConfigError
 from polopt.common.sample_batch import SampleBatch
-from polopt.metrics.number import Number
+from polopt.metrics.number import declare
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.checks import check_central_gradients
 from polopt.optimizers.optimizer_config import OptimizerConfig
@@ -79,14 +79,11 @@ class AsyncSamples(PolicyOptimizer):
     name = "async_samples"
     numbers = (
         *PEAKS,
-        Number("num_batches", "batches", "batches from which the policy learned", "counter"),
-        Number(
-            "num_fragments_waiting",
-            "fragments",
-            "fragments that had already arrived when the driver began to gather a batch, summed "
-            "over batches",
-            "total",
-        ),
+        *declare("""
+            num_batches (batches, counter): batches from which the policy learned
+            num_fragments_waiting (fragments, total): fragments that had already arrived when the
+                driver began to gather a batch, summed over batches
+        """),
     )
     config_class = AsyncSamplesConfig
     config: AsyncSamplesConfig

@@ -17,7 +17,7 @@ import torch
 
 from polopt.common.config import ConfigError
 from polopt.common.weights import Weights
-from polopt.metrics.number import Number
+from polopt.metrics.number import declare
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.checks import check_collection, check_unused
 from polopt.optimizers.optimizer_config import OptimizerConfig
@@ -168,25 +168,15 @@ class DecentralizedAllReduce(PolicyOptimizer):
     """
 
     name = "decentralized_allreduce"
-    numbers = (
-        Number(
-            "allreduce_backend",
-            "",
-            "the backend that sums the gradients: `socket`, `gloo` or `nccl`",
-            "text",
-        ),
-        Number("num_rounds", "rounds", "rounds of sampling and learning", "counter"),
-        Number("num_broken_rounds", "rounds", "rounds that broke because a rank was lost", "total"),
-        Number("num_checksums", "comparisons", "comparisons of the ranks' weights", "total"),
-        Number(
-            "num_resynchronized",
-            "comparisons",
-            "comparisons that found a difference caused by rounding. After such a comparison, all "
-            "ranks get the weights of one rank",
-            "total",
-        ),
-        Number("num_ranks", "ranks", "ranks in the group now"),
-    )
+    numbers = declare("""
+        allreduce_backend (text): the backend that sums the gradients: `socket`, `gloo` or `nccl`
+        num_rounds (rounds, counter): rounds of sampling and learning
+        num_broken_rounds (rounds, total): rounds that broke because a rank was lost
+        num_checksums (comparisons, total): comparisons of the ranks' weights
+        num_resynchronized (comparisons, total): comparisons that found a difference caused by
+            rounding. After such a comparison, all ranks get the weights of one rank
+        num_ranks (ranks): ranks in the group now
+    """)
     config_class = DecentralizedAllReduceConfig
     config: DecentralizedAllReduceConfig
     phases: ClassVar[tuple[str, ...]] = ("group", "sample", "learn")

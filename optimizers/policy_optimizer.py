@@ -16,7 +16,7 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients, Weights
 from polopt.metrics import optimizer_stats
 from polopt.metrics.machine import GpuReader
-from polopt.metrics.number import Number
+from polopt.metrics.number import Number, declare
 from polopt.metrics.optimizer_stats import OptimizerStats, StepResult
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.policies.policy import Policy
@@ -35,24 +35,20 @@ from polopt.rollouts.workers.worker_set import WorkerSet
 
 #: The numbers of the block `optimizer/` that every strategy reports. See `PolicyOptimizer.stats`.
 NUMBERS = (
-    Number("name", "", "the name of the optimizer", "text"),
-    Number(
-        "learns_with",
-        "",
-        "what computes the gradients in the driver: `NumPy`, `CUDA graphs` or `torch`. After "
-        "`torch`, the reason why no faster implementation is used, such as `torch (MyPolicy "
-        "changes loss)`. See [write a policy](write-a-policy.md#speed-closed-form-gradients)",
-        "text",
-    ),
+    *declare("""
+        name (text): the name of the optimizer
+        learns_with (text): what computes the gradients in the driver: `NumPy`, `CUDA graphs` or
+            `torch`. After `torch`, the reason why no faster implementation is used, such as `torch
+            (MyPolicy changes loss)`. See [write a
+            policy](write-a-policy.md#speed-closed-form-gradients)
+    """),
     *optimizer_stats.NUMBERS,
     *worker_set.NUMBERS,
     *calls.NUMBERS,
-    Number(
-        "num_skipped_updates",
-        "updates",
-        "updates that were not applied because the gradient was not finite or was too large",
-        "total",
-    ),
+    *declare("""
+        num_skipped_updates (updates, total): updates that were not applied because the gradient was
+            not finite or was too large
+    """),
 )
 
 

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 
 from pyarrow import fs
 
-from polopt.metrics.number import Number, unexported
+from polopt.metrics.number import declare
 from polopt.trainers.checkpoints import CheckpointError, write_checkpoint
 from polopt.trainers.saved_trainer import BEST, is_score
 
 _MANIFEST = "manifest.json"
 #: The numbers of `BestCheckpoint.report`.
-NUMBERS = unexported(
-    Number("best_episode_return_mean", "return", "mean return of `best_checkpoint`"),
-    Number("best_policy_version", "updates", "version of the weights of `best_checkpoint`"),
-)
+NUMBERS = declare("""
+    best_episode_return_mean (return, metric=): mean return of `best_checkpoint`
+    best_policy_version (updates, metric=): version of the weights of `best_checkpoint`
+""")
 
 
 class Score(NamedTuple):

@@ -23,7 +23,7 @@ from polopt.common.weights import Weights
 from polopt.metrics import episode_window
 from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episode_window import EpisodeWindow
-from polopt.metrics.number import Number, find, unexported, within
+from polopt.metrics.number import Number, declare, find, unexported, within
 from polopt.rollouts.envs.env_api import same_encoding
 from polopt.rollouts.envs.env_sources import EnvSource, env_name, resolve_env
 from polopt.rollouts.envs.env_state import set_evaluation_statistics
@@ -74,17 +74,14 @@ def _of_evaluation(key: str) -> Number:
 #: The numbers of `Evaluation.report`.
 NUMBERS = (
     *within("env_runners", map(_of_evaluation, EPISODE_KEYS)),
-    *unexported(
-        Number("policy_version", "updates", "version of the weights of the last evaluation"),
-        Number(
-            "policy_env_steps",
-            "environment steps",
-            "steps that training had sampled when these weights were copied",
-        ),
-        Number("duration_s", "s", "time of the last evaluation in the worker that played longest"),
-        Number("num_evaluations", "evaluations", "evaluations since training began", "total"),
-        *within("fault_tolerance", process_group.NUMBERS),
-    ),
+    *declare("""
+        policy_version (updates, metric=): version of the weights of the last evaluation
+        policy_env_steps (environment steps, metric=): steps that training had sampled when these
+            weights were copied
+        duration_s (s, metric=): time of the last evaluation in the worker that played longest
+        num_evaluations (evaluations, total, metric=): evaluations since training began
+    """),
+    *unexported(*within("fault_tolerance", process_group.NUMBERS)),
 )
 
 

@@ -10,7 +10,7 @@ from ray.tune.utils import flatten_dict
 from polopt.common.config import ConfigError, nearest_of
 from polopt.metrics import episode_window
 from polopt.metrics.custom_metrics import CustomMetrics
-from polopt.metrics.number import Number, unexported, within
+from polopt.metrics.number import declare, within
 from polopt.optimizers import policy_optimizer
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.rollouts.workers import process_group
@@ -27,68 +27,43 @@ _COUNTS = (
 _CUSTOM = "of the values that callbacks returned since the last result. NaN if they returned none"
 #: The numbers of `make_result`, except those that only one optimizer or one policy has.
 NUMBERS = (
-    *unexported(
-        Number(
-            "episode_return_mean",
-            "return",
-            "the same as `env_runners/episode_return_mean`, at the top level so that Tune's table "
-            "of trials shows it. See [how schedulers handle NaN](train.md#schedulers-of-tune)",
-        ),
-        Number(
-            "num_env_steps_sampled_per_second",
-            "environment steps/s",
-            "the same as `optimizer/env_steps_per_s`",
-        ),
-        Number(
-            "num_env_steps_trained_lifetime",
-            "environment steps",
-            "steps from which the policy learned, since training began",
-            "counter",
-        ),
-        Number(
-            "num_env_steps_sampled_lifetime",
-            "environment steps",
-            "steps that were sampled since training began",
-            "counter",
-        ),
-        Number("timesteps_this_iter", "environment steps", "steps of this iteration"),
-    ),
+    *declare("""
+        episode_return_mean (return, metric=): the same as `env_runners/episode_return_mean`, at the
+            top level so that Tune's table of trials shows it. See [how schedulers handle
+            NaN](train.md#schedulers-of-tune)
+        num_env_steps_sampled_per_second (environment steps/s, metric=): the same as
+            `optimizer/env_steps_per_s`
+        num_env_steps_trained_lifetime (environment steps, counter, metric=): steps from which the
+            policy learned, since training began
+        num_env_steps_sampled_lifetime (environment steps, counter, metric=): steps that were
+            sampled since training began
+        timesteps_this_iter (environment steps, metric=): steps of this iteration
+    """),
     *within(
         "env_runners",
         (
             *episode_window.NUMBERS,
-            *unexported(
-                Number("num_env_steps_sampled", "environment steps", "steps of this iteration"),
-                Number(
-                    "num_env_steps_sampled_lifetime",
-                    "environment steps",
-                    "steps that were sampled since training began",
-                    "counter",
-                ),
-                Number("custom_metrics/<name>_mean", "", f"mean {_CUSTOM}"),
-                Number("custom_metrics/<name>_min", "", f"smallest {_CUSTOM}"),
-                Number("custom_metrics/<name>_max", "", f"largest {_CUSTOM}"),
-            ),
+            *declare(f"""
+                num_env_steps_sampled (environment steps, metric=): steps of this iteration
+                num_env_steps_sampled_lifetime (environment steps, counter, metric=): steps that
+                    were sampled since training began
+                custom_metrics/<name>_mean (metric=): mean {_CUSTOM}
+                custom_metrics/<name>_min (metric=): smallest {_CUSTOM}
+                custom_metrics/<name>_max (metric=): largest {_CUSTOM}
+            """),
         ),
     ),
     *within("optimizer", policy_optimizer.NUMBERS),
     *within("fault_tolerance", process_group.NUMBERS),
-    *unexported(
-        Number(
-            "learners/__all_modules__/num_env_steps_trained_lifetime",
-            "environment steps",
-            "the same as `num_env_steps_trained_lifetime`",
-            "counter",
-        ),
-        Number(
-            "info/learner/default_policy/<statistic>",
-            "",
-            "the same as `learners/default_policy/<statistic>`",
-        ),
-        Number("timers/training_iteration", "s", "time of the iteration"),
-        Number("timers/training_step", "s", "mean time of a step of the optimizer"),
-        Number("timers/<phase>_s", "s", "mean of the last 100 timings of the phase"),
-    ),
+    *declare("""
+        learners/__all_modules__/num_env_steps_trained_lifetime (environment steps, counter,
+            metric=): the same as `num_env_steps_trained_lifetime`
+        info/learner/default_policy/<statistic> (metric=): the same as
+            `learners/default_policy/<statistic>`
+        timers/training_iteration (s, metric=): time of the iteration
+        timers/training_step (s, metric=): mean time of a step of the optimizer
+        timers/<phase>_s (s, metric=): mean of the last 100 timings of the phase
+    """),
 )
 #: Blocks of a result whose keys depend on the config.
 _OPEN_BLOCKS = (

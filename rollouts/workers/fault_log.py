@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-from polopt.metrics.number import Number, unexported
+from polopt.metrics.number import Number, declare
 from polopt.metrics.record import Record
 from polopt.rollouts.workers.errors import InARow, WorkersFailedError
 
@@ -27,63 +27,37 @@ _KINDS = tuple(_PLURALS)
 
 def _numbers_of(kind: FailureKind) -> tuple[Number, ...]:
     plural = _PLURALS[kind]
-    what = f"last failure of the kind `{kind}`"
-    return (
-        Number(
-            f"num_worker_{plural}",
-            "failures",
-            f"failures of workers of the kind `{kind}`",
-            "total",
-            metric=f"worker_failures{{kind={plural}}}",
-        ),
-        *unexported(
-            Number(f"last_{kind}_worker", "", f"index of the worker with the {what}"),
-            Number(f"last_{kind}", "", f"message of the {what}", "text"),
-        ),
-    )
+    metric = f"worker_failures{{kind={plural}}}"
+    return declare(f"""
+        num_worker_{plural} (failures, total, metric={metric}): failures of the kind `{kind}`
+        last_{kind}_worker (metric=): index of the worker with the last failure of this kind
+        last_{kind} (text): message of the last failure of the kind `{kind}`
+    """)
 
 
 #: The numbers of `FaultLog.stats`.
 NUMBERS = (
-    Number(
-        "num_remote_worker_restarts",
-        "restarts",
-        "replacements of workers that were started",
-        "total",
-        metric="worker_restarts",
-    ),
-    *unexported(
-        Number(
-            "num_workers_given_up",
-            "workers",
-            "workers that failed too often and were not replaced",
-            "total",
-        ),
-        Number(
-            "num_restarts_below",
-            "restarts",
-            "replacements that gradient workers have started for the workers from which they "
-            "gather fragments",
-            "total",
-        ),
-    ),
+    *declare("""
+        num_remote_worker_restarts (restarts, total, metric=worker_restarts): replacements of
+            workers that were started
+        num_workers_given_up (workers, total, metric=): workers that failed too often and were not
+            replaced
+        num_restarts_below (restarts, total, metric=): replacements that gradient workers have
+            started for the workers from which they gather fragments
+    """),
     *(number for kind in _KINDS for number in _numbers_of(kind)),
-    Number("num_env_faults", "faults", "exceptions of environments, which were replaced", "total"),
-    Number(
-        "num_non_finite",
-        "fragments",
-        "fragments, gradients and updates that were not used because they were not finite",
-        "total",
-    ),
-    *unexported(
-        Number("last_env_fault_worker", "", "index of the worker with the last environment fault"),
-        Number("last_env_fault_env", "", "index of the environment with the last fault"),
-        Number("last_env_fault", "", "end of the traceback of the last environment fault", "text"),
-        Number("last_non_finite_worker", "", "index of the worker with the last such data"),
-        Number("last_non_finite", "", "the last values that were not finite", "text"),
-        Number("last_failed_worker", "", "index of the worker with the last failure"),
-        Number("last_failure", "", "end of the message of the last failure of a worker", "text"),
-    ),
+    *declare("""
+        num_env_faults (faults, total): exceptions of environments, which were replaced
+        num_non_finite (fragments, total): fragments, gradients and updates that were not used
+            because they were not finite
+        last_env_fault_worker (metric=): index of the worker with the last environment fault
+        last_env_fault_env (metric=): index of the environment with the last fault
+        last_env_fault (text, metric=): end of the traceback of the last environment fault
+        last_non_finite_worker (metric=): index of the worker with the last such data
+        last_non_finite (text, metric=): the last values that were not finite
+        last_failed_worker (metric=): index of the worker with the last failure
+        last_failure (text, metric=): end of the message of the last failure of a worker
+    """),
 )
 #: The driver logs the first `_LOG_FIRST` faults of each kind as they arrive. After these, it logs
 #: the faults of a kind in at most one line per `LOG_INTERVAL_S`.

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from polopt.metrics.number import Number, unexported
+from polopt.metrics.number import declare
 from polopt.metrics.record import Record
 from polopt.rollouts.envs.env_sources import env_name
 from polopt.rollouts.rollout_config import RolloutConfig
@@ -34,25 +34,13 @@ _PROCESS_KEYS = (
 )
 
 #: The numbers of `WorkerSet.message_stats`.
-NUMBERS = (
-    Number("transport", "", "the transport of calls to workers: `socket`, `ray`, or both", "text"),
-    Number(
-        "num_bytes_sent",
-        "bytes",
-        "weights that were sent with calls to workers, before the transport encodes them. "
-        "0 if the weights stay in the workers",
-        "counter",
-        metric="bytes{direction=sent}",
-    ),
-    *unexported(
-        Number(
-            "num_events_recorded",
-            "events",
-            "events in the [record of the run](rerun.md) so far. 0 without a record",
-            "counter",
-        )
-    ),
-)
+NUMBERS = declare("""
+    transport (text): the transport of calls to workers: `socket`, `ray`, or both
+    num_bytes_sent (bytes, counter, metric=bytes{direction=sent}): weights that were sent with calls
+        to workers, before the transport encodes them. 0 if the weights stay in the workers
+    num_events_recorded (events, counter, metric=): events in the [record of the run](rerun.md) so
+        far. 0 without a record
+""")
 
 
 class WorkerSet(ProcessGroup):

@@ -16,7 +16,9 @@ from generated_files import number_table
 import polopt
 from polopt.common import add_ons
 from polopt.dashboards import prometheus_exporter
-from polopt.metrics.number import Number, declared, find
+from polopt.dashboards.data.plots import TABS
+from polopt.dashboards.data.run_results import COLUMNS
+from polopt.metrics.number import Number, declare, declared, find
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.policies.a2c import A2CPolicy
@@ -170,6 +172,38 @@ def test_differences_are_found() -> None:
     assert of(lag=3) == {"3": 1}
     missing = {"optimizer": {"num_pulls": 2, "lag": [1]}}
     assert differences(numbers, [missing]) == ["no result has optimizer/share/<phase>"]
+
+
+def test_dashboards_read_declared_numbers() -> None:
+    numbers = [n for name in OPTIMIZERS.names() for n in numbers_of(OPTIMIZERS.get(name))]
+    assert [path for path in COLUMNS.values() if find(numbers, path) is None] == []
+    plots = [plot for tab in TABS.values() for plot in tab.plots]
+    keys = {key for plot in plots for key in plot.keys.values()}
+    assert [key for key in keys if find(numbers, key) is None] == []
+
+
+def test_table_has_a_number_in_each_entry() -> None:
+    assert declare("""
+        num_wins (pulls, total, metric=wins{of=all}, title=Pulls that won): arms (of many) that
+            won: all of them
+        name (text): a name
+        odd (): without a unit
+    """) == (
+        Number(
+            "num_wins",
+            "pulls",
+            "arms (of many) that won: all of them",
+            "total",
+            "wins{of=all}",
+            "Pulls that won",
+        ),
+        Number("name", "", "a name", "text"),
+        Number("odd", "", "without a unit"),
+    )
+    with pytest.raises(ValueError, match="got 'num_wins: no parentheses'"):
+        declare("num_wins: no parentheses")
+    with pytest.raises(TypeError, match="unit_of"):
+        declare("num_wins (unit_of=pulls): an unknown field")
 
 
 def test_a_key_comes_before_a_pattern() -> None:
