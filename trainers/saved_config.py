@@ -16,7 +16,7 @@ import fractions
 import itertools
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -24,21 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polopt.policies.networks.model_config import ModelConfig
 from polopt.trainers.checkpoints import CheckpointError
 
-#: Places of a config that name a preset, an optimizer, a policy or a network, as paths of keys.
-PLUGIN_PLACES = (
-    ("model", "custom"),
-    ("model", "custom_model"),  # RLlib's name of the same option
-    ("optimizer",),
-    ("optimizer", "name"),
-    ("policy",),
-    ("policy", "name"),
-    ("policy", "model", "custom"),
-    ("policy", "model", "custom_model"),
-    ("preset",),
-    ("preset", "name"),
-)
 _TYPE, _VALUE = "__type__", "value"
 #: Keys with a special meaning in the JSON of a checkpoint. A user's dict that has one of these keys
 #: is encoded as a list of pairs. See `polopt.trainers.checkpoints`.
@@ -54,6 +42,17 @@ _PLAIN_KEY = re.compile(r"[^\s.\[\]=]+")
 #: Integers of more bits are written as hexadecimal text, because Python refuses to read thousands
 #: of decimal digits.
 _MOST_BITS = 4096
+
+
+def plugin_places() -> Iterator[tuple[str, ...]]:
+    """Yields the places of a config that name a preset, an optimizer, a policy or a network, as
+    paths of keys."""
+    for plugin in ("optimizer", "policy", "preset"):
+        yield from ((plugin,), (plugin, "name"))
+    other_names = (name for name, key in ModelConfig.other_names().items() if key == "custom")
+    for name in ("custom", *other_names):
+        yield from (("model", name), ("policy", "model", name))
+
 
 #: For each base class, a function that converts a value of a subclass to the base class.
 _BASES: dict[type, Callable[[Any], Any]] = {

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from polopt.common.config import ConfigError
-from polopt.policies.networks.network_registry import NETWORKS
+from polopt.policies.networks.model_config import NETWORKS
 from polopt.policies.policy import Policy
 from polopt.policies.policy_registry import POLICIES
 from polopt.trainers.checkpoints import CheckpointError

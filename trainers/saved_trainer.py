@@ -27,7 +27,7 @@ from polopt.trainers.checkpoints import (
     read_checkpoint,
     read_state_file,
 )
-from polopt.trainers.saved_config import PLUGIN_PLACES, decode_config
+from polopt.trainers.saved_config import decode_config, plugin_places
 
 if TYPE_CHECKING:
     from ray.train import Checkpoint
@@ -88,7 +88,7 @@ def _problems(
     seconds = state.get("time_total_s", 0.0)
     if not _is_number(seconds) or seconds < 0:
         yield "time_total_s", seconds, "seconds, 0 or more"
-    for keys in PLUGIN_PLACES:
+    for keys in plugin_places():
         name = state["config"]
         for key in keys:
             name = name.get(key) if isinstance(name, Mapping) else None
@@ -433,7 +433,7 @@ def _check_exists(directory: Path) -> None:
     if directory.is_file():
         raise CheckpointError(
             f"{directory} is a file, but a checkpoint of polopt is a directory. polopt cannot read "
-            "models of other libraries, such as the zip files of Stable-Baselines3"
+            "models of other libraries"
         )
     if not directory.is_dir():
         raise CheckpointError(f"no such directory: {directory}{name_previous(directory)}")
