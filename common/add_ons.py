@@ -98,10 +98,13 @@ class AddOn:
             The add-on reads them with `experiment.add_on(config_class)`.
         files: patterns of the files that the add-on writes to the directory of a run, such as
             `trace.json`. A run that replaces an earlier run in its directory deletes them.
+        numbers: declarations (`polopt.Number`) of the keys that `RunListener.extend` adds to
+            results.
     """
 
     config_class: ClassVar[type[Any] | None] = None
     files: ClassVar[tuple[str, ...]] = ()
+    numbers: ClassVar[tuple[Any, ...]] = ()
 
     def follow(self, trainer: Any) -> RunListener | None:
         """Returns a listener for the run of this trainer, or None. Called once for each trainer,

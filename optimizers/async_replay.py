@@ -18,11 +18,13 @@ import numpy as np
 import pydantic
 
 from polopt.common.config import Automatic, ConfigError
-from polopt.metrics.lag import AgeHistogram, DoublingHistogram
+from polopt.metrics.lag import AgeHistogram, DoublingHistogram, distribution
+from polopt.metrics.number import declare
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.checks import check_central_gradients
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.replay_optimizer import ReplayOptimizer, ReplayOptions
+from polopt.optimizers.replay_shards import NUMBERS as SHARD_NUMBERS
 from polopt.optimizers.replay_shards import (
     Batch,
     Fragment,
@@ -185,6 +187,31 @@ class AsyncReplay(ReplayOptimizer):
     """
 
     name = "async_replay"
+    numbers = (
+        *declare("""
+            training_credit (rows): rows that the learner may learn at this moment, according to
+                [`training_intensity`](replay.md#asyncreplay)
+            error_buffer (rows): upper bound of `training_credit`
+        """),
+        *distribution(
+            "priority_lag",
+            "updates",
+            "priority lag in the interval: the updates between the computation of a row's priority "
+            "and learning from this row",
+            "lag. The bins count 0, 1, 2 to 3, 4 to 7 and so on",
+            ("lag_mean{kind=priority}", "lag_max{kind=priority}", ""),
+        ),
+        *declare("""
+            learner_blocked_by_shards_s (s, total): time for which the learner waited for a batch
+                that it had requested
+            num_batches_waiting (batches): batches that were requested and that the learner has not
+                received yet
+            num_batches_lost (batches, total): batches that were lost with their shards
+            num_bytes_by_reference (bytes, counter, metric=bytes{direction=by_reference}): fragments
+                that went directly from samplers to shards, and not through the driver
+        """),
+        *SHARD_NUMBERS,
+    )
     config_class = AsyncReplayConfig
     config: AsyncReplayConfig
     phases: ClassVar[tuple[str, ...]] = ("request", "wait", "fetch", "learn")

@@ -15,10 +15,12 @@ import pydantic
 
 from polopt.common.config import Automatic, ConfigError
 from polopt.common.sample_batch import SampleBatch
+from polopt.metrics.number import declare
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.checks import check_central_gradients
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
+from polopt.optimizers.sync_samples import PEAKS
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.call import Reply
 from polopt.rollouts.workers.gathering import Fragments, check_batch, num_fragments
@@ -70,6 +72,14 @@ class AsyncSamples(PolicyOptimizer):
     """
 
     name = "async_samples"
+    numbers = (
+        *PEAKS,
+        *declare("""
+            num_batches (batches, counter): batches from which the policy learned
+            num_fragments_waiting (fragments, total): fragments that had already arrived when the
+                driver began to gather a batch, summed over batches
+        """),
+    )
     config_class = AsyncSamplesConfig
     config: AsyncSamplesConfig
     phases: ClassVar[tuple[str, ...]] = ("broadcast", "sample", "learn")

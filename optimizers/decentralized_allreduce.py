@@ -17,6 +17,7 @@ import torch
 
 from polopt.common.config import ConfigError
 from polopt.common.weights import Weights
+from polopt.metrics.number import declare
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.checks import check_collection, check_unused
 from polopt.optimizers.optimizer_config import OptimizerConfig
@@ -167,6 +168,15 @@ class DecentralizedAllReduce(PolicyOptimizer):
     """
 
     name = "decentralized_allreduce"
+    numbers = declare("""
+        allreduce_backend (text): the backend that sums the gradients: `socket`, `gloo` or `nccl`
+        num_rounds (rounds, counter): rounds of sampling and learning
+        num_broken_rounds (rounds, total): rounds that broke because a rank was lost
+        num_checksums (comparisons, total): comparisons of the ranks' weights
+        num_resynchronized (comparisons, total): comparisons that found a difference caused by
+            rounding. After such a comparison, all ranks get the weights of one rank
+        num_ranks (ranks): ranks in the group now
+    """)
     config_class = DecentralizedAllReduceConfig
     config: DecentralizedAllReduceConfig
     phases: ClassVar[tuple[str, ...]] = ("group", "sample", "learn")

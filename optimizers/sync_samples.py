@@ -14,6 +14,7 @@ import pydantic
 
 from polopt.common.config import Automatic, ConfigError
 from polopt.common.sample_batch import SampleBatch
+from polopt.metrics.number import Number
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.checks import check_central_gradients
 from polopt.optimizers.optimizer_config import OptimizerConfig
@@ -23,6 +24,18 @@ from polopt.rollouts.workers.call_workers import restore_samplers, sampler_state
 from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.gathering import Fragments, check_batch, num_fragments
 from polopt.rollouts.workers.worker_set import WorkerSet
+
+#: The highest rates of a strategy whose driver learns from the samples of its workers.
+PEAKS = tuple(
+    Number(
+        f"{phase}_peak_throughput",
+        "environment steps/s",
+        f"highest rate so far at which the run could {phase}, if it did nothing else. The phase "
+        "limits the run if the realised rate is almost as high",
+        metric=f"peak_env_steps_per_s{{phase={phase}}}",
+    )
+    for phase in ("sample", "learn")
+)
 
 
 class SyncSamplesConfig(OptimizerConfig):
@@ -62,6 +75,7 @@ class SyncSamples(PolicyOptimizer):
     """
 
     name = "sync_samples"
+    numbers = PEAKS
     config_class = SyncSamplesConfig
     config: SyncSamplesConfig
     phases: ClassVar[tuple[str, ...]] = ("broadcast", "sample", "learn")

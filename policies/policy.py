@@ -19,6 +19,7 @@ from polopt.common.moments import Moments
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import FORMER_ACTING, Acting, Gradients, Weights
 from polopt.metrics.learner import LEARNER_KEYS
+from polopt.metrics.number import Number, declared
 from polopt.policies.acting_policy import ActingPolicy
 from polopt.policies.distributions.action_distribution import ActionDistribution
 from polopt.policies.distributions.make_distribution import make_distribution
@@ -71,9 +72,12 @@ class Policy(ActingPolicy):
     #: The type of a batch: `SampleBatch`, or `Transitions` or `Sequences` of a replay buffer. Only
     #: a `PolicyOptimizer` that makes batches of this type can train the policy.
     learns_from: ClassVar[type] = SampleBatch
-    #: Keys of learner statistics that the class computes in addition to `LEARNER_KEYS` and to the
-    #: keys that its base classes name here. Because Tune takes the columns of `progress.csv` from
-    #: the first result, results before the first update have these keys with the value NaN.
+    #: The learner statistics that the class computes in addition to `LEARNER_KEYS` and to the
+    #: numbers of its base classes. Their keys are relative to `learners/default_policy/`. Because
+    #: Tune takes the columns of `progress.csv` from the first result, results before the first
+    #: update have these keys with the value NaN.
+    numbers: ClassVar[tuple[Number, ...]] = ()
+    #: Keys of further statistics, without a declaration.
     further_statistics: ClassVar[Sequence[str]] = ()
     #: The type is Any, because each subclass has its own config class, and type checkers do not
     #: allow a subclass to narrow the type of a variable.
@@ -116,9 +120,9 @@ class Policy(ActingPolicy):
     @classmethod
     def statistic_keys(cls) -> list[str]:
         """The keys of the learner statistics in results: `LEARNER_KEYS`, and the
-        `further_statistics` of the class and of its base classes."""
+        `further_statistics` and `numbers` of the class and of its base classes."""
         named = [key for base in cls.__mro__ for key in vars(base).get("further_statistics", ())]
-        return list(dict.fromkeys([*LEARNER_KEYS, *named]))
+        return list(dict.fromkeys([*LEARNER_KEYS, *named, *(n.key for n in declared(cls))]))
 
     @property
     def learns_with(self) -> str:

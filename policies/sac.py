@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polopt.common.transitions import Transitions
+from polopt.metrics.number import Number
 from polopt.policies.distributions.action_distribution import ActionDistribution
 from polopt.policies.distributions.gaussians import SquashedGaussian
 from polopt.policies.learning.flat_parameters import Segment
@@ -92,7 +93,7 @@ class SACPolicy(ReplayPolicy):
     )
     config: SACConfig
     dist: SquashedGaussian
-    further_statistics = ("alpha_value",)
+    numbers = (Number("alpha_value", "", "the temperature alpha, the weight of the entropy"),)
     #: Bounds of log standard deviations, as in the authors' code, RLlib 0.8 and Stable-Baselines3.
     log_std_bounds: ClassVar[tuple[float, float]] = (-20.0, 2.0)
 

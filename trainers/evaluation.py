@@ -21,8 +21,10 @@ from polopt.common.config import ConfigError
 from polopt.common.episodes import EpisodeStats
 from polopt.common.faults import non_finite_values
 from polopt.common.weights import Weights
+from polopt.metrics import episode_window
 from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episode_window import EpisodeWindow
+from polopt.metrics.number import Number, declare, find, unexported, within
 from polopt.rollouts.envs.env_api import misfit
 from polopt.rollouts.envs.env_sources import EnvSource, env_name, resolve_env
 from polopt.rollouts.envs.env_state import set_evaluation_statistics
@@ -33,6 +35,7 @@ from polopt.rollouts.seeds import (
     kept_global_generators,
     seed_global_generators,
 )
+from polopt.rollouts.workers import process_group
 from polopt.rollouts.workers.call import Reply
 from polopt.rollouts.workers.calls import Calls
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
@@ -60,6 +63,31 @@ EPISODE_KEYS = (
     "episode_return_max",
     "episode_len_mean",
     "num_episodes",
+)
+
+
+def _of_evaluation(key: str) -> Number:
+    number = find(episode_window.NUMBERS, key)
+    assert number is not None
+    what = number.meaning.partition(" of the last")[0].replace(
+        "that ended since the last result", ""
+    )
+    meaning = f"{what.strip()} of the evaluation that ended in this iteration"
+    metric = "evaluation_return" if key == "episode_return_mean" else ""
+    return number._replace(meaning=meaning, metric=metric)
+
+
+#: The numbers of `Evaluation.report`.
+NUMBERS = (
+    *within("env_runners", map(_of_evaluation, EPISODE_KEYS)),
+    *declare("""
+        policy_version (updates, metric=): version of the weights of the last evaluation
+        policy_env_steps (environment steps, metric=): steps that training had sampled when these
+            weights were copied
+        duration_s (s, metric=): time of the last evaluation in the worker that played longest
+        num_evaluations (evaluations, total, metric=): evaluations since training began
+    """),
+    *unexported(*within("fault_tolerance", process_group.NUMBERS)),
 )
 
 

@@ -9,9 +9,12 @@ from ray.tune.utils import flatten_dict
 
 from polopt.common.add_ons import hint
 from polopt.common.config import ConfigError, nearest_of
+from polopt.metrics import episode_window
 from polopt.metrics.custom_metrics import CustomMetrics
-from polopt.metrics.episode_window import EpisodeWindow
+from polopt.metrics.number import declare, within
+from polopt.optimizers import policy_optimizer
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
+from polopt.rollouts.workers import process_group
 
 _TUNE_KEYS = ("training_iteration", "time_total_s", "time_this_iter_s", "timesteps_total")
 _COUNTS = (
@@ -21,6 +24,47 @@ _COUNTS = (
     "num_env_steps_sampled_per_second",
     "env_runners/num_env_steps_sampled",
     "env_runners/num_env_steps_sampled_lifetime",
+)
+_CUSTOM = "of the values that callbacks returned since the last result. NaN if they returned none"
+#: The numbers of `make_result`, except those that only one optimizer or one policy has.
+NUMBERS = (
+    *declare("""
+        episode_return_mean (return, metric=): the same as `env_runners/episode_return_mean`, at the
+            top level so that Tune's table of trials shows it. See [how schedulers handle
+            NaN](train.md#schedulers-of-tune)
+        num_env_steps_sampled_per_second (environment steps/s, metric=): the same as
+            `optimizer/env_steps_per_s`
+        num_env_steps_trained_lifetime (environment steps, counter, metric=): steps from which the
+            policy learned, since training began
+        num_env_steps_sampled_lifetime (environment steps, counter, metric=): steps that were
+            sampled since training began
+        timesteps_this_iter (environment steps, metric=): steps of this iteration
+    """),
+    *within(
+        "env_runners",
+        (
+            *episode_window.NUMBERS,
+            *declare(f"""
+                num_env_steps_sampled (environment steps, metric=): steps of this iteration
+                num_env_steps_sampled_lifetime (environment steps, counter, metric=): steps that
+                    were sampled since training began
+                custom_metrics/<name>_mean (metric=): mean {_CUSTOM}
+                custom_metrics/<name>_min (metric=): smallest {_CUSTOM}
+                custom_metrics/<name>_max (metric=): largest {_CUSTOM}
+            """),
+        ),
+    ),
+    *within("optimizer", policy_optimizer.NUMBERS),
+    *within("fault_tolerance", process_group.NUMBERS),
+    *declare("""
+        learners/__all_modules__/num_env_steps_trained_lifetime (environment steps, counter,
+            metric=): the same as `num_env_steps_trained_lifetime`
+        info/learner/default_policy/<statistic> (metric=): the same as
+            `learners/default_policy/<statistic>`
+        timers/training_iteration (s, metric=): time of the iteration
+        timers/training_step (s, metric=): mean time of a step of the optimizer
+        timers/<phase>_s (s, metric=): mean of the last 100 timings of the phase
+    """),
 )
 #: Blocks of a result whose keys depend on the config.
 _OPEN_BLOCKS = (
@@ -40,8 +84,8 @@ def make_result(
     """Returns the result of one iteration.
 
     Tune's CSV logger takes its columns from the first result. Therefore, the first result already
-    has all keys. Exceptions are custom metrics, and statistics that a policy does not name in
-    `Policy.further_statistics`. The order of the keys matters: Tune's table of trials shows the
+    has all keys. Exceptions are custom metrics, and statistics that a policy does not declare in
+    `Policy.numbers`. The order of the keys matters: Tune's table of trials shows the
     first four numbers of the top level, or the first three in a notebook. On a terminal, the
     current output of Tune has no option to choose other columns.
 
@@ -93,8 +137,8 @@ def custom_block(metrics: CustomMetrics) -> dict[str, dict[str, float]]:
 def result_keys() -> list[str]:
     """Returns paths of numbers that every result contains, with any optimizer. A stop condition may
     use these paths."""
-    report = EpisodeWindow().report().items()
-    episodes = [f"env_runners/{key}" for key, value in report if not isinstance(value, list)]
+    numbers = within("env_runners", episode_window.NUMBERS)
+    episodes = [number.key for number in numbers if number.kind != "histogram"]
     return [*_TUNE_KEYS, *_COUNTS, *episodes]
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from polopt.common.faults import Fault
 from polopt.common.tracer import TRACER
+from polopt.metrics.number import declare
 from polopt.metrics.record import Record
 from polopt.metrics.timers import LoadMeter
 from polopt.rollouts.transport.channel import Function, Message, TransportError
@@ -32,6 +33,13 @@ AfterFailure = Literal["send again", "reassign", "drop"]
 #: While workers are starting, one wait of the transport lasts at most this number of seconds. Then
 #: `Calls` checks for workers that take too long to start.
 START_CHECK_S = 1.0
+#: The numbers of `Calls.load`.
+NUMBERS = declare("""
+    requests_in_flight/mean (calls, metric=requests_in_flight): mean number of pending calls in the
+        interval, measured whenever a call succeeds, including that call. Without remote workers,
+        the driver runs the calls itself, and the value is 1
+    requests_in_flight/max (calls, metric=): largest number of these calls
+""")
 _INTERRUPTED = "the wait for workers was interrupted"
 _NOTHING_PENDING = "no call is pending: the wait would never end"
 

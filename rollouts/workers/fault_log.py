@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from polopt.common.faults import Fault, FaultKind
+from polopt.metrics.number import Number, declare
 from polopt.metrics.record import Record
 from polopt.rollouts.workers.errors import NonFiniteError, WorkersFailedError
 
@@ -27,6 +28,42 @@ _DATA: dict[FaultKind, str] = {
     "raised": "an environment raised and was replaced",
     "non_finite": "data with non-finite values was not used",
 }
+
+
+def _numbers_of(kind: FaultKind) -> tuple[Number, ...]:
+    plural = _PLURALS[kind]
+    metric = f"worker_failures{{kind={plural}}}"
+    return declare(f"""
+        num_worker_{plural} (failures, total, metric={metric}): failures of the kind `{kind}`
+        last_{kind}_worker (metric=): index of the worker with the last failure of this kind
+        last_{kind} (text): message of the last failure of the kind `{kind}`
+    """)
+
+
+#: The numbers of `FaultLog.stats`.
+NUMBERS = (
+    *declare("""
+        num_remote_worker_restarts (restarts, total, metric=worker_restarts): replacements of
+            workers that were started
+        num_workers_given_up (workers, total, metric=): workers that failed too often and were not
+            replaced
+        num_restarts_below (restarts, total, metric=): replacements that gradient workers have
+            started for the workers from which they gather fragments
+    """),
+    *(number for kind in _PLURALS for number in _numbers_of(kind)),
+    *declare("""
+        num_env_faults (faults, total): exceptions of environments, which were replaced
+        num_non_finite (fragments, total): fragments, gradients and updates that were not used
+            because they were not finite
+        last_env_fault_worker (metric=): index of the worker with the last environment fault
+        last_env_fault_env (metric=): index of the environment with the last fault
+        last_env_fault (text, metric=): end of the traceback of the last environment fault
+        last_non_finite_worker (metric=): index of the worker with the last such data
+        last_non_finite (text, metric=): the last values that were not finite
+        last_failed_worker (metric=): index of the worker with the last failure
+        last_failure (text, metric=): end of the message of the last failure of a worker
+    """),
+)
 #: The driver logs the first `_LOG_FIRST` faults of each kind as they arrive. After these, it logs
 #: the faults of a kind in at most one line per `LOG_INTERVAL_S`.
 LOG_INTERVAL_S = 10.0

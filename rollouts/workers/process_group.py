@@ -11,6 +11,7 @@ from typing import Any
 
 from polopt.common.faults import Fault
 from polopt.common.progress import PROGRESS
+from polopt.metrics.number import Number
 from polopt.metrics.record import Record
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import (
@@ -22,6 +23,7 @@ from polopt.rollouts.transport.channel import (
     Transport,
     UndecodableAnswerError,
 )
+from polopt.rollouts.workers import fault_log
 from polopt.rollouts.workers.call_runner import Answer
 from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.fault_log import FaultLog
@@ -30,6 +32,11 @@ from polopt.rollouts.workers.worker_handle import ProcessState, WorkerHandle
 #: The time in which a process can close its resources after a request to stop. After this time, the
 #: driver kills the process.
 STOP_TIMEOUT_S = 1.0
+#: The numbers of `ProcessGroup.stats`.
+NUMBERS = (
+    Number("num_healthy_workers", "workers", "workers that are up"),
+    *fault_log.NUMBERS,
+)
 #: The least time between two checks of starting processes, unless the time limit of a start is
 #: shorter. Also the first interval between warnings, which doubles with each warning, up to
 #: `MAX_CHECK_INTERVAL_S`.
@@ -285,7 +292,7 @@ class ProcessGroup(ABC):
             self.transport.kill(channel)
 
     def stats(self) -> dict[str, Any]:
-        """Returns the values of the `fault_tolerance/` result keys."""
+        """Returns the values of the `fault_tolerance/` result keys. See `NUMBERS`."""
         up = sum(handle.up for handle in self.remote)
         return {"num_healthy_workers": up, **self.faults.stats()}
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from polopt.metrics.number import declare
 from polopt.metrics.record import Record
 from polopt.rollouts.envs.env_sources import EnvSource, env_name
 from polopt.rollouts.rollout_config import RolloutConfig
@@ -31,6 +32,15 @@ _PROCESS_KEYS = (
     "custom_resources_per_worker",
     "memory_per_worker",
 )
+
+#: The numbers of `WorkerSet.message_stats`.
+NUMBERS = declare("""
+    transport (text): the transport of calls to workers: `socket`, `ray`, or both
+    num_bytes_sent (bytes, counter, metric=bytes{direction=sent}): weights that were sent with calls
+        to workers, before the transport encodes them. 0 if the weights stay in the workers
+    num_events_recorded (events, counter, metric=): events in the [record of the run](rerun.md) so
+        far. 0 without a record
+""")
 
 
 @dataclass(frozen=True)
@@ -253,10 +263,9 @@ class WorkerSet(ProcessGroup):
     # ---- configuration ------------------------------------------------------------
 
     def message_stats(self) -> dict[str, Any]:
-        """Returns statistics for results: the transport of calls, the bytes of the weights that
-        were sent, and the number of events in the record of the run (0 without a record). The
-        transport is the text that `Transport.paths` returns, such as `socket`, or `socket, ray` if
-        workers use different transports."""
+        """Returns statistics for results. See `NUMBERS`. The transport is the text that
+        `Transport.paths` returns, such as `socket`, or `socket, ray` if workers use different
+        transports."""
         event = self.transport.event
         return {
             "transport": self.transport.paths([handle.channel for handle in self.remote]),

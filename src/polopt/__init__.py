@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from polopt.common.transitions import Transitions as Transitions
     from polopt.common.weights import Gradients as Gradients
     from polopt.common.weights import Weights as Weights
-    from polopt.dashboards.data.prometheus import Metric as Metric
     from polopt.dashboards.data.tab import Plot as Plot
     from polopt.dashboards.data.tab import Tab as Tab
     from polopt.dashboards.tensorboard import TensorBoardLayout as TensorBoardLayout
+    from polopt.metrics.number import Number as Number
     from polopt.metrics.optimizer_stats import StepResult as StepResult
     from polopt.optimizers.optimizer_config import OptimizerConfig as OptimizerConfig
     from polopt.optimizers.optimizer_registry import register_optimizer as register_optimizer
@@ -116,8 +116,8 @@ _MODULE_OF = {
     "GradientWorkerSet": "polopt.collectors.gradient_worker",
     "Gradients": "polopt.common.weights",
     "IMPALA": "polopt.trainers.presets",
-    "Metric": "polopt.dashboards.data.prometheus",
     "NonFiniteError": "polopt.rollouts.workers.errors",
+    "Number": "polopt.metrics.number",
     "OptimizerConfig": "polopt.optimizers.optimizer_config",
     "PQN": "polopt.trainers.presets",
     "PackedGradients": "polopt.common.compression",

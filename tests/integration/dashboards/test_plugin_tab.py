@@ -38,5 +38,5 @@ def test_tab_of_a_plugin_is_written_beside_its_results(installed: Path, tmp_path
     tab = OptimizerTab.from_json(file.read_text())
     assert (tab.name, tab.title) == ("repeated_samples", "RepeatedSamples")
     assert tab.phases == SyncSamples.phases
-    assert "rounds" in tab.extra_stats
+    assert "optimizer/rounds" in {number.key for number in tab.numbers}
     assert [plot.title for plot in tab.tab.plots] == ["Lag"]

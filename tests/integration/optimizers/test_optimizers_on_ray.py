@@ -10,9 +10,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from declared_numbers import differences
 
 from polopt import PolicyOptimizerTrainer
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
+from polopt.trainers.numbers import numbers_of
 
 WORKERS = 2
 _REPLAY = {"learning_starts": 20, "train_batch_size": 8}
@@ -40,8 +42,12 @@ def test_optimizer_trains_on_ray(ray_session: None, tmp_path: Path, name: str) -
             # With async_replay, the first batch arrives some fragments after the first rows.
             "min_sample_timesteps_per_iteration": 400 if name == "async_replay" else 40,
             "seed": 0,
+            "evaluation_interval": 1,
+            "evaluation_num_workers": 0,
+            "evaluation_duration": 1,
         }
     )
+    numbers = numbers_of(type(trainer.optimizer), type(trainer.get_policy()))
     try:
         before = trainer.get_policy().get_weights().flat.copy()
         first, last = trainer.train(), trainer.train()
@@ -55,3 +61,4 @@ def test_optimizer_trains_on_ray(ray_session: None, tmp_path: Path, name: str) -
     assert last["num_env_steps_trained_lifetime"] > first["num_env_steps_trained_lifetime"] > 0
     assert np.isfinite(after).all()
     assert not np.array_equal(before, after)
+    assert differences(numbers, [first, last]) == []

@@ -24,6 +24,7 @@ from polopt.dashboards.views import (
 )
 from polopt.dashboards.views.drawing import HEIGHT
 from polopt.dashboards.views.tabs import tabs_of
+from polopt.metrics.number import Number
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 
 
@@ -392,7 +393,11 @@ PLUGIN = OptimizerTab(
     name="plugin",
     title="A <b>Plugin</b>",
     phases=("think", "wait", "act"),
-    extra_stats=("depth", "num_shown"),
+    numbers=(
+        Number("optimizer/depth", "plies", "how far the search looks", title="Depth of search"),
+        Number("optimizer/num_shown", "units", "what was shown"),
+        Number("optimizer/note", "", "a text", "text"),
+    ),
     tab=Tab(
         driver="Think: <script>",
         plots=(
@@ -560,7 +565,12 @@ def test_plugin_has_a_tab_with_its_phases_and_numbers(results: Path) -> None:
     assert list(curves(panels["shown"])["one"].y) == [0, 2, 4, 6, 8, 10]
     assert list(curves(panels["rate"])["SyncPPO"].y) == [80.0] * 5
     assert list(curves(panels["extra-depth"])["SyncPPO"].y) == [0, 1, 2, 3, 4, 5]
-    assert "extra-num_shown" not in panels
+    depth = panels["extra-depth"]
+    assert (depth.title, depth.help) == ("Depth of search", "How far the search looks.")
+    assert depth.figure is not None
+    assert depth.figure.layout.yaxis.title.text == "plies"
+    assert panels["shown"].help == "What was shown. A help."
+    assert not {"extra-num_shown", "extra-note"} & set(panels)
     assert panels["not-there"].missing == "Not in these results: optimizer/missing"
     assert {"worker-shares", "workers-speed", "requests-in-flight", "bytes"} <= set(panels)
 
@@ -627,7 +637,9 @@ def test_names_in_results_do_not_choose_the_folder_of_figures(
     keys = {"updates": "optimizer/num_updates"}
     # Two keys that differ only in characters that file names cannot contain.
     plots = tuple(Plot(f"{name}{end}", "t", "h", "u", keys) for end in ("/1", "?1"))
-    declared = OptimizerTab(name, "Title", extra_stats=(name,), tab=Tab(plots=plots))
+    declared = OptimizerTab(
+        name, "Title", numbers=(Number(name, name, name),), tab=Tab(plots=plots)
+    )
     (folder / "optimizer.json").write_text(declared.to_json())
     figures = tmp_path / "a" / "b" / "figures"
     report.write_report(results, tmp_path / "report.html", figures)

@@ -18,15 +18,22 @@ import pytest
 import ray
 import yaml
 from commands import run_command
-from source_tree import ROOT
 
 from polopt.dashboards import prometheus_exporter
-from polopt.dashboards.data.prometheus import LAG_BOUNDARIES, METRICS, markdown_table
+from polopt.dashboards.data.prometheus import LAG_BOUNDARIES
 from polopt.dashboards.data.tab import OptimizerTab
-from polopt.dashboards.grafana import ALERTS, VIEWS, dashboards, views_of, write_alerts
+from polopt.dashboards.grafana import (
+    ALERTS,
+    VIEWS,
+    all_metrics,
+    dashboards,
+    views_of,
+    write_alerts,
+)
 from polopt.dashboards.prometheus_exporter import PrometheusExporter
 from polopt.dashboards.tab_file import tab_of
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
+from polopt.trainers.numbers import numbers_of
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 TABS = [tab_of(OPTIMIZERS.get(name)) for name in OPTIMIZERS.names()]
@@ -42,7 +49,6 @@ def uids(tabs: Sequence[OptimizerTab]) -> set[str]:
     return {"polopt", *(f"polopt-{tab.name.replace('_', '-')}" for tab in tabs)}
 
 
-METRICS_PAGE = ROOT / "docs" / "metrics.md"
 CONFIG = {
     "env": "CartPole-v1",
     "num_workers": 0,
@@ -88,13 +94,19 @@ def of(recorded: dict[Any, list[float]], name: str, **tags: str) -> list[float]:
     return recorded.get((name, frozenset(tags.items())), [])
 
 
+def exporter_of(optimizer: str = "async_gradients") -> PrometheusExporter:
+    exporter = PrometheusExporter()
+    exporter.restart(numbers_of(OPTIMIZERS.get(optimizer)))
+    return exporter
+
+
 def result(updates: int = 3, **changes: Any) -> dict[str, Any]:
     block = {"name": "async_gradients", "num_updates": updates, **changes}
     return {"optimizer": block, "env_runners": {"episode_return_mean": math.nan}}
 
 
 def test_counter_takes_the_increase_of_its_key(recorded: Any) -> None:
-    exporter = PrometheusExporter()
+    exporter = exporter_of()
     for updates in (3, 3, 10):
         exporter.add(result(updates, num_bytes_sent=updates * 2, num_bytes_received=0), "t")
     assert of(recorded, "polopt_updates") == [3, 7]
@@ -103,7 +115,7 @@ def test_counter_takes_the_increase_of_its_key(recorded: Any) -> None:
 
 
 def test_counter_after_a_restore_leaves_earlier_counts_out(recorded: Any) -> None:
-    exporter = PrometheusExporter()
+    exporter = exporter_of()
     exporter.restart(restored=True)
     for updates in (1000, 1004):
         exporter.add(result(updates), "t")
@@ -111,7 +123,7 @@ def test_counter_after_a_restore_leaves_earlier_counts_out(recorded: Any) -> Non
 
 
 def test_gauge_takes_finite_values(recorded: Any) -> None:
-    exporter = PrometheusExporter()
+    exporter = exporter_of()
     share = {"share": {"wait": 0.75, "other": 0.25}}
     exporter.add(result(driver=share), "t")
     exporter.add(result(driver=share) | {"env_runners": {"episode_return_mean": 9.0}}, "t")
@@ -120,7 +132,7 @@ def test_gauge_takes_finite_values(recorded: Any) -> None:
 
 
 def test_histogram_is_bounded_and_keeps_shares(recorded: Any) -> None:
-    exporter = PrometheusExporter()
+    exporter = exporter_of()
     exporter.add(result(policy_lag={"histogram": [2, 1, 0]}), "t")
     assert of(recorded, "polopt_policy_lag") == [0, 0, 1]
     recorded.clear()
@@ -135,7 +147,7 @@ def test_frequent_results_are_recorded_together(
     recorded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prometheus_exporter, "PERIOD_S", 3600.0)
-    exporter = PrometheusExporter()
+    exporter = exporter_of()
     for updates, lags in ((1, [1, 0]), (3, [0, 2]), (6, [2, 1])):
         exporter.add(result(updates, policy_lag={"histogram": lags}), "t")
     assert of(recorded, "polopt_updates") == [1]
@@ -147,7 +159,7 @@ def test_frequent_results_are_recorded_together(
 
 def test_restart_keeps_what_is_not_recorded(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus_exporter, "PERIOD_S", 3600.0)
-    exporter = PrometheusExporter()
+    exporter = exporter_of()
     for updates in (1, 3):
         exporter.add(result(updates), "t")
     exporter.restart(restored=True)
@@ -164,7 +176,7 @@ def test_last_bin_of_lag_is_the_open_bucket() -> None:
 
 def test_nothing_is_recorded_without_ray(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    PrometheusExporter().add(result(), "t")
+    exporter_of().add(result(), "t")
     assert recorded == {}
 
 
@@ -194,7 +206,7 @@ def test_stop_records_the_last_results(recorded: Any, monkeypatch: pytest.Monkey
 
 
 def test_keys_that_appear_later_are_recorded(recorded: Any) -> None:
-    exporter = PrometheusExporter()
+    exporter = exporter_of()
     for statistics in ({}, {"margin": 2.0}, {"margin": 3.0, "depth": 4.0}, {"depth": 5.0}):
         exporter.add(result() | {"learners": {"default_policy": statistics}}, "t")
     assert of(recorded, "polopt_learner", statistic="margin") == [2.0, 3.0]
@@ -222,13 +234,11 @@ def test_stacked_shares_are_divided_by_all_trials(
 
 
 def test_names_and_panels_are_unique_and_complete() -> None:
-    common = [metric.name for metric in METRICS]
-    assert {name for view in VIEWS for name in view.metrics} == set(common)
-    for tab in TABS:
-        names = [*common, *(metric.name for metric in tab.tab.metrics)]
-        assert len(names) == len(set(names))
-        assert all(re.fullmatch("polopt_[a-z0-9_]+", name) for name in names)
-        assert {name for view in views_of(tab) for name in view.metrics} == set(names)
+    assert {name for view in VIEWS for name in view.metrics} <= set(all_metrics())
+    for tab in (None, *TABS):
+        metrics = all_metrics(tab)
+        assert all(re.fullmatch("polopt_[a-z0-9_]+", name) for name in metrics)
+        assert {name for view in views_of(tab) for name in view.metrics} == set(metrics)
     boards = dashboards(TABS)
     assert set(boards) == uids(TABS)
     for board in boards.values():
@@ -240,7 +250,7 @@ def test_names_and_panels_are_unique_and_complete() -> None:
 def test_alert_rules_read_metrics_that_are_exported(tmp_path: Path) -> None:
     write_alerts(tmp_path / "alerting" / "rules.yaml", "Prometheus")
     (group,) = yaml.safe_load((tmp_path / "alerting" / "rules.yaml").read_text())["groups"]
-    known = {metric.series for metric in METRICS}
+    known = {metric.series for metric in all_metrics().values()}
     assert [rule["uid"] for rule in group["rules"]] == [alert.uid for alert in ALERTS]
     for rule in group["rules"]:
         query, threshold = rule["data"]
@@ -338,24 +348,61 @@ def matches(where: str, value: str) -> bool:
 
 
 def test_own_metrics_of_an_optimizer_are_recorded(recorded: Any) -> None:
-    (tab,) = [tab for tab in TABS if tab.name == "decentralized_allreduce"]
-    exporter = PrometheusExporter()
+    exporter = exporter_of()
     exporter.add(result(num_ranks=2), "t")
     assert of(recorded, "polopt_ranks") == []
-    exporter.restart(tab.tab.metrics)
+    exporter.restart(numbers_of(OPTIMIZERS.get("decentralized_allreduce")))
     exporter.add(result(num_ranks=3), "t")
     exporter.restart(restored=True)
     exporter.add(result(num_ranks=4), "t")
     assert of(recorded, "polopt_ranks") == [3, 4]
 
 
-def test_metrics_page_holds_the_tables() -> None:
-    page = METRICS_PAGE.read_text()
-    assert markdown_table() in page  # `python -m polopt.dashboards.data.prometheus` prints it
+#: The metrics that dashboards of users read. They keep their names, kinds and tags.
+KEPT = {
+    "counter": {
+        "polopt_env_steps": "",
+        "polopt_env_steps_trained": "",
+        "polopt_updates": "",
+        "polopt_bytes": "direction",
+        "polopt_gradients": "outcome",
+    },
+    "histogram": {"polopt_policy_lag": ""},
+    "gauge": {
+        **dict.fromkeys(("polopt_episode_return", "polopt_evaluation_return"), ""),
+        **dict.fromkeys(("polopt_env_steps_per_s", "polopt_updates_per_s"), ""),
+        **{f"polopt_driver_{key}": "phase" for key in ("share", "p50_ms", "p99_ms")},
+        **{f"polopt_workers_{key}": "part" for key in ("share", "p50_ms", "p99_ms")},
+        **{
+            f"polopt_workers_{key}": "over"
+            for key in ("env_steps_per_s", "idle_share", "cpus", "memory_bytes", "gpu_share")
+        },
+        **{f"polopt_driver_{key}": "" for key in ("cpus", "memory_bytes", "gpu_share")},
+        **dict.fromkeys(("polopt_lag_mean", "polopt_lag_max", "polopt_worker_failures"), "kind"),
+        **dict.fromkeys(("polopt_lag_rollouts", "polopt_requests_in_flight"), ""),
+        **dict.fromkeys(("polopt_healthy_workers", "polopt_worker_restarts"), ""),
+        **dict.fromkeys(("polopt_env_faults", "polopt_non_finite"), ""),
+        **dict.fromkeys(("polopt_skipped_updates", "polopt_early_stopped"), ""),
+        "polopt_learner": "statistic",
+        "polopt_peak_env_steps_per_s": "phase",
+        **dict.fromkeys(("polopt_ranks", "polopt_broken_rounds"), ""),
+        **dict.fromkeys(("polopt_fragments_waiting", "polopt_training_intensity"), ""),
+        **dict.fromkeys(("polopt_buffer_fill", "polopt_row_age", "polopt_replay_shards"), ""),
+        "polopt_blocked_s": "who",
+        "polopt_priority": "over",
+    },
+}
+
+
+def test_metrics_keep_their_names_kinds_and_tags() -> None:
+    found: dict[str, dict[str, str]] = {kind: {} for kind in KEPT}
     for tab in TABS:
-        for metric in tab.tab.metrics:
-            row = markdown_table([metric]).splitlines()[-1]
-            assert f"{row} " in page, row
+        for metric in all_metrics(tab).values():
+            found[metric.kind][metric.name] = metric.tag
+    for kind, kept in KEPT.items():
+        assert {name: found[kind].get(name) for name in kept} == kept
+    common = [metric.name for metric in all_metrics().values()]
+    assert set(common) - {name for kept in KEPT.values() for name in kept} == set()
 
 
 def test_command_writes_dashboards_where_ray_looks(

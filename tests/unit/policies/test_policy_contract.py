@@ -240,9 +240,9 @@ ACTS = {
 }  # fmt: skip
 #: The other members that strategies need.
 LEARNS = {
-    "config_class", "learns_from", "further_statistics", "count_parameters", "make_segments",
-    "act_as", "export_onnx", "add_moments", "resting", "compute_gradients", "gives_gradients",
-    "minibatch_gradients", "check_gradients", "learns_with", "statistic_keys",
+    "config_class", "learns_from", "numbers", "further_statistics", "count_parameters",
+    "make_segments", "act_as", "export_onnx", "add_moments", "resting", "compute_gradients",
+    "gives_gradients", "minibatch_gradients", "check_gradients", "learns_with", "statistic_keys",
     "learn_on_batch", "apply_gradients", "apply_flat", "on_update", "set_option", "check_network",
 }  # fmt: skip
 #: Further members of a policy that acts with a network of polopt. They need no value function.

@@ -80,6 +80,7 @@ def test_generated_files_are_up_to_date() -> None:
     assert generated_files.STUB.read_text() == generated_files.stub(), command
     assert generated_files.PAGE.read_text() == generated_files.page(), command
     assert generated_files.API_PAGE.read_text() == generated_files.api_page(), command
+    assert generated_files.METRICS_PAGE.read_text() == generated_files.metrics_page(), command
 
 
 def parsed(config: dict[str, Any], preset: dict[str, Any]) -> dict[str, Any]:
