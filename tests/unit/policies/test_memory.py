@@ -22,7 +22,6 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
 from polopt.policies.fragment_policy import MinibatchGradients
 from polopt.policies.policy import Policy
-from polopt.policies.ppo import PPOConfig
 from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.worker_sampler import join_in_time
@@ -498,8 +497,3 @@ def test_memory_of_images() -> None:
     actions, state = policy.predict(np.zeros((3, *space.shape), np.uint8))
     assert actions.shape == (3,)
     assert state.shape == (3, 2 * CELLS)
-
-
-def test_max_seq_len_is_refused() -> None:
-    with pytest.raises(ConfigError, match="rollout_fragment_length"):
-        PPOConfig.parse({"model": {"use_lstm": True, "max_seq_len": 20}})
