@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from polopt.common.config import ConfigError, shown
-from polopt.common.plain_arrays import from_plain, to_plain
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.transitions import Sequences, Transitions
 from polopt.metrics.lag import AgeHistogram
@@ -804,7 +803,7 @@ class ReplayBuffer:
                 "priorities": tail.priorities,
                 "open": tail.open,
                 "nodes": tail.nodes,
-                "next_obs": to_plain(tail.next_obs),
+                "next_obs": tail.next_obs,
             }
             for source, tail in self._tails.items()
         ]
@@ -906,7 +905,9 @@ class ReplayBuffer:
         for saved in state["tails"]:
             place = saved["place"]
             nodes = np.array(saved["nodes"], dtype=np.int64)
-            if not ((nodes >= 0) & (nodes < self._end)).all():
+            next_obs = np.array(saved["next_obs"])
+            fits = next_obs.dtype == specs["obs"].dtype
+            if not fits or not ((nodes >= 0) & (nodes < self._end)).all():
                 raise RowFilesError(f"{directory}: the ends of the streams do not fit the rows")
             self._tails[int(saved["source"])] = _Tail(
                 place=None if place is None else (int(place[0]), int(place[1])),
@@ -915,7 +916,7 @@ class ReplayBuffer:
                 priorities=np.array(saved["priorities"], dtype=np.float64),
                 open=np.array(saved["open"], dtype=bool),
                 nodes=nodes,
-                next_obs=from_plain(np.asarray(saved["next_obs"]), specs["obs"].dtype),
+                next_obs=next_obs,
             )
         if "states" in state:
             self._keep_states(np.asarray(state["state_serials"]), np.asarray(state["states"]))

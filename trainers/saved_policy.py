@@ -9,11 +9,11 @@ from typing import Any
 from torch import nn
 
 from polopt.common.config import ConfigError
+from polopt.common.plain_data import DecodeError, described
 from polopt.policies.networks.network_registry import NETWORKS
 from polopt.policies.policy import Policy
 from polopt.policies.policy_registry import POLICIES
 from polopt.trainers.checkpoints import CheckpointError
-from polopt.trainers.saved_config import described, unsaved_in
 from polopt.trainers.saved_spaces import space_of
 from polopt.trainers.saved_trainer import (
     checkpoint_path,
@@ -21,6 +21,7 @@ from polopt.trainers.saved_trainer import (
     name_previous,
     read_trainer_state,
     restore_state,
+    unsaved_in,
 )
 
 
@@ -117,7 +118,7 @@ def policy_of(
             raise CheckpointError("its config and spaces describe a network that cannot be made")
         policy = cls(*found, config, device=device)
         problem = restore_state(state, policy)
-    except CheckpointError as error:
+    except (CheckpointError, DecodeError) as error:
         raise CheckpointError(f"{where}: {error}") from None
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None

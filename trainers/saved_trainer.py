@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
@@ -27,7 +28,6 @@ from polopt.trainers.checkpoints import (
     read_checkpoint,
     read_state_file,
 )
-from polopt.trainers.saved_config import PLUGIN_PLACES, decode_config
 
 if TYPE_CHECKING:
     from ray.train import Checkpoint
@@ -39,6 +39,19 @@ State = dict[str, Any]
 #: Name of the directory, in the trial's directory, for the checkpoint with the best evaluation.
 BEST = "best_checkpoint"
 _PICKLE = "_dict_checkpoint.pkl"
+#: Places of a config that name a preset, an optimizer, a policy or a network, as paths of keys.
+PLUGIN_PLACES = (
+    ("model", "custom"),
+    ("model", "custom_model"),  # RLlib's name of the same option
+    ("optimizer",),
+    ("optimizer", "name"),
+    ("policy",),
+    ("policy", "name"),
+    ("policy", "model", "custom"),
+    ("policy", "model", "custom_model"),
+    ("preset",),
+    ("preset", "name"),
+)
 _COUNTS = ("num_env_steps_sampled", "num_env_steps_trained", "num_updates", "restore_count")
 _LARGEST_COUNT = 2**62
 #: Errors that `set_state` raises if the state is from another policy, or was edited.
@@ -70,7 +83,6 @@ def read_trainer_state(directory: str | Path) -> dict[str, Any]:
             raise CheckpointError(
                 f"checkpoint {directory}: field {field!r:.200}: got {got}. Allowed: {allowed}"
             )
-        state["config"] = decode_config(state["config"], f"checkpoint {directory}: field 'config")
     except RecursionError:
         raise CheckpointError(f"checkpoint {directory}: state.json is nested too deeply") from None
     return state
@@ -113,7 +125,7 @@ def _problems(
         if isinstance(value, Tensor):
             if value.shape == params.shape and value.dtype != torch.float32:
                 yield field, value, "a float32 tensor"
-            elif value.is_complex() or not bool(torch.isfinite(value).all()):
+            elif value.is_complex() or not _is_finite(value):
                 yield field, value, "a tensor of finite real numbers"
         elif isinstance(value, int | float) and not _is_number(value):
             yield field, value, "a finite number of at most 64 bits"
@@ -152,11 +164,11 @@ def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
             for key, value in tree.items():
                 if f"{path}/{key}" != "optimizer/workers":
                     yield from _leaves(value, f"{path}/{key}")
-    elif isinstance(tree, list):
+    elif isinstance(tree, list | tuple | set | frozenset):
         for index, value in enumerate(tree):
             yield from _leaves(value, f"{path}/{index}")
     else:
-        yield path, tree
+        yield path, tree.item() if isinstance(tree, np.generic) else tree
 
 
 def _is_int(value: Any) -> bool:
@@ -169,10 +181,28 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int) and abs(value) < 2**64
 
 
+def _is_finite(tensor: Tensor) -> bool:
+    if tensor.is_floating_point() and tensor.dtype.itemsize == 1:
+        tensor = tensor.float()  # torch cannot check numbers of 8 bits
+    return bool(torch.isfinite(tensor).all())
+
+
 def _shown(tensor: Tensor) -> str:
-    finite = bool(torch.isfinite(tensor).all())
+    finite = _is_finite(tensor)
     kind = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
     return f"a tensor of {kind}" + " with NaN or infinite numbers" * (not finite)
+
+
+def unsaved_in(state: Mapping[str, Any], *keys: str) -> dict[str, str]:
+    """Returns which values of some options are missing in the checkpoint. The result maps the path
+    of each missing value to its type.
+
+    Args:
+        state: the state of the checkpoint.
+        keys: keys of the options in the config.
+    """
+    unsaved = state.get("unsaved", {})  # checkpoints of earlier versions lack this key
+    return {path: kind for path, kind in unsaved.items() if re.split(r"[.\[]", path)[0] in keys}
 
 
 def misfit(state: Mapping[str, Any], policy: Policy) -> str:

@@ -20,6 +20,7 @@ from ray.train.constants import DEFAULT_STORAGE_PATH
 
 from polopt.common.add_ons import RunListener, add_ons
 from polopt.common.config import ConfigError, shown
+from polopt.common.plain_data import described, plain
 from polopt.common.tested_versions import warn_of_untested_versions
 from polopt.common.threads import limit_threads
 from polopt.metrics.timers import EVALUATION
@@ -47,7 +48,6 @@ from polopt.trainers.run_context import (
     finish_despite_sigterm,
     in_directory,
 )
-from polopt.trainers.saved_config import described, encode_config
 from polopt.trainers.saved_experiment import config_of
 from polopt.trainers.saved_spaces import describe_space
 from polopt.trainers.saved_trainer import (
@@ -653,7 +653,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         # `update_algorithm_parameter` may have changed the policy's options.
         experiment = dataclasses.replace(self.experiment, policy=self.get_policy().config)
         # If the config has no seed, the checkpoint holds the seed that the workers drew.
-        config, unsaved = encode_config(experiment.to_dict() | {"seed": self.workers.config.seed})
+        unsaved: dict[str, str] = {}
+        config = plain(experiment.to_dict() | {"seed": self.workers.config.seed}, unsaved)
         self._warn_unsaved(unsaved)
         return {
             "trainer": type(self).__name__,

@@ -10,7 +10,6 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from polopt.common.episodes import Episode
-from polopt.common.plain_arrays import from_plain, to_plain
 from polopt.common.progress import PROGRESS
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.acting_policy import ActingPolicy
@@ -469,7 +468,7 @@ class VectorSampler:
             return None
         return {
             "env": env_state,
-            "obs": to_plain(self._obs.copy()),
+            "obs": self._obs.copy(),
             "resets_next": self._resets_next.copy(),
             "memory": self._memory.copy(),
             **self._episodes.get_state(),
@@ -485,12 +484,12 @@ class VectorSampler:
         version of polopt saved the observations in another dtype."""
         resets = np.asarray(state["resets_next"], dtype=bool)
         fits = len(resets) == self.env.num_envs and (self._next_step or not resets.any())
-        obs, own = np.asarray(state["obs"]), to_plain(self._obs)
+        obs = np.array(state["obs"])
         fits = fits and set_env_state(self.env, state["env"], resets)
-        if not fits or (obs.dtype, obs.shape) != (own.dtype, own.shape):
+        if not fits or (obs.dtype, obs.shape) != (self._obs.dtype, self._obs.shape):
             self.reset()
             return
-        self._obs = from_plain(obs, self._obs.dtype)
+        self._obs = obs
         self._resets_next = resets
         self._memory = np.asarray(state.get("memory", self._no_memory()))
         self._episodes.set_state(state)

@@ -24,6 +24,7 @@ import polopt
 from polopt import CallbackError, Callbacks, Episode
 from polopt.command_line.cli import app
 from polopt.common.config import ConfigError
+from polopt.common.plain_data import plain
 from polopt.metrics.custom_metrics import CustomMetrics, values_of
 from polopt.metrics.record import Record
 from polopt.optimizers.sync_samples import SyncSamples
@@ -31,7 +32,6 @@ from polopt.rollouts.workers.answer import CallError
 from polopt.rollouts.workers.callbacks import resolve_callbacks
 from polopt.trainers import evaluation
 from polopt.trainers.experiment import Experiment
-from polopt.trainers.saved_config import encode_config
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 
@@ -498,7 +498,8 @@ def test_module_that_only_a_checkpoint_names_is_not_imported(
 
 def test_class_is_left_out_of_checkpoints() -> None:
     experiment = Experiment.parse({"env": "CartPole-v1", "callbacks": Changing}, {})
-    config, unsaved = encode_config(experiment.to_dict())
+    unsaved: dict[str, str] = {}
+    config = plain(experiment.to_dict(), unsaved)
     assert "callbacks" not in config
     assert unsaved == {"callbacks": f"{__name__}.Changing"}
 

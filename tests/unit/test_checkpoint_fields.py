@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save
 from test_checkpoints import SMALL, resign
 
-from polopt.trainers.checkpoints import CheckpointError, write_checkpoint
+from polopt.trainers.checkpoints import TENSORS, CheckpointError, write_checkpoint
 from polopt.trainers.saved_trainer import read_trainer_state
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
@@ -35,15 +36,15 @@ def saved(tmp_path: Path) -> Path:
 
 def rewrite(directory: Path, change: Callable[[dict[str, Any], dict[str, Any]], Any]) -> None:
     """Changes the files of a checkpoint, and writes a manifest with the new SHA-256 sums."""
-    tensors = torch.load(directory / "tensors.pt", weights_only=True)
+    tensors = load_file(directory / TENSORS)
     tree = json.loads((directory / "state.json").read_text())
     change(tensors, tree)
-    torch.save(tensors, directory / "tensors.pt")
+    (directory / TENSORS).write_bytes(save(tensors))
     (directory / "state.json").write_text(json.dumps(tree))
     resign(directory)
 
 
-PARAMS = "/optimizer/policy/params"
+PARAMS, FIELD = "optimizer.policy.params", "optimizer/policy/params"
 
 
 def replace_params(make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -57,12 +58,12 @@ def replace_count(value: Any, key: str = "num_env_steps_sampled") -> Any:
 @pytest.mark.parametrize(
     ("change", "field", "said"),
     [
-        (replace_params(lambda p: p.to(torch.complex64)), PARAMS[1:], "a tensor of complex64"),
-        (replace_params(lambda p: p * torch.nan), PARAMS[1:], "NaN or infinite numbers"),
-        (replace_params(lambda p: p / 0.0), PARAMS[1:], "NaN or infinite numbers"),
-        (replace_params(lambda p: p.long()), PARAMS[1:], "a tensor of int64"),
-        (replace_params(lambda p: p.double()), PARAMS[1:], "a tensor of float64"),
-        (replace_params(lambda p: p[None]), PARAMS[1:], "a tensor of float32 [1, "),
+        (replace_params(lambda p: p.to(torch.complex64)), FIELD, "a tensor of complex64"),
+        (replace_params(lambda p: p * torch.nan), FIELD, "NaN or infinite numbers"),
+        (replace_params(lambda p: p / 0.0), FIELD, "NaN or infinite numbers"),
+        (replace_params(lambda p: p.long()), FIELD, "a tensor of int64"),
+        (replace_params(lambda p: p.double()), FIELD, "a tensor of float64"),
+        (replace_params(lambda p: p[None]), FIELD, "a tensor of float32 [1, "),
         (replace_count(10**400), "num_env_steps_sampled", "10000"),
         (replace_count(-1), "num_env_steps_sampled", "got -1"),
         (replace_count(True), "num_env_steps_sampled", "got True"),

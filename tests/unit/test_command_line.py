@@ -277,7 +277,7 @@ def test_evaluate_takes_the_newest_whole_checkpoint(checkpoint: Path, tmp_path: 
         shutil.copytree(checkpoint, tmp_path / name)
         os.utime(tmp_path / name / "manifest.json", (number, number))
     assert find_checkpoint(tmp_path) == tmp_path / "c"
-    (tmp_path / "c" / "tensors.pt").write_bytes(b"")
+    (tmp_path / "c" / "tensors.safetensors").write_bytes(b"")
     (tmp_path / "b" / "manifest.json").unlink()
     assert find_checkpoint(tmp_path) == tmp_path / "a"
     assert "is damaged" in error_of(polopt("evaluate", tmp_path / "c"))
