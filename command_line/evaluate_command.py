@@ -17,8 +17,7 @@ from polopt.rollouts.envs.env_sources import resolve_env
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.experiment import EvaluationConfig, Experiment, merged_options
-from polopt.trainers.saved_policy import read_whole
-from polopt.trainers.saved_trainer import unsaved_in
+from polopt.trainers.restoring import read_whole, unsaved_in
 
 #: Options of the environment that an argument can change.
 _KEYS = ("env_config", "max_frames_per_traj")
@@ -48,7 +47,7 @@ def load(
     """
     state = read_whole(checkpoint)
     # The optimizer has no effect on evaluation, and may not be installed here.
-    # `polopt.trainers.saved_policy` makes the policy.
+    # `polopt.trainers.restoring` makes the policy.
     plugins = ("optimizer", "policy")
     config = {key: value for key, value in state["config"].items() if key not in plugins}
     given = dict(changes) if isinstance(changes, Mapping) else _changes(changes)

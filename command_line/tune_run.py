@@ -37,9 +37,9 @@ from polopt.rollouts.envs.env_sources import env_name
 from polopt.rollouts.ray_session import warn_if_crowded
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.experiment import Experiment
+from polopt.trainers.restoring import BEST, find_checkpoint, unsaved_in
 from polopt.trainers.result_files import ResultTable, TensorBoardEvents
 from polopt.trainers.run_context import RunContext
-from polopt.trainers.saved_trainer import BEST, find_checkpoint, unsaved_in
 from polopt.trainers.stop_when import StopWhen
 
 #: Number of checkpoints that each trial keeps. Older checkpoints are deleted.

@@ -120,15 +120,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "torch.tensor": lambda parts: _tensor(*parts),
     **{kind.__name__: read for kind, (_, read) in _TYPES.items()},
 }
-_UNREADABLE = (
-    KeyError,
-    IndexError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    RuntimeError,
-)
+_UNREADABLE = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError)
 _SEQUENCES = {tuple: "tuple", set: "set", frozenset: "frozenset"}
 
 

@@ -25,8 +25,8 @@ from polopt.recording.arrival_log import (
 from polopt.recording.run_record import this_machine
 from polopt.rollouts.envs.env_sources import env_name
 from polopt.trainers.experiment import aliases_for, merged_options
+from polopt.trainers.restoring import checkpoint_path
 from polopt.trainers.saved_experiment import argument_of, is_given, refuse_imports
-from polopt.trainers.saved_trainer import checkpoint_path
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 _REGISTRIES = {"optimizer": OPTIMIZERS, "policy": POLICIES}

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pyarrow import fs
 
 from polopt.trainers.checkpoints import CheckpointError, write_checkpoint
-from polopt.trainers.saved_trainer import BEST, is_score
+from polopt.trainers.restoring import BEST, is_score
 
 _MANIFEST = "manifest.json"
 

@@ -168,10 +168,7 @@ def read_checkpoint(directory: str | Path) -> dict[str, Any]:
     for name in (tensors_file, STATE):
         files[name] = _read(directory / name)
         if _sha256(files[name]) != sums.get(name):
-            raise DamagedCheckpoint(
-                f"checkpoint {directory} is damaged: the SHA-256 of {name} differs from the "
-                "SHA-256 in the manifest"
-            )
+            raise _other_sum(directory, name)
     load = _load_tensors if written == FORMAT else checkpoints_0_3.load_tensors
     try:
         tensors = load(files[tensors_file])
@@ -230,10 +227,7 @@ def check_further_files(directory: str | Path) -> None:
                 f"checkpoint {directory}: {name} cannot be read: {error.strerror}"
             ) from None
         if found.hexdigest() != expected:
-            raise DamagedCheckpoint(
-                f"checkpoint {directory} is damaged: the SHA-256 of {name} differs from the "
-                "SHA-256 in the manifest"
-            )
+            raise _other_sum(directory, name)
 
 
 def read_state_file(directory: str | Path) -> dict[str, Any]:
@@ -254,9 +248,7 @@ def read_state_file(directory: str | Path) -> dict[str, Any]:
         # after it is written.
         whole = True
     if not whole:
-        raise DamagedCheckpoint(
-            f"checkpoint {directory} is damaged: {path.name} does not match the manifest"
-        )
+        raise _damaged(directory, f"{path.name} does not match the manifest")
     return _parse_json(path, data)
 
 
@@ -267,13 +259,9 @@ def _read_manifest(directory: Path) -> tuple[int, dict[str, Any]]:
     try:
         seal = _seal(manifest.get("format"), manifest.get("sha256"))
     except RecursionError:
-        raise DamagedCheckpoint(
-            f"checkpoint {directory} is damaged: manifest.json is nested too deeply"
-        ) from None
+        raise _damaged(directory, "manifest.json is nested too deeply") from None
     if manifest.get("seal", seal) != seal:
-        raise DamagedCheckpoint(
-            f"checkpoint {directory} is damaged: manifest.json does not match its own checksum"
-        )
+        raise _damaged(directory, "manifest.json does not match its own checksum")
     if manifest.get("format") not in _READ_FORMATS:
         raise CheckpointError(
             f"checkpoint {directory} has format {manifest.get('format')!r:.80}, but "
@@ -281,9 +269,7 @@ def _read_manifest(directory: Path) -> tuple[int, dict[str, Any]]:
         )
     sums = manifest.get("sha256")
     if not isinstance(sums, dict):
-        raise DamagedCheckpoint(
-            f"checkpoint {directory} is damaged: manifest.json has no SHA-256 of the files"
-        )
+        raise _damaged(directory, "manifest.json has no SHA-256 of the files")
     return manifest["format"], sums
 
 
@@ -341,18 +327,21 @@ def _parse_json(path: Path, data: bytes) -> dict[str, Any]:
     try:
         read: dict[str, Any] = json.loads(data)
     except RecursionError:
-        raise DamagedCheckpoint(
-            f"checkpoint {path.parent} is damaged: {path.name} is nested too deeply"
-        ) from None
+        raise _damaged(path.parent, f"{path.name} is nested too deeply") from None
     except ValueError as error:  # not JSON, not UTF-8, or an integer of thousands of digits
-        raise DamagedCheckpoint(
-            f"checkpoint {path.parent} is damaged: {path.name}: {error}"
-        ) from None
+        raise _damaged(path.parent, f"{path.name}: {error}") from None
     if not isinstance(read, dict):
-        raise DamagedCheckpoint(
-            f"checkpoint {path.parent} is damaged: {path.name} is not a mapping"
-        )
+        raise _damaged(path.parent, f"{path.name} is not a mapping")
     return read
+
+
+def _damaged(directory: str | Path, why: str) -> DamagedCheckpoint:
+    return DamagedCheckpoint(f"checkpoint {directory} is damaged: {why}")
+
+
+def _other_sum(directory: Path, name: str) -> DamagedCheckpoint:
+    why = f"the SHA-256 of {name} differs from the SHA-256 in the manifest"
+    return _damaged(directory, why)
 
 
 def _seal(*parts: Any) -> str:

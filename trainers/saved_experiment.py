@@ -13,7 +13,7 @@ from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.envs.env_sources import resolve_env
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.experiment import aliases_for, merged_options, plugin_names, with_preset
-from polopt.trainers.saved_trainer import PLUGIN_PLACES
+from polopt.trainers.restoring import PLUGIN_PLACES
 
 #: Options that may name a module. A module that a saved config names is imported only if the user
 #: names it, too.

@@ -39,6 +39,15 @@ from polopt.trainers.evaluation import Evaluation, evaluation_config
 from polopt.trainers.experiment import Experiment, with_keywords
 from polopt.trainers.play_episodes import EvaluationResult, evaluate_now
 from polopt.trainers.preset_help import PresetDoc, PresetSignature
+from polopt.trainers.restoring import (
+    SavedCheckpoint,
+    check_directory,
+    checkpoint_path,
+    find_checkpoint,
+    misfit,
+    read_or_fall_back,
+    restore_state,
+)
 from polopt.trainers.result_files import ResultFiles
 from polopt.trainers.results import make_result
 from polopt.trainers.run_context import (
@@ -50,15 +59,6 @@ from polopt.trainers.run_context import (
 )
 from polopt.trainers.saved_experiment import config_of
 from polopt.trainers.saved_spaces import describe_space
-from polopt.trainers.saved_trainer import (
-    SavedCheckpoint,
-    check_directory,
-    checkpoint_path,
-    find_checkpoint,
-    misfit,
-    read_or_fall_back,
-    restore_state,
-)
 from polopt.trainers.stop_when import StopWhen
 from polopt.trainers.trial_resources import bundles
 from polopt.trainers.tune_callbacks import ProgressMetrics

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from polopt.trainers.checkpoints import CheckpointError, read_checkpoint
-from polopt.trainers.saved_trainer import read_or_fall_back
+from polopt.trainers.restoring import read_or_fall_back
 
 _WRITER = """
 import sys, torch

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save
 from test_checkpoints import SMALL, resign
 
 from polopt.trainers.checkpoints import TENSORS, CheckpointError, write_checkpoint
-from polopt.trainers.saved_trainer import read_trainer_state
+from polopt.trainers.restoring import read_trainer_state
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 

@@ -23,7 +23,7 @@ from polopt.trainers.checkpoints import (
     read_checkpoint,
     write_checkpoint,
 )
-from polopt.trainers.saved_trainer import read_or_fall_back, read_trainer_state
+from polopt.trainers.restoring import read_or_fall_back, read_trainer_state
 
 ROWS = bytes(range(256)) * 20_000  # larger than one read of `check_further_files`
 

@@ -26,8 +26,8 @@ from polopt.trainers.checkpoints import (
     read_checkpoint,
     write_checkpoint,
 )
+from polopt.trainers.restoring import read_trainer_state
 from polopt.trainers.run_context import RunContext
-from polopt.trainers.saved_trainer import read_trainer_state
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 SMALL = {

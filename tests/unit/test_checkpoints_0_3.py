@@ -24,8 +24,7 @@ from test_untrusted_files import refusal
 
 import polopt
 from polopt.trainers.checkpoints import FORMAT, TENSORS, read_checkpoint
-from polopt.trainers.saved_policy import load
-from polopt.trainers.saved_trainer import read_trainer_state
+from polopt.trainers.restoring import load, read_trainer_state
 
 FOLDER = Path(__file__).parent / "checkpoints_0_3"
 ENV_CONFIG = {

@@ -37,9 +37,8 @@ from polopt.trainers import play_episodes
 from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.presets import PRESETS
+from polopt.trainers.restoring import find_checkpoint, policy_of, restore_env_statistics
 from polopt.trainers.results import look_up
-from polopt.trainers.saved_policy import policy_of
-from polopt.trainers.saved_trainer import find_checkpoint, restore_env_statistics
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 SMALL = {

@@ -27,7 +27,7 @@ from polopt.trainers.checkpoints import (
     DamagedCheckpoint,
     write_checkpoint,
 )
-from polopt.trainers.saved_trainer import (
+from polopt.trainers.restoring import (
     find_checkpoint,
     name_previous,
     read_or_fall_back,

@@ -29,10 +29,10 @@ from polopt.common.plain_data import argument_for, plain
 from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.policy_registry import POLICIES
 from polopt.policies.ppo import PPOConfig, PPOPolicy
-from polopt.trainers import saved_policy
+from polopt.trainers import restoring
 from polopt.trainers.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
 from polopt.trainers.experiment import Experiment
-from polopt.trainers.saved_trainer import read_trainer_state
+from polopt.trainers.restoring import read_trainer_state
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 
@@ -325,7 +325,7 @@ def test_missing_option_of_the_environment_is_asked_for(
     again = PolicyOptimizerTrainer({**SMALL, "env": Maze})  # this trainer's config is complete
     again.restore(str(checkpoint))
     again.stop()
-    assert saved_policy.load(checkpoint).action_space == Maze.action_space
+    assert restoring.load(checkpoint).action_space == Maze.action_space
 
 
 def test_next_command_names_what_it_needs(tmp_path: Path) -> None:
@@ -381,5 +381,5 @@ def test_missing_option_of_the_policy_is_named(
     trainer.stop()
     said = r"does not contain policy\.hook \(.*Loader\).*Restore the checkpoint in a trainer"
     with pytest.raises(CheckpointError, match=said):
-        saved_policy.load(tmp_path, Hooked)
+        restoring.load(tmp_path, Hooked)
     assert "does not contain policy.hook" in error_of(polopt("evaluate", tmp_path))

@@ -15,7 +15,7 @@ import pytest
 import polopt
 from polopt.common.config import ConfigError
 from polopt.trainers.checkpoints import CheckpointError
-from polopt.trainers.saved_trainer import read_trainer_state
+from polopt.trainers.restoring import read_trainer_state
 
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1",

@@ -30,7 +30,7 @@ from polopt.trainers.checkpoints import (
     read_checkpoint,
     write_checkpoint,
 )
-from polopt.trainers.saved_trainer import read_trainer_state
+from polopt.trainers.restoring import read_trainer_state
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 #: A reader that waits for a FIFO would wait forever. Each test therefore has 60 seconds.
