@@ -298,7 +298,7 @@ class _Encoder:
     def _tensor(self, value: Tensor, path: str) -> Any:
         if value.layout != torch.strided or value.is_quantized or value.device.type == "meta":
             return None
-        value = value.detach().cpu().resolve_conj().resolve_neg()
+        value = value.detach().cpu()
         if type(value) is not Tensor:
             return None
         value = value.clone(memory_format=torch.contiguous_format)

@@ -72,6 +72,16 @@ def replace_count(value: Any, key: str = "num_env_steps_sampled") -> Any:
             "optimizer/episodes/returns/0",
             "got 1000",
         ),
+        (
+            replace_count({"__type__": "numpy.scalar", "value": ["<f4", "AADAfw=="]}, "x"),
+            "optimizer/x",
+            "got nan",
+        ),
+        (
+            replace_count({"__type__": "tuple", "value": [1, math.inf]}, "x"),
+            "optimizer/x/1",
+            "got inf",
+        ),
         (lambda tensors, tree: tree.update(time_total_s="1"), "time_total_s", "got '1'"),
         (
             lambda tensors, tree: tree["optimizer"]["policy"]["coefficients"].update(lr=math.nan),
