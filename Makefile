@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest
 # limit, it would start processes forever.
 IN_PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=1
 # Runs each optimizer on Ray. Part of `make test`, not of `make test-integration`.
-ON_RAY := tests/integration/test_optimizers_on_ray.py
+ON_RAY := tests/integration/optimizers/test_optimizers_on_ray.py
 # TORCH=2.13.0 selects this version of torch instead of the oldest or the newest version.
 VERSIONS = $(PYTHON) tests/versions.py $(if $(TORCH),--torch $(TORCH))
 

@@ -20,7 +20,7 @@ from polopt.common.moments import merged
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients, Weights
 from polopt.metrics.record import Record
-from polopt.policies.minibatch_gradients import MinibatchGradients
+from polopt.policies.fragment_policy import MinibatchGradients
 from polopt.policies.policy import reduce_gradient
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.collective import TimedReducer

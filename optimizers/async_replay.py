@@ -39,8 +39,8 @@ from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.sampling.worker_sampler import join_in_time
 from polopt.rollouts.transport.channel import ChannelError
 from polopt.rollouts.workers.call import Reply
-from polopt.rollouts.workers.calls import WEIGHTS
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.snapshots import WEIGHTS
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -79,12 +79,6 @@ class AsyncReplayConfig(ReplayOptions):
     prefetch_batches: int = pydantic.Field(default=4, ge=1, le=1000)
     max_requests_in_flight_per_worker: int = pydantic.Field(default=2, ge=1, le=1000)
     error_buffer: Automatic = pydantic.Field(default=None, ge=0, le=10**12)
-
-    aliases: ClassVar[Mapping[str, str]] = {
-        **ReplayOptions.aliases,
-        "num_replay_buffer_shards": "num_replay_shards",
-        "max_requests_in_flight_per_env_runner": "max_requests_in_flight_per_worker",
-    }
 
     def limiter(self, rollout: RolloutConfig, policy: Any = None) -> RateLimiter:
         """Returns the rate limiter for a run.
@@ -145,7 +139,7 @@ def _num_drawing(tasks: list[Task]) -> int:
     return sum(task.kind == "batch" for task in tasks)
 
 
-def sample(worker: RolloutWorker, weights: Any, with_priorities: bool) -> Fragment:
+def sample_with_priorities(worker: RolloutWorker, weights: Any, with_priorities: bool) -> Fragment:
     """Runs in a sampler: samples a fragment. If `with_priorities` is True, also computes the
     priorities of its rows with the same weights.
 
@@ -306,7 +300,9 @@ class AsyncReplay(ReplayOptimizer):
             sampler = min(free, key=lambda s: (under_way[s.index], self._requested[s.index]))
             task = Task("fragment", sampler.index, rows)
             prioritized = self.config.prioritized_replay
-            self.calls.send(sampler, sample, WEIGHTS, prioritized, tag=task, by_reference=True)
+            self.calls.send(
+                sampler, sample_with_priorities, WEIGHTS, prioritized, tag=task, by_reference=True
+            )
             self._num_requests += 1
             self._requested[sampler.index] = self._num_requests
             requested[sampler.index] += 1

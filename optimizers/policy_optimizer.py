@@ -263,7 +263,7 @@ class PolicyOptimizer(ABC):
         return {
             "name": self.title(),
             "learns_with": self.policy.learns_with,
-            **self.metrics.report([worker.index for worker in self.workers.remote] or [0]),
+            **self.metrics.report([handle.index for handle in self.workers.remote] or [0]),
             **self.workers.message_stats(),
             "requests_in_flight": self.calls.load.report(),
             "num_skipped_updates": self.num_skipped_updates,

@@ -61,11 +61,6 @@ class ReplayOptions(OptimizerConfig):
     prioritized_replay_beta_annealing_timesteps: int = pydantic.Field(default=10**6, ge=1, le=2**62)
     prioritized_replay_eps: float = pydantic.Field(default=1e-6, gt=0.0, le=1e6)
 
-    aliases: ClassVar[Mapping[str, str]] = {
-        "num_steps_sampled_before_learning_starts": "learning_starts",
-        "train_batch_size_per_learner": "train_batch_size",
-    }
-
     @classmethod
     def fit_preset(cls, options: dict[str, Any], given: Collection[str]) -> dict[str, Any]:
         fitting = dict(options)

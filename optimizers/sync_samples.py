@@ -43,8 +43,6 @@ class SyncSamplesConfig(OptimizerConfig):
     fraction_workers: float = pydantic.Field(default=1.0, gt=0.0, le=1.0)
     fraction_samples: float = pydantic.Field(default=0.25, ge=0.0, le=1.0)
 
-    aliases: ClassVar[Mapping[str, str]] = {"train_batch_size_per_learner": "train_batch_size"}
-
 
 class SyncSamples(PolicyOptimizer):
     """Sends weights to all workers, gathers their samples into one batch, and learns in the driver.

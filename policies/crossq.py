@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from polopt.policies.learning.flat_parameters import Segment
+from polopt.policies.learning.reducer import value_stats
 from polopt.policies.learning.schedules import LearningRate
-from polopt.policies.learning.value_statistics import value_stats
 from polopt.policies.networks.batch_renorm import add_batch_renorm
-from polopt.policies.networks.critics import make_actor, make_critics
+from polopt.policies.networks.q_network import make_actor, make_critics
 from polopt.policies.replay_policy import bootstrapped
 from polopt.policies.sac import SACConfig, SACPolicy, Temperature
 

@@ -21,12 +21,11 @@ from polopt.policies.learning.minibatches import (
     valid_rows,
 )
 from polopt.policies.learning.policy_config import NormalizingConfig
-from polopt.policies.learning.reducer import LocalReducer, Reducer
-from polopt.policies.learning.value_statistics import value_statistics, value_sums
+from polopt.policies.learning.reducer import LocalReducer, Reducer, value_statistics, value_sums
 from polopt.policies.network_policy import NetworkPolicy
 from polopt.policies.networks.backend import Rows
 from polopt.policies.normalization import Normalizer
-from polopt.policies.policy import reduce_gradient
+from polopt.policies.policy import Policy, reduce_gradient
 
 
 class FragmentConfig(NormalizingConfig):
@@ -62,12 +61,7 @@ class FragmentConfig(NormalizingConfig):
     normalize_rewards: bool = False
     clip_rewards: float = pydantic.Field(default=10.0, gt=0.0, le=1e6)
 
-    aliases: ClassVar[Mapping[str, str]] = {
-        **NormalizingConfig.aliases,
-        "lambda_": "lambda",
-        "num_epochs": "num_sgd_iter",
-        "minibatch_size": "sgd_minibatch_size",
-    }
+    aliases: ClassVar[Mapping[str, str]] = {**NormalizingConfig.aliases, "lambda_": "lambda"}
     fixed: ClassVar[tuple[str, ...]] = (
         *NormalizingConfig.fixed,
         "normalize_rewards",
@@ -309,3 +303,38 @@ def _mean(parts: list[dict[str, float]]) -> dict[str, float]:
         values = [part[key] for part in parts if key in part]
         result[key] = sum(values) / len(values)
     return result
+
+
+class MinibatchGradients:
+    """Computes the gradients of `Policy.minibatch_gradients`, one per call of `next_gradients`.
+
+    Each gradient is computed with the weights that the policy has at the time of the call. The
+    caller applies the gradient, in this process or in another one.
+
+    Args:
+        policy: the policy that computes the gradients. See `Policy.minibatch_gradients`.
+        batch: a postprocessed batch.
+
+    Attributes:
+        version: version of the weights that chose the actions of the batch. If several versions
+            chose actions, this is the oldest version.
+        done: whether `next_gradients` has returned the last gradient of the batch.
+    """
+
+    def __init__(self, policy: Policy, batch: SampleBatch) -> None:
+        self._gradients = policy.minibatch_gradients(batch)
+        self.version = batch.version
+        self.done = False
+
+    @np.errstate(all="ignore")
+    def next_gradients(self) -> Gradients:
+        """Computes the next gradient. The gradient is not clipped.
+
+        Raises:
+            ValueError: the batch has no more minibatches.
+        """
+        if self.done:
+            raise ValueError("all minibatches of the batch are used")
+        gradients = next(self._gradients)
+        self.done = gradients.ends_rollout
+        return gradients._replace(acted=self.version)

@@ -23,10 +23,9 @@ from polopt.policies.acting_policy import ActingPolicy
 from polopt.policies.distributions.action_distribution import ActionDistribution
 from polopt.policies.distributions.make_distribution import make_distribution
 from polopt.policies.learning.flat_parameters import FlatParameters, Segment
-from polopt.policies.learning.learning_progress import LearningProgress
 from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.learning.reducer import Reducer
-from polopt.policies.learning.weight_updater import WeightUpdater
+from polopt.policies.learning.weight_updater import LearningProgress, WeightUpdater
 from polopt.policies.normalization import kinds_of, sum_moments
 from polopt.policies.onnx_export import write_onnx
 
@@ -123,9 +122,9 @@ class Policy(ActingPolicy):
 
     @property
     def learns_with(self) -> str:
-        """What computes the gradients in this process: `NumPy`, `CUDA graphs` or `torch`. If a
-        faster implementation exists but is not used, the reason follows, such as `torch (MyPolicy
-        changes loss)`."""
+        """What computes the gradients in this process: `torch`, or the name of a faster
+        implementation, such as `NumPy`. If a faster implementation exists but is not used, the
+        reason follows, such as `torch (MyPolicy changes loss)`."""
         return "torch"
 
     def make_distribution(self) -> ActionDistribution:
@@ -313,7 +312,7 @@ class Policy(ActingPolicy):
         Raises:
             ConfigError: for an unknown option, a wrong value, or an option that cannot be changed.
         """
-        name = self.config_class.aliases.get(name, name)
+        name = self.config_class.other_names().get(name, name)
         if name in self.config_class.fixed:
             raise ConfigError(f"key {name!r} cannot be changed after the policy has been made")
         options = {**self.config.to_dict(), name: value}

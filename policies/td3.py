@@ -14,11 +14,11 @@ from torch import Tensor
 
 from polopt.common.transitions import Transitions
 from polopt.policies.distributions.action_distribution import ActionDistribution
-from polopt.policies.distributions.diag_gaussian import ClippedGaussian
+from polopt.policies.distributions.gaussians import ClippedGaussian
 from polopt.policies.learning.flat_parameters import Segment
+from polopt.policies.learning.reducer import value_stats
 from polopt.policies.learning.schedules import LearningRate, Schedule, ScheduleValue
-from polopt.policies.learning.value_statistics import value_stats
-from polopt.policies.networks.critics import (
+from polopt.policies.networks.q_network import (
     CriticModelConfig,
     check_bounded,
     make_actor,
@@ -162,9 +162,6 @@ class TD3Policy(ReplayPolicy):
         critics for this loss."""
         actions = torch.tanh(self.model.action_params(rows.obs))
         return -self.critics(rows.obs, actions, count=1).mean()
-
-    def backward(self, rows: Transitions) -> tuple[dict[str, float], np.ndarray]:
-        return self.backward_in_torch(rows)
 
     def add_gradient(self, rows: Any) -> tuple[dict[str, Tensor], Tensor]:
         with self.training():

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from polopt.common.config import ConfigError
-from polopt.policies.networks.cnn import CNNNetwork
+from polopt.policies.networks.actor_critics import CNNNetwork
 
 _CNN = re.compile(r"encoder\.(\w+)\.(tokenizer\.)?net\.0\.cnn")
 _SIDES = {"encoder": "policy", "actor_encoder": "policy", "critic_encoder": "value"}

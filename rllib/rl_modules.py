@@ -13,8 +13,7 @@ from gymnasium.spaces import Box
 from torch import nn
 
 from polopt.common.config import ConfigError
-from polopt.policies.networks.cnn import CNNNetwork
-from polopt.policies.networks.mlp import MLPNetwork
+from polopt.policies.networks.actor_critics import CNNNetwork, MLPNetwork
 from polopt.policies.policy import Policy
 from polopt.policies.policy_registry import POLICIES
 from polopt.rllib.cnn_modules import cnns_of, copy_cnns, filters_of

@@ -22,7 +22,7 @@ import ray
 
 from polopt.optimizers import decentralized_allreduce
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
-from polopt.policies.networks.network_registry import NETWORKS
+from polopt.policies.networks.model_config import NETWORKS
 from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.worker_config import WorkerConfig
@@ -77,6 +77,13 @@ def _names_of_this_module() -> Iterator[None]:
     for registry, known in before:
         registry._known.clear()
         registry._known.update(known)
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Returns a folder for results. Readers of results cache them in the folder of the test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "results"
 
 
 @pytest.fixture

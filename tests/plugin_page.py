@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
-PAGE = Path(__file__).parents[1] / "docs" / "write-an-optimizer.md"
+from source_tree import ROOT
+
+PAGE = ROOT / "docs" / "write-an-optimizer.md"
 #: The names of the plugins in configs.
 PLUGINS = ("local_sgd", "elastic_averaging")
 

@@ -9,7 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from source_tree import ROOT
+
 #: Runs each block like a separate program, on a Ray that is already running.
 _RUN = """
 import json, sys, ray

@@ -39,9 +39,9 @@ ROOT = Path(__file__).resolve().parents[1]
 EXTRAS = "dev,atari,dashboard"
 #: Tests that need the source tree of the package, and their use of this tree.
 SOURCE_TESTS = {
-    "tests/unit/test_import_direction.py": "parses the modules in the folders at the root",
-    "tests/unit/test_source_rules.py": "parses the modules in the folders at the root",
-    "tests/integration/test_packaging.py": "compares setup.cfg with the folders and builds wheels",
+    "tests/unit/project/test_import_direction.py": "parses the modules in the folders at the root",
+    "tests/unit/project/test_source_rules.py": "parses the modules in the folders at the root",
+    "tests/integration/project/test_packaging.py": "compares setup.cfg with folders, builds wheels",
 }
 #: Folders that the sdist must contain, because tests that run without a checkout need them.
 SDIST_FOLDERS = ("tests", "docs", "benchmarks")

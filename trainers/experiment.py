@@ -12,7 +12,7 @@ import pydantic
 import torch
 from gymnasium.envs.registration import EnvSpec
 
-from polopt.common.add_ons import add_ons
+from polopt.common.add_ons import add_ons, fixed_options, hint
 from polopt.common.config import (
     Config,
     ConfigError,
@@ -24,7 +24,6 @@ from polopt.common.config import (
     unknown_key,
     without_fixed,
 )
-from polopt.common.other_libraries import RLLIB_FIXED, fixed, instead_of, instead_of_algorithm
 from polopt.common.registry import Registry, load_path
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
@@ -77,14 +76,13 @@ class EvaluationConfig(Config):
     max_frames_per_traj: int | None = pydantic.Field(default=None, ge=1)
 
     advises: ClassVar[bool] = False
-    aliases: ClassVar[Mapping[str, str]] = {"num_envs_per_env_runner": "num_envs_per_worker"}
 
     @pydantic.model_validator(mode="before")
     @classmethod
     def _resolve_aliases(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
+        if not isinstance(data, Mapping) or cls.model_fields.keys() >= data.keys():
             return data
-        return canonical(data, cls.aliases, "evaluation_config")
+        return canonical(data, cls.other_names(), "evaluation_config")
 
     def changes(self, training: RolloutConfig) -> dict[str, Any]:
         """Returns the options of `RolloutConfig` that evaluation overrides, with their values in
@@ -136,14 +134,6 @@ class TrainerConfig(Config):
     evaluation_num_workers: int = pydantic.Field(default=0, ge=0, le=10_000)
     evaluation_config: EvaluationConfig = EvaluationConfig()
     callbacks: Any = None
-
-    aliases: ClassVar[Mapping[str, str]] = {
-        "timesteps_per_iteration": "min_sample_timesteps_per_iteration",
-        "min_iter_time_s": "min_time_s_per_iteration",
-        "num_cpus_for_main_process": "num_cpus_for_driver",
-        "num_gpus_per_learner": "num_gpus",
-        "evaluation_num_env_runners": "evaluation_num_workers",
-    }
 
     @pydantic.model_validator(mode="after")
     def _check_evaluation(self) -> TrainerConfig:
@@ -204,9 +194,9 @@ class Experiment:
             "optimizer": _name(optimizer_name, OPTIMIZERS),
             "policy": _name(policy_name, POLICIES),
         }
-        problems, known = Problems(), _known(owners)
+        problems, known, fixed = Problems(), _known(owners), fixed_options("config")
         with problems.collected():
-            without_fixed(options, RLLIB_FIXED, known)
+            without_fixed(options, fixed, known)
         former = {key for owner in owners.values() for key in (*owner.renamed, *owner.removed)}
         for owner in owners.values():
             with problems.collected():
@@ -214,7 +204,7 @@ class Experiment:
         options = {
             key: value
             for key, value in options.items()
-            if key in known or not (key in former or fixed(key, RLLIB_FIXED))
+            if key in known or key not in former | fixed.keys()
         }
         merged = canonical(preset, aliases) | canonical(options, aliases)
         parts: dict[str, dict[str, Any]] = {name: {} for name in owners}
@@ -225,18 +215,14 @@ class Experiment:
         for plugin, only in (("optimizer", optimizer_only), ("policy", policy_only)):
             keys = _keys(owners[plugin])
             with problems.collected():
-                without_fixed(only, RLLIB_FIXED, keys)
-            own = {
-                key: value
-                for key, value in only.items()
-                if key in keys or not fixed(key, RLLIB_FIXED)
-            }
-            foreign = [key for key in own if key not in keys and instead_of(key)]
+                without_fixed(only, fixed, keys)
+            own = {key: value for key, value in only.items() if key in keys or key not in fixed}
+            foreign = [key for key in own if key not in keys and hint("option", key)]
             problems.lines += [
                 f"{plugin} {names[plugin]!r}: {unknown_key(key, keys)}" for key in foreign
             ]
             own = {key: value for key, value in own.items() if key not in foreign}
-            parts[plugin] |= canonical(own, owners[plugin].aliases)
+            parts[plugin] |= canonical(own, owners[plugin].other_names())
         given = {*canonical(options, aliases), *canonical(optimizer_only, aliases)}
         parts["optimizer"] = optimizer_class.config_class.fit_preset(parts["optimizer"], given)
         parsed: dict[str, Any] = {}
@@ -469,7 +455,7 @@ def _preset_options(name: Any) -> Mapping[str, Any]:
         except (ImportError, AttributeError) as error:
             problem = f": {error}."
     elif isinstance(name, str) and found is None:
-        instead = instead_of_algorithm(name)
+        instead = hint("preset", name)
         problem = f". {instead}." if instead else f"{nearest_of(name, presets)}."
     if isinstance(found, type) and issubclass(found, presets["PolicyOptimizerTrainer"]):
         trainer: Any = found
@@ -563,7 +549,7 @@ def _owners(
 
 
 def _aliases(owners: Mapping[str, type[Config]]) -> dict[str, str]:
-    return {alias: key for owner in owners.values() for alias, key in owner.aliases.items()}
+    return {alias: key for owner in owners.values() for alias, key in owner.other_names().items()}
 
 
 def _check_mapping(options: Any) -> None:
@@ -571,7 +557,7 @@ def _check_mapping(options: Any) -> None:
         environment = f"If this is the environment, pass it as env={shown(options)}"
         raise ConfigError(
             f"config: got {shown(options)}. Allowed: a dict of keys to values, or keyword "
-            f"arguments. {instead_of(options) or environment}"
+            f"arguments. {hint('policy', options) or environment}"
         )
     if not isinstance(options, Mapping):
         raise ConfigError(f"config: got {shown(options)}. Allowed: a dict of keys to values")
@@ -587,7 +573,7 @@ def _check_not_fixed(plugin: str, options: Mapping[str, Any], preset: Mapping[st
         other = "To choose another, use PolicyOptimizerTrainer"
         raise ConfigError(
             f"key {plugin!r}: got {shown(name)}, but this preset always uses {fixed!r}. "
-            f"{instead_of(name) or other}"
+            f"{hint(plugin, name) or other}"
         )
 
 
@@ -649,7 +635,7 @@ def _owner(
         raise ConfigError(
             f"key {key!r} is an option of the network. Set it with model={{{key!r}: ...}}"
         )
-    listed = "" if instead_of(key) else " (`polopt list PRESET` lists all keys)"
+    listed = "" if hint("option", key) else " (`polopt list PRESET` lists all keys)"
     raise ConfigError(f"{unknown_key(key, _known(owners))}{listed}")
 
 
@@ -662,4 +648,4 @@ def _known(owners: Mapping[str, type[Config]]) -> list[str]:
 
 
 def _keys(owner: type[Config]) -> list[str]:
-    return [*owner.keys(), *owner.aliases]
+    return [*owner.keys(), *owner.other_names()]

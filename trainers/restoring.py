@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from polopt.common.config import ConfigError
 from polopt.common.files import printable
 from polopt.common.plain_data import DecodeError, described
-from polopt.policies.networks.network_registry import NETWORKS
+from polopt.policies.networks.model_config import NETWORKS, ModelConfig
 from polopt.policies.policy import Policy
 from polopt.policies.policy_registry import POLICIES
 from polopt.replay.row_store import RowFilesError
@@ -44,12 +44,6 @@ State = dict[str, Any]
 #: Name of the directory, in the trial's directory, for the checkpoint with the best evaluation.
 BEST = "best_checkpoint"
 _PICKLE = "_dict_checkpoint.pkl"
-#: Places of a config that name a preset, an optimizer, a policy or a network, as paths of keys.
-#: `custom_model` is RLlib's name of `custom`.
-PLUGIN_PLACES = (
-    *((*owner, "model", key) for owner in ((), ("policy",)) for key in ("custom", "custom_model")),
-    *((owner, *key) for owner in ("optimizer", "policy", "preset") for key in ((), ("name",))),
-)
 _COUNTS = ("num_env_steps_sampled", "num_env_steps_trained", "num_updates", "restore_count")
 _LARGEST_COUNT = 2**62
 #: Errors that `set_state` raises if the state is from another policy, or was edited.
@@ -89,6 +83,16 @@ def read_trainer_state(directory: str | Path) -> dict[str, Any]:
     return state
 
 
+def plugin_places() -> Iterator[tuple[str, ...]]:
+    """Yields the places of a config that name a preset, an optimizer, a policy or a network, as
+    paths of keys."""
+    for plugin in ("optimizer", "policy", "preset"):
+        yield from ((plugin,), (plugin, "name"))
+    other_names = (name for name, key in ModelConfig.other_names().items() if key == "custom")
+    for name in ("custom", *other_names):
+        yield from (("model", name), ("policy", "model", name))
+
+
 def _problems(
     state: Mapping[str, Any], optimizer: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, str]]:
@@ -101,7 +105,7 @@ def _problems(
     seconds = state.get("time_total_s", 0.0)
     if not _is_number(seconds) or seconds < 0:
         yield "time_total_s", seconds, "seconds, 0 or more"
-    for keys in PLUGIN_PLACES:
+    for keys in plugin_places():
         name = state["config"]
         for key in keys:
             name = name.get(key) if isinstance(name, Mapping) else None
@@ -626,7 +630,7 @@ def _check_exists(directory: Path) -> None:
     if directory.is_file():
         raise CheckpointError(
             f"{directory} is a file, but a checkpoint of polopt is a directory. polopt cannot read "
-            "models of other libraries, such as the zip files of Stable-Baselines3"
+            "models of other libraries"
         )
     if not directory.is_dir():
         raise CheckpointError(f"no such directory: {directory}{name_previous(directory)}")

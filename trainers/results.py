@@ -7,6 +7,7 @@ from typing import Any
 
 from ray.tune.utils import flatten_dict
 
+from polopt.common.add_ons import hint
 from polopt.common.config import ConfigError, nearest_of
 from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episode_window import EpisodeWindow
@@ -31,25 +32,6 @@ _OPEN_BLOCKS = (
     "env_runners/custom_metrics/",
     "evaluation/",
 )
-#: Keys of RLlib's old API stack, and the keys that replace them.
-RENAMED_KEYS = {
-    "episode_reward_mean": "env_runners/episode_return_mean",
-    "episode_reward_min": "env_runners/episode_return_min",
-    "episode_reward_max": "env_runners/episode_return_max",
-    "env_runners/episode_reward_mean": "env_runners/episode_return_mean",
-    "env_runners/episode_reward_min": "env_runners/episode_return_min",
-    "env_runners/episode_reward_max": "env_runners/episode_return_max",
-    "sampler_results/episode_reward_mean": "env_runners/episode_return_mean",
-    "episode_len_mean": "env_runners/episode_len_mean",
-    "episodes_total": "env_runners/num_episodes_lifetime",
-    "num_env_steps_sampled": "num_env_steps_sampled_lifetime",
-    "num_env_steps_trained": "num_env_steps_trained_lifetime",
-    "agent_timesteps_total": "num_env_steps_sampled_lifetime",
-    "num_agent_steps_sampled": "num_env_steps_sampled_lifetime",
-    "num_agent_steps_trained": "num_env_steps_trained_lifetime",
-    "info/num_steps_sampled": "num_env_steps_sampled_lifetime",
-    "info/num_steps_trained": "num_env_steps_trained_lifetime",
-}
 
 
 def make_result(
@@ -121,12 +103,14 @@ def check_stop_key(path: str) -> None:
     The keys in these blocks are not known before the first result.
 
     Raises:
-        ConfigError: the key is neither. The message has the new name of a renamed key, or the most
-            similar known key.
+        ConfigError: the key is neither. The message has the hint of an add-on, or the most similar
+            known key.
     """
-    if path in RENAMED_KEYS:
-        raise ConfigError(f"stop: result key {path!r} is now {RENAMED_KEYS[path]!r}")
-    if path not in result_keys() and not path.startswith(_OPEN_BLOCKS):
+    if path in result_keys():
+        return
+    if now := hint("result key", path):
+        raise ConfigError(f"stop: result key {path!r} is now {now!r}")
+    if not path.startswith(_OPEN_BLOCKS):
         raise ConfigError(
             f"stop: unknown result key {path!r}{nearest_of(path, result_keys())} (all keys in "
             "optimizer/ are also allowed)"
@@ -149,8 +133,8 @@ def check_stop_keys(keys: Iterable[str], result: Mapping[str, Any]) -> None:
     problems = []
     for key in keys:
         if key not in known and "/custom_metrics/" not in key:
-            now = RENAMED_KEYS.get(key)
-            instead = nearest_of(key, known) if now is None else f". It is now {now!r}"
+            now = hint("result key", key)
+            instead = f". It is now {now!r}" if now else nearest_of(key, known)
             problems.append(f"stop: results have no key {key!r}, so no run would reach it{instead}")
     if problems:
         raise ConfigError("\n".join(problems))

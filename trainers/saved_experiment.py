@@ -13,11 +13,8 @@ from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.envs.env_sources import resolve_env
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.experiment import aliases_for, merged_options, plugin_names, with_preset
-from polopt.trainers.restoring import PLUGIN_PLACES
+from polopt.trainers.restoring import plugin_places
 
-#: Options that may name a module. A module that a saved config names is imported only if the user
-#: names it, too.
-_CODE = (("callbacks",), *PLUGIN_PLACES)
 _REGISTRIES = {"optimizer": OPTIMIZERS, "policy": POLICIES}
 
 
@@ -152,7 +149,9 @@ def _check_imports(
     changes: Mapping[str, Any],
     advice: Callable[[str], str],
 ) -> None:
-    for keys in _CODE:
+    # Options that may name a module. polopt imports a module that a saved config names only if the
+    # user names it, too.
+    for keys in (("callbacks",), *plugin_places()):
         value = _at(config, keys)
         if isinstance(value, str) and ":" in value and not is_given(changes, keys):
             key = "model" if "model" in keys else keys[0]

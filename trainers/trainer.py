@@ -26,10 +26,9 @@ from polopt.common.threads import limit_threads
 from polopt.metrics.timers import EVALUATION
 from polopt.policies.policy import Policy
 from polopt.replay.buffer_files import BufferFiles
-from polopt.rollouts.envs.env_sources import env_name, refuse_made_env
-from polopt.rollouts.envs.own_copy import OwnCopies
-from polopt.rollouts.envs.random_state import GlobalGenerators, kept_global_generators
+from polopt.rollouts.envs.env_sources import OwnCopies, env_name, refuse_made_env
 from polopt.rollouts.ray_session import attach_or_start, warn_if_larger
+from polopt.rollouts.seeds import GlobalGenerators, kept_global_generators
 from polopt.rollouts.workers.callbacks import CallbackCaller
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet

@@ -9,10 +9,8 @@ from gymnasium import Space, spaces
 
 from polopt.common.config import ConfigError
 from polopt.policies.distributions.action_distribution import ActionDistribution
-from polopt.policies.distributions.categorical import Categorical
-from polopt.policies.distributions.diag_gaussian import DiagGaussian
-from polopt.policies.distributions.multi_categorical import MultiCategorical
-from polopt.policies.distributions.squashed_gaussian import SquashedGaussian
+from polopt.policies.distributions.categorical import Categorical, MultiCategorical
+from polopt.policies.distributions.gaussians import DiagGaussian, SquashedGaussian
 
 SUPPORTED_ACTIONS = "Discrete, MultiDiscrete, Box"
 

@@ -12,10 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from polopt.policies.distributions.action_distribution import ActionDistribution
-from polopt.policies.distributions.categorical import Categorical
-from polopt.policies.distributions.diag_gaussian import DiagGaussian
-from polopt.policies.distributions.multi_categorical import MultiCategorical
-from polopt.policies.distributions.squashed_gaussian import SquashedGaussian
+from polopt.policies.distributions.categorical import Categorical, MultiCategorical
+from polopt.policies.distributions.gaussians import DiagGaussian, SquashedGaussian
 
 _HALF_LOG_2PI = 0.5 * float(np.log(2.0 * np.pi))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -13,9 +14,8 @@ from polopt.policies.fast_cpu.closed_forms import find_closed_form
 from polopt.policies.fast_cpu.loss_terms import loss_terms_of
 from polopt.policies.fast_cpu.numpy_masked import NumpyMasked
 from polopt.policies.fast_cpu.numpy_mlp import NumpyMLP
+from polopt.policies.networks.actor_critics import MaskedNetwork, MLPNetwork
 from polopt.policies.networks.backend import Backend, Rows
-from polopt.policies.networks.masked import MaskedNetwork
-from polopt.policies.networks.mlp import MLPNetwork
 from polopt.policies.networks.network import Network
 
 #: Largest number of parameters of a network that learns in NumPy. In a larger network, the
@@ -64,6 +64,19 @@ def numpy_network(network: nn.Module) -> NumpyMLP | NumpyMasked | None:
     return NumpyMLP(network) if is_supported(network) else None
 
 
+def numpy_backend(policy: Any) -> Callable[[Network], Backend]:
+    """Returns a function that makes the backend of a network of a policy on the CPU. If NumPy does
+    not support the network, the backend computes in torch."""
+
+    def make(network: Network) -> Backend:
+        in_numpy = numpy_network(network)
+        if in_numpy is None:
+            return Backend(network, policy, UNSUPPORTED)
+        return NumpyBackend(network, in_numpy, policy)
+
+    return make
+
+
 class NumpyBackend(Backend):
     """A `Backend` that computes outputs in NumPy, and gradients in NumPy if possible.
 
@@ -87,7 +100,7 @@ class NumpyBackend(Backend):
     @property
     def learns_with(self) -> str:
         """See `Backend`."""
-        return self._closed_form.described("NumPy")
+        return self._closed_form.described
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:
         """See `Backend`."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from polopt.common.action_mask import MASKED_LOGIT
-from polopt.policies.networks.masked import MaskedNetwork
+from polopt.policies.networks.actor_critics import MaskedNetwork
 
 
 class NumpyMasked:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
-from polopt.policies.networks.mlp import MLPNetwork
+from polopt.policies.networks.actor_critics import MLPNetwork
 
 
 class Activations(NamedTuple):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from polopt.common.config import ConfigError
-from polopt.policies.networks.mlp import MLPNetwork
+from polopt.policies.networks.actor_critics import MLPNetwork
 
 
 class BatchRenorm(nn.Module):

@@ -8,18 +8,18 @@ from gymnasium import Space, spaces
 
 from polopt.common.action_mask import ActionMask
 from polopt.common.config import ConfigError
-from polopt.policies.networks.cnn import (
+from polopt.policies.networks.actor_critics import (
     NATURE_FILTERS,
     NATURE_MIN_SIZE,
     SMALL_FILTERS,
     SMALL_MIN_SIZE,
     CNNNetwork,
+    CombinedNetwork,
     ImageEncoder,
+    MaskedNetwork,
+    MLPNetwork,
 )
-from polopt.policies.networks.combined import CombinedNetwork
 from polopt.policies.networks.custom import make_custom
-from polopt.policies.networks.masked import MaskedNetwork
-from polopt.policies.networks.mlp import MLPNetwork
 from polopt.policies.networks.model_config import ModelConfig
 from polopt.policies.networks.network import Network
 from polopt.policies.networks.observations import Part, parts_of

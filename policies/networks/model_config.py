@@ -1,19 +1,20 @@
-"""`ModelConfig`: options of the network."""
+"""`ModelConfig`: options of the network. `register_network` makes a user's network selectable by
+name."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 from torch import nn
 
+from polopt.common.add_ons import fixed_options
 from polopt.common.config import Config, ConfigError, canonical, without_fixed
-from polopt.common.other_libraries import RLLIB_MODEL_FIXED
-from polopt.common.registry import load_path
-from polopt.policies.networks.network_registry import NETWORKS
+from polopt.common.registry import Registry, load_path
 
+NETWORKS = Registry("network", "polopt.networks", "torch.nn:Module", {})
 _Width = Annotated[int, pydantic.Field(ge=1, le=16_384)]
 Widths = Annotated[tuple[_Width, ...], pydantic.Field(max_length=100)]
 _ALLOWED_WIDTHS = "a list of the widths of layers, such as [64, 64], at most 100"
@@ -22,6 +23,22 @@ _Padding = Annotated[int, pydantic.Field(ge=0, le=16_384)]
 Activation = Literal["tanh", "relu", "elu", "gelu", "leaky_relu", "silu"]
 #: Channels, kernel size, stride and optional padding of one convolution.
 ConvFilter = tuple[_Width, _Width, _Width] | tuple[_Width, _Width, _Width, _Padding]
+
+
+def register_network(name: str, cls: type, override: bool = False) -> None:
+    """Makes a `torch.nn.Module` class selectable as `config["model"] = {"custom": name}`. See
+    `Registry.register`.
+
+    Raises:
+        ConfigError: the errors of `Registry.register`, or the name contains a colon. A colon is
+            reserved for `module:Class`, a class to import.
+    """
+    if ":" in name:
+        raise ConfigError(
+            f"register network {name!r}: a name with a colon means a class to import, "
+            "'module:Class'. Allowed: a name without a colon"
+        )
+    NETWORKS.register(name, cls, override)
 
 
 def _network_class(value: Any) -> type[nn.Module] | None:
@@ -57,8 +74,7 @@ def _json_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 class ModelConfig(Config):
-    """Options of the network. Options that RLlib also has use RLlib's names, or accept these names
-    as aliases.
+    """Options of the network. Options that RLlib also has have RLlib's names.
 
     Attributes:
         fcnet_hiddens: the widths of the hidden layers. This option and `fcnet_activation` have no
@@ -116,11 +132,6 @@ class ModelConfig(Config):
         pydantic.Field(default_factory=dict)
     )
 
-    aliases: ClassVar[Mapping[str, str]] = {
-        "custom_model": "custom",
-        "custom_model_config": "custom_options",
-    }
-
     def named(self) -> dict[str, Any]:
         """The options by key, for JSON. If `custom` is set, its value is a name instead of a
         class."""
@@ -132,10 +143,10 @@ class ModelConfig(Config):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _resolve_aliases(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
+        if not isinstance(data, Mapping) or cls.model_fields.keys() >= data.keys():
             return data
-        options = canonical(data, cls.aliases, "model")
-        return without_fixed(options, RLLIB_MODEL_FIXED, cls.keys(), "model")
+        options = canonical(data, cls.other_names(), "model")
+        return without_fixed(options, fixed_options("model"), cls.keys(), "model")
 
     @pydantic.model_validator(mode="after")
     def _check_options_have_a_module(self) -> ModelConfig:

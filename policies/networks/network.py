@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polopt.policies.networks.layers import linear
-from polopt.policies.networks.lstm import LSTM
+from polopt.policies.networks.layers import LSTM, linear
 from polopt.policies.networks.model_config import ModelConfig
 from polopt.policies.networks.observations import Part
 

@@ -49,10 +49,10 @@ from polopt.rollouts.transport.sockets import (
     CONNECTION_ERRORS,
     Outbox,
     PrivateListener,
+    Wakeup,
     hang_up,
     limit,
 )
-from polopt.rollouts.transport.wakeup import Wakeup
 
 logger = logging.getLogger("polopt")
 #: The longest time to wait for the rest of a message that a process has begun to send. The sender
@@ -79,15 +79,18 @@ class SocketTicket(Ticket):
 
     Args:
         channel: the channel to the process.
+        args: the arguments of the call. Until the call has ended, the ticket keeps them, so that
+            the process can fetch the values of references among them.
 
     Attributes:
         arrival: position of the answer in the order of arrival. None until the call has ended.
     """
 
-    __slots__ = ("_channel", "_error", "_message", "arrival")
+    __slots__ = ("_args", "_channel", "_error", "_message", "arrival")
 
-    def __init__(self, channel: SocketChannel) -> None:
+    def __init__(self, channel: SocketChannel, args: tuple[Any, ...] = ()) -> None:
         self.arrival: int | None = None
+        self._args = args
         self._channel = channel
         self._message = b""
         self._error: ChannelError | None = None
@@ -98,6 +101,7 @@ class SocketTicket(Ticket):
     def end(self, arrival: int, message: bytes = b"", error: ChannelError | None = None) -> None:
         """Ends the call with the message that holds the answer, or with an error."""
         self.arrival, self._message, self._error = arrival, message, error
+        self._args = ()
 
     def result(self, timeout_s: float) -> Any:
         if self._error is None:
@@ -198,29 +202,30 @@ class SocketChannel(Channel):
 
     def send(self, message: Message) -> Ticket:
         number, _, function, args, by_reference, _ = message
-        ticket = SocketTicket(self)
         # A reference that only processes of the other kind understand goes through the driver.
         foreign = Reference if self.state == "through ray" else ray.ObjectRef
         try:
             args = tuple([self._transport.get(a) if isinstance(a, foreign) else a for a in args])
         except LostReferenceError as error:
+            ticket = SocketTicket(self)
             ticket.end(self._transport.next_arrival(), error=error)
             return ticket
         if self.state == "through ray":
             return self.through_ray.send(message._replace(args=args))
-        return self._send(ticket, number, function, args, by_reference)
+        return self._send(number, function, args, by_reference)
 
     def remake(self, args: tuple[Any, ...]) -> Ticket:
         """See `Transport.remake`."""
         if self.state == "through ray":
             self.start = self._transport.through_ray.remake(self.through_ray, args)
         else:
-            self.start = self._send(SocketTicket(self), next(_REMAKE_NUMBERS), REMAKE, args, False)
+            self.start = self._send(next(_REMAKE_NUMBERS), REMAKE, args, False)
         return self.start
 
     def _send(
-        self, ticket: SocketTicket, number: int, function: Any, args: Any, by_reference: bool
+        self, number: int, function: Any, args: tuple[Any, ...], by_reference: bool
     ) -> Ticket:
+        ticket = SocketTicket(self, args)
         dropped, self._dropped[:] = self._dropped[:], []
         encoded = cloudpickle.dumps((number, function, args, by_reference, dropped))
         if self._outbox is None:

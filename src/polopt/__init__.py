@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from polopt.policies.actor_critic import ActorCriticConfig as ActorCriticConfig
     from polopt.policies.actor_critic import ActorCriticPolicy as ActorCriticPolicy
     from polopt.policies.learning.policy_config import PolicyConfig as PolicyConfig
-    from polopt.policies.networks.network_registry import register_network as register_network
+    from polopt.policies.networks.model_config import register_network as register_network
     from polopt.policies.policy import Policy as Policy
     from polopt.policies.policy_registry import register_policy as register_policy
     from polopt.recording.arrival_log import RerunDifference as RerunDifference
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.call_workers import set_up_each as set_up_each
     from polopt.rollouts.workers.callbacks import CallbackError as CallbackError
     from polopt.rollouts.workers.callbacks import Callbacks as Callbacks
-    from polopt.rollouts.workers.calls import WEIGHTS as WEIGHTS
     from polopt.rollouts.workers.calls import Calls as Calls
     from polopt.rollouts.workers.calls import CallsLostError as CallsLostError
     from polopt.rollouts.workers.early_stop import Stragglers as Stragglers
@@ -68,6 +67,7 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.errors import NonFiniteError as NonFiniteError
     from polopt.rollouts.workers.errors import WorkersFailedError as WorkersFailedError
     from polopt.rollouts.workers.rollout_worker import RolloutWorker as RolloutWorker
+    from polopt.rollouts.workers.snapshots import WEIGHTS as WEIGHTS
     from polopt.rollouts.workers.worker_handle import WorkerHandle as WorkerHandle
     from polopt.rollouts.workers.worker_set import WorkerSet as WorkerSet
     from polopt.trainers.play_episodes import EvaluationResult as EvaluationResult
@@ -144,7 +144,7 @@ _MODULE_OF = {
     "TensorBoardLayout": "polopt.dashboards.tensorboard",
     "TrainingResult": "polopt.command_line.train_function",
     "Transitions": "polopt.common.transitions",
-    "WEIGHTS": "polopt.rollouts.workers.calls",
+    "WEIGHTS": "polopt.rollouts.workers.snapshots",
     "Weights": "polopt.common.weights",
     "WorkerHandle": "polopt.rollouts.workers.worker_handle",
     "WorkerSet": "polopt.rollouts.workers.worker_set",
@@ -156,7 +156,7 @@ _MODULE_OF = {
     "pack": "polopt.common.compression",
     "register": "polopt.trainers.presets",
     "register_add_on": "polopt.common.add_ons",
-    "register_network": "polopt.policies.networks.network_registry",
+    "register_network": "polopt.policies.networks.model_config",
     "register_optimizer": "polopt.optimizers.optimizer_registry",
     "register_policy": "polopt.policies.policy_registry",
     "rerun": "polopt.recording.rerun",
@@ -176,9 +176,9 @@ if not TYPE_CHECKING:  # type checkers would accept any name
     def __getattr__(name: str) -> object:
         """Imports a public name on first use and keeps it."""
         if name not in _MODULE_OF:
-            from polopt.common.other_libraries import instead_of_algorithm
+            from polopt.common.add_ons import hint
 
-            instead = instead_of_algorithm(name)
+            instead = "" if name.startswith("__") else hint("preset", name)
             raise AttributeError(
                 f"module {__name__!r} has no attribute {name!r}"
                 + (f". {instead}" if instead else "")

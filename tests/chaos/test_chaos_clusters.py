@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from source_tree import ROOT
 
 ALL = ["async_gradients", "sync_samples", "decentralized_allreduce"]
-SCRIPT = Path(__file__).parents[1] / "chaos_scripts.py"
+SCRIPT = ROOT / "tests" / "chaos_scripts.py"
 Report = Callable[[str, str], None]
 pytestmark = pytest.mark.timeout(1500)
 

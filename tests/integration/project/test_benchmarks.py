@@ -1,0 +1,104 @@
+"""Tests the command lines of the benchmarks, and how they combine measurements."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from source_tree import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
+REQUIREMENTS = sorted((BENCHMARKS / "peers").glob("*/requirements.txt"))
+
+
+@pytest.mark.parametrize("script", ["suite", "compare"])
+def test_benchmark_shows_its_help(script: str) -> None:
+    command = [sys.executable, str(BENCHMARKS / f"{script}.py"), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "--only" in done.stdout
+
+
+def test_unknown_case_is_refused_with_the_names() -> None:
+    command = [sys.executable, str(BENCHMARKS / "suite.py"), "--only", "nonsense"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    assert "a3c" in done.stderr
+
+
+def test_cases_name_settings_of_polopt_and_folders_of_peers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    cases = importlib.import_module("suite_cases").CASES
+    assert len({case.name for case in cases}) == len(cases)
+    command = [sys.executable, str(BENCHMARKS / "peers" / "polopt" / "run.py"), "nonsense"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    settings = set(re.findall(r"[\w-]+", done.stderr.partition("choose from")[2]))
+    assert {case.ours for case in cases} <= settings, done.stderr
+    peers = {opponent.peer for case in cases for opponent in case.opponents}
+    for peer in peers - {"polopt"}:
+        assert (BENCHMARKS / "peers" / peer / "requirements.txt").is_file()
+
+
+@pytest.mark.parametrize("path", REQUIREMENTS, ids=lambda path: path.parent.name)
+def test_requirements_of_a_peer_are_pinned(path: Path) -> None:
+    lines = [line.partition("#")[0].strip() for line in path.read_text().splitlines()]
+    packages = [line for line in lines if line and not line.startswith("-c ")]
+    assert packages
+    assert [line for line in packages if "==" not in line] == []
+
+
+def test_fastest_setting_of_a_peer_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    suite = importlib.import_module("suite")
+
+    def best(*turns: dict[str, Any] | None) -> str:
+        sides = [
+            suite.Side("peer", f"setting {i}", {} if turn is None else {0: turn})
+            for i, turn in enumerate(turns)
+        ]
+        return suite.best_of(sides).case
+
+    late, soon = ({"reached": True, "seconds_to_goal": seconds} for seconds in (80.0, 49.0))
+    never = {"reached": False, "seconds_to_goal": 30.0}  # an error ended the run
+    assert best(None, late, never, soon) == "setting 3"
+    assert best(None, never) == "setting 1"
+    assert best({"rate": 1.0}, {"rate": 3.0}, None) == "setting 1"
+
+
+def test_pairs_of_one_process_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    compare = importlib.import_module("compare")
+
+    def group(*ratios: float) -> list[Any]:
+        figures = ("rate", "cpu_s_per_1000_steps")
+        return [
+            compare.Pair(*(dict.fromkeys(figures, value) for value in (2.0, 2.0 * ratio)))
+            for ratio in ratios
+        ]
+
+    # Of three processes, one has many pairs. It counts once and does not narrow the interval.
+    row = compare.table_row("a3c", [group(*[1.5] * 20), group(0.9, 1.0, 1.9), group(0.8)])
+    assert row.count("1.000 (0.800 to 1.500)") == 2
+    assert row.startswith("| a3c | 2 | 3 |")
+
+
+def test_call_without_new_steps_does_not_count_as_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "peers" / "common"))
+    measuring = importlib.import_module("measuring")
+    monkeypatch.setattr(measuring, "WARM_UP_S", 0.0)
+    clock = measuring.RateClock(0.0)
+    for _ in range(5):
+        assert not clock.tick(0)
+    assert not clock.tick(100)
+    assert not clock.tick(100)
+    assert not clock.tick(200)  # the second round ends the warm-up
+    assert not clock.tick(200)
+    assert clock.tick(300)
+    assert clock.result()["steps"] == 100

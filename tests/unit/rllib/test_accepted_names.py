@@ -1,0 +1,98 @@
+"""Configs may use names of RLlib. Wrong configs name them in errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint_helpers import rewrite
+
+import polopt
+from polopt.common.config import ConfigError
+from polopt.rllib.other_libraries import OTHER_NAMES, RESULT_KEYS
+from polopt.trainers.checkpoints import CheckpointError
+from polopt.trainers.experiment import Experiment, aliases_for
+from polopt.trainers.presets import PRESETS, SyncPPO
+from polopt.trainers.restoring import read_trainer_state
+from polopt.trainers.results import check_stop_key
+
+ENV = {"env": "CartPole-v1"}
+
+
+def parse(options: dict[str, Any], preset: dict[str, Any] = SyncPPO.preset) -> Experiment:
+    return Experiment.parse({**ENV, **options}, preset)
+
+
+def test_each_name_belongs_to_an_option_of_a_preset_or_of_the_network() -> None:
+    known: dict[str, str] = {}
+    for preset in PRESETS.values():
+        known |= aliases_for({}, preset.preset)
+    model = type(parse({}).policy.model).other_names()
+    assert model == {"custom_model": "custom", "custom_model_config": "custom_options"}
+    missing = {"replay_sequence_length": "sequence_length", "replay_burn_in": "burn_in"}
+    assert known | model | missing == OTHER_NAMES | {"lambda_": "lambda"}
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("num_env_runners", "num_workers", 5),
+        ("num_envs_per_env_runner", "num_envs_per_worker", 5),
+        ("minibatch_size", "sgd_minibatch_size", 5),
+        ("num_epochs", "num_sgd_iter", 5),
+        ("lr_schedule", "lr", 0.5),
+        ("entropy_coeff_schedule", "entropy_coeff", 0.5),
+        ("timesteps_per_iteration", "min_sample_timesteps_per_iteration", 5),
+        ("num_gpus_per_learner", "num_gpus", 0.5),
+    ],
+)
+def test_names_are_accepted(name: str, key: str, value: float) -> None:
+    assert parse({name: value}).to_dict() == parse({key: value}).to_dict()
+    assert parse({name: value, key: value}).to_dict() == parse({key: value}).to_dict()
+    with pytest.raises(ConfigError, match=f"{name!r} and {key!r} are two names of {key!r}"):
+        parse({name: value, key: value / 2})
+
+
+def test_names_are_accepted_in_dicts_of_options() -> None:
+    assert parse({"policy": {"name": "ppo", "num_epochs": 2}}).policy.to_dict()["num_sgd_iter"] == 2
+    one = {"num_envs_per_env_runner": 1}
+    assert parse({"evaluation_config": one}).trainer.evaluation_config.num_envs_per_worker == 1
+    shards = {"name": "async_replay", "num_replay_buffer_shards": 3}
+    options = parse(
+        {"policy": "dqn", "optimizer": shards, "num_workers": 3}, {}
+    ).optimizer.to_dict()
+    assert options["num_replay_shards"] == 3
+    with pytest.raises(ConfigError, match="two names"):
+        SyncPPO({"num_env_runners": 1}, env="CartPole-v1", num_workers=0)
+
+
+def test_wrong_value_names_the_key() -> None:
+    with pytest.raises(ConfigError, match="'num_sgd_iter': got 0"):
+        parse({"num_epochs": 0})
+
+
+def test_option_changes_under_its_other_name() -> None:
+    trainer = polopt.SyncPPO(num_workers=0, **ENV)
+    trainer.optimizer.policy.set_option("entropy_coeff_schedule", 0.5)
+    assert trainer.optimizer.policy.config.entropy_coeff == 0.5
+    trainer.stop()
+
+
+def test_checkpoint_names_no_module_under_another_name(tmp_path: Path) -> None:
+    made = polopt.SyncPPO(num_workers=0, **ENV)
+    saved = tmp_path / "checkpoint"
+    made.save(str(saved))
+    made.stop()
+    rewrite(
+        saved, lambda _tensors, tree: tree["config"]["policy"]["model"].update(custom_model="a:X")
+    )
+    with pytest.raises(CheckpointError, match=r"config/policy/model/custom_model.*got 'a:X'"):
+        read_trainer_state(saved)
+
+
+def test_stop_keys_of_older_releases_name_the_new_key() -> None:
+    for old, new in RESULT_KEYS.items():
+        with pytest.raises(ConfigError, match=f"{old!r} is now {new!r}"):
+            check_stop_key(old)
+        check_stop_key(new)
