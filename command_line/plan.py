@@ -28,14 +28,14 @@ from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.evaluation import evaluation_config
 from polopt.trainers.experiment import Experiment, aliases_for
 from polopt.trainers.presets import PRESETS
-from polopt.trainers.results import check_stop_key
-from polopt.trainers.saved_experiment import config_of
-from polopt.trainers.saved_trainer import (
+from polopt.trainers.restoring import (
     find_checkpoint,
     misfit,
     read_or_fall_back,
     restore_state,
 )
+from polopt.trainers.results import check_stop_key
+from polopt.trainers.saved_experiment import config_of
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 

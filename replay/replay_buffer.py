@@ -686,8 +686,9 @@ class ReplayBuffer:
         self._num_drawable = int(np.count_nonzero(drawable))
         self._priorities.load(Path(directory) / _PRIORITIES, state, drawable)
         for saved in state["tails"]:
-            tail = StreamTail.from_state(saved, specs["obs"].dtype)
-            if not ((tail.nodes >= 0) & (tail.nodes < self._end)).all():
+            tail = StreamTail.from_state(saved)
+            fits = tail.next_obs.dtype == specs["obs"].dtype
+            if not fits or not ((tail.nodes >= 0) & (tail.nodes < self._end)).all():
                 raise RowFilesError(f"{directory}: the ends of the streams do not fit the rows")
             self._tails[int(saved["source"])] = tail
         self._unit.set_state(state)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from polopt.common.plain_arrays import from_plain, to_plain
 from polopt.common.sample_batch import SampleBatch
 
 
@@ -79,13 +78,12 @@ class StreamTail:
             "priorities": self.priorities,
             "open": self.open,
             "nodes": self.nodes,
-            "next_obs": to_plain(self.next_obs),
+            "next_obs": self.next_obs,
         }
 
     @classmethod
-    def from_state(cls, saved: Mapping[str, Any], dtype: np.dtype[Any]) -> StreamTail:
-        """Makes a tail from a state that `get_state` returned. `dtype` is the dtype of
-        observations."""
+    def from_state(cls, saved: Mapping[str, Any]) -> StreamTail:
+        """Makes a tail from a state that `get_state` returned."""
         place = saved["place"]
         return cls(
             place=None if place is None else (int(place[0]), int(place[1])),
@@ -94,5 +92,5 @@ class StreamTail:
             priorities=np.array(saved["priorities"], dtype=np.float64),
             open=np.array(saved["open"], dtype=bool),
             nodes=np.array(saved["nodes"], dtype=np.int64),
-            next_obs=from_plain(np.asarray(saved["next_obs"]), dtype),
+            next_obs=np.array(saved["next_obs"]),
         )

@@ -15,9 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
+import pytest
+from safetensors.torch import load_file, save
 
-from polopt.trainers.saved_trainer import read_or_fall_back
+from polopt.trainers.checkpoints import FORMAT, TENSORS, CheckpointError
+from polopt.trainers.restoring import read_or_fall_back, read_trainer_state
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 SMALL = {
@@ -40,22 +42,36 @@ def resign(directory: Path) -> None:
     """Writes a manifest that agrees with the changed files."""
     sums = {
         name: hashlib.sha256((directory / name).read_bytes()).hexdigest()
-        for name in ("tensors.pt", "state.json")
+        for name in (TENSORS, "state.json")
     }
-    (directory / "manifest.json").write_text(json.dumps({"format": 1, "sha256": sums}))
+    (directory / "manifest.json").write_text(json.dumps({"format": FORMAT, "sha256": sums}))
 
 
 def rewrite(directory: Path, change: Callable[[dict[str, Any], dict[str, Any]], Any]) -> None:
     """Changes the files of a checkpoint, and writes a manifest with the new SHA-256 sums."""
-    tensors = torch.load(directory / "tensors.pt", weights_only=True)
+    tensors = load_file(directory / TENSORS)
     tree = json.loads((directory / "state.json").read_text())
     change(tensors, tree)
-    torch.save(tensors, directory / "tensors.pt")
+    (directory / TENSORS).write_bytes(save(tensors))
     (directory / "state.json").write_text(json.dumps(tree))
     resign(directory)
 
 
-PARAMS = "/optimizer/policy/params"
+#: The name of the parameters in the file of tensors, and their field in messages.
+PARAMS, FIELD = "optimizer.policy.params", "optimizer/policy/params"
+
+
+def refusal(checkpoint: Path) -> str:
+    """Returns the message with which a checkpoint is refused. It is one short line."""
+    with pytest.raises(CheckpointError) as caught:
+        read_trainer_state(checkpoint)
+    message = str(caught.value)
+    assert str(checkpoint) in message
+    assert message.isprintable()
+    assert len(message) < 500 + len(str(checkpoint))
+    return message
+
+
 # A program that forks a process for each line that it reads, so that it imports torch only once.
 # It prints the id of the process.
 _WRITERS = """

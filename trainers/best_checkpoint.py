@@ -14,7 +14,7 @@ from pyarrow import fs
 
 from polopt.metrics.number import declare
 from polopt.trainers.checkpoints import CheckpointError, write_checkpoint
-from polopt.trainers.saved_trainer import BEST, is_score
+from polopt.trainers.restoring import BEST, is_score
 
 _MANIFEST = "manifest.json"
 #: The numbers of `BestCheckpoint.report`.

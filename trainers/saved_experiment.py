@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from polopt.common.config import ConfigError, canonical
+from polopt.common.plain_data import argument_for, described
 from polopt.common.registry import Registry
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.envs.env_sources import resolve_env
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.experiment import aliases_for, merged_options, plugin_names, with_preset
-from polopt.trainers.saved_config import argument_for, described, plugin_places
+from polopt.trainers.restoring import plugin_places
 
 _REGISTRIES = {"optimizer": OPTIMIZERS, "policy": POLICIES}
 

@@ -20,6 +20,7 @@ from ray.train.constants import DEFAULT_STORAGE_PATH
 
 from polopt.common.add_ons import RunListener, add_ons
 from polopt.common.config import ConfigError, shown
+from polopt.common.plain_data import described, plain
 from polopt.common.tested_versions import warn_of_untested_versions
 from polopt.common.threads import limit_threads
 from polopt.metrics.timers import EVALUATION
@@ -37,6 +38,15 @@ from polopt.trainers.evaluation import Evaluation, evaluation_config
 from polopt.trainers.experiment import Experiment, with_keywords
 from polopt.trainers.play_episodes import EvaluationResult, evaluate_now
 from polopt.trainers.preset_help import PresetDoc, PresetSignature
+from polopt.trainers.restoring import (
+    SavedCheckpoint,
+    check_directory,
+    checkpoint_path,
+    find_checkpoint,
+    misfit,
+    read_or_fall_back,
+    restore_state,
+)
 from polopt.trainers.result_files import ResultFiles
 from polopt.trainers.results import make_result
 from polopt.trainers.run_context import (
@@ -46,18 +56,8 @@ from polopt.trainers.run_context import (
     finish_despite_sigterm,
     in_directory,
 )
-from polopt.trainers.saved_config import described, encode_config
 from polopt.trainers.saved_experiment import config_of
 from polopt.trainers.saved_spaces import describe_space
-from polopt.trainers.saved_trainer import (
-    SavedCheckpoint,
-    check_directory,
-    checkpoint_path,
-    find_checkpoint,
-    misfit,
-    read_or_fall_back,
-    restore_state,
-)
 from polopt.trainers.stop_when import StopWhen
 from polopt.trainers.trial_resources import bundles
 from polopt.trainers.tune_callbacks import ProgressMetrics
@@ -652,7 +652,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         # `update_algorithm_parameter` may have changed the policy's options.
         experiment = dataclasses.replace(self.experiment, policy=self.get_policy().config)
         # If the config has no seed, the checkpoint holds the seed that the workers drew.
-        config, unsaved = encode_config(experiment.to_dict() | {"seed": self.workers.config.seed})
+        unsaved: dict[str, str] = {}
+        config = plain(experiment.to_dict() | {"seed": self.workers.config.seed}, unsaved)
         self._warn_unsaved(unsaved)
         return {
             "trainer": type(self).__name__,

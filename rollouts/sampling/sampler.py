@@ -9,7 +9,6 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from polopt.common.episodes import Episode, EpisodeStats
-from polopt.common.plain_arrays import from_plain, to_plain
 from polopt.common.progress import PROGRESS
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.acting_policy import ActingPolicy
@@ -411,7 +410,7 @@ class VectorSampler:
             return None
         return {
             "env": env_state,
-            "obs": to_plain(self._obs.copy()),
+            "obs": self._obs.copy(),
             "resets_next": self._autoreset.pending.copy(),
             "memory": self._memory.copy(),
             **self._episodes.get_state(),
@@ -428,12 +427,12 @@ class VectorSampler:
         resets = np.asarray(state["resets_next"], dtype=bool)
         next_step = isinstance(self._autoreset, NextStep)
         fits = len(resets) == self.env.num_envs and (next_step or not resets.any())
-        obs, own = np.asarray(state["obs"]), to_plain(self._obs)
+        obs = np.array(state["obs"])
         fits = fits and set_env_state(self.env, state["env"], resets)
-        if not fits or (obs.dtype, obs.shape) != (own.dtype, own.shape):
+        if not fits or (obs.dtype, obs.shape) != (self._obs.dtype, self._obs.shape):
             self.reset()
             return
-        self._obs = from_plain(obs, self._obs.dtype)
+        self._obs = obs
         self._autoreset.pending = resets
         self._memory = np.asarray(state.get("memory", self._no_memory()))
         self._episodes.set_state(state)

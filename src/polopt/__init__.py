@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.worker_set import WorkerSet as WorkerSet
     from polopt.trainers.play_episodes import EvaluationResult as EvaluationResult
     from polopt.trainers.presets import register as register
-    from polopt.trainers.saved_policy import load as load
+    from polopt.trainers.restoring import load as load
     from polopt.trainers.typed_presets import A2C as A2C
     from polopt.trainers.typed_presets import A3C as A3C
     from polopt.trainers.typed_presets import APPO as APPO
@@ -152,7 +152,7 @@ _MODULE_OF = {
     "call_each": "polopt.rollouts.workers.call_workers",
     "evaluate": "polopt.command_line.evaluate_function",
     "foreach_worker": "polopt.rollouts.workers.call_workers",
-    "load": "polopt.trainers.saved_policy",
+    "load": "polopt.trainers.restoring",
     "pack": "polopt.common.compression",
     "register": "polopt.trainers.presets",
     "register_add_on": "polopt.common.add_ons",

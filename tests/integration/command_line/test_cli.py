@@ -25,7 +25,7 @@ from source_tree import ROOT
 from waiting import wait_until
 
 from polopt.trainers.presets import A2C
-from polopt.trainers.saved_trainer import read_or_fall_back, read_trainer_state
+from polopt.trainers.restoring import read_or_fall_back, read_trainer_state
 
 MODULE = "polopt.command_line.cli"
 POLOPT = [sys.executable, "-m", MODULE]

@@ -36,9 +36,8 @@ from polopt.trainers import play_episodes
 from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.presets import PRESETS
+from polopt.trainers.restoring import find_checkpoint, policy_of, restore_env_statistics
 from polopt.trainers.results import look_up
-from polopt.trainers.saved_policy import policy_of
-from polopt.trainers.saved_trainer import find_checkpoint, restore_env_statistics
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 
@@ -250,7 +249,7 @@ def test_evaluate_takes_the_newest_whole_checkpoint(checkpoint: Path, tmp_path: 
         shutil.copytree(checkpoint, tmp_path / name)
         os.utime(tmp_path / name / "manifest.json", (number, number))
     assert find_checkpoint(tmp_path) == tmp_path / "c"
-    (tmp_path / "c" / "tensors.pt").write_bytes(b"")
+    (tmp_path / "c" / "tensors.safetensors").write_bytes(b"")
     (tmp_path / "b" / "manifest.json").unlink()
     assert find_checkpoint(tmp_path) == tmp_path / "a"
     assert "is damaged" in error_of(polopt("evaluate", tmp_path / "c"))

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from polopt.command_line.cli import app
 from polopt.command_line.tune_run import _next_step
-from polopt.trainers import saved_policy
+from polopt.trainers import restoring
 from polopt.trainers.experiment import Experiment
-from polopt.trainers.saved_trainer import (
+from polopt.trainers.restoring import (
     name_previous,
     read_trainer_state,
 )
@@ -56,10 +56,11 @@ def test_command_line_names_the_previous_one(tmp_path: Path) -> None:
         made.save(str(tmp_path / f"checkpoint_{number:06d}"))
     made.stop()
     newest = tmp_path / "checkpoint_000002"
-    (newest / "tensors.pt").write_bytes((newest / "tensors.pt").read_bytes()[:-100])
+    tensors = newest / "tensors.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-100])
     result = CliRunner().invoke(app, ["evaluate", str(newest)])
     assert result.exit_code == 2
-    assert "is damaged: the SHA-256 of tensors.pt" in result.output
+    assert "is damaged: the SHA-256 of tensors.safetensors" in result.output
     assert str(tmp_path / "checkpoint_000001") in result.output
     assert "Traceback" not in result.output
     assert name_previous(tmp_path / "checkpoint_000000") == ""
@@ -147,7 +148,7 @@ def test_missing_option_of_the_environment_is_asked_for(
     again = PolicyOptimizerTrainer({**SMALL, "env": Maze})  # this trainer's config is complete
     again.restore(str(checkpoint))
     again.stop()
-    assert saved_policy.load(checkpoint).action_space == Maze.action_space
+    assert restoring.load(checkpoint).action_space == Maze.action_space
 
 
 def test_next_command_names_what_it_needs(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from polopt.command_line.output import RESULTS_DIR
 from polopt.command_line.plan import plan
 from polopt.common.config import ConfigError
 from polopt.trainers.checkpoints import CheckpointError
-from polopt.trainers.saved_trainer import read_trainer_state
+from polopt.trainers.restoring import read_trainer_state
 
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1",

@@ -39,7 +39,7 @@ ESCAPES = "\x1b]0;title\x07\x1b[2J\u202e"
 @pytest.mark.parametrize("arguments", [["evaluate"], ["train", "cartpole_a3c", "--restore"]])
 def test_names_of_directories_do_not_reach_the_terminal(saved: Path, arguments: list[str]) -> None:
     folder = saved.rename(saved.with_name(f"c{ESCAPES}"))
-    (folder / "tensors.pt").write_bytes(b"")
+    (folder / "tensors.safetensors").write_bytes(b"")
     done = CliRunner().invoke(app, [*arguments, str(folder)])
     assert done.exit_code == 2
     assert r"c\x1b]0;title" in done.stderr

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ray import tune
 from source_tree import ROOT
 
 import polopt
@@ -60,3 +61,13 @@ def test_documented_run_is_longer_than_its_trace(page: str) -> None:
     shortest = re.search(r"steps\s+\(([\d,]+) to", measured)  # of the seeds that reached the goal
     assert shortest is not None
     assert recorded < int(shortest[1].replace(",", ""))
+
+
+@pytest.mark.skipif(
+    not hasattr(tune.Trainable, "_setup_logdir"), reason="this Ray makes a directory itself"
+)
+def test_trace_makes_the_directory_of_a_run() -> None:
+    trainer = polopt.SyncPPO(**CONFIG, trace_first_step=1, trace_num_steps=1)
+    trainer.train()
+    trainer.stop()
+    assert [path.name for path in Path(trainer.logdir).iterdir()] == ["trace.json"]

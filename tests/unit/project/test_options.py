@@ -182,15 +182,20 @@ def test_options_of_plugins_are_there_without_a_list() -> None:
     assert inspect.signature(Orbit).parameters["orbits"].default == 7
 
 
-def test_help_shows_preset_options_and_an_example() -> None:
+def test_help_has_the_preset_and_each_option_with_its_meaning() -> None:
     text = pydoc.plain(pydoc.render_doc(polopt.A3C))
-    assert "Asynchronous advantage actor-critic (Mnih et al., 2016)." in text
-    assert "Optimizer: async_gradients. Policy: a3c." in text
-    assert 'polopt.A3C(env="CartPole-v1", num_workers=0)' in text
-    assert "num_workers=2: the number of remote rollout workers" in text
     assert "StorageContext" not in text.partition("Methods")[0]
+    for plugin in ("optimizer", "policy"):
+        assert f"{plugin.capitalize()}: {polopt.A3C.preset[plugin]}." in text
+    assert "polopt.A3C(env=" in text
+    for preset in (polopt.A3C, polopt.SyncPPO):
+        lines = [line.strip() for line in (preset.__doc__ or "").splitlines()]
+        shown = {line.partition("=")[0]: line.partition(": ")[2] for line in lines if "=" in line}
+        for option in options_of(preset.preset):
+            if option.key not in preset.preset:
+                assert shown[option.key]
+                assert option.meaning.startswith(shown[option.key]), option.key
     assert "rollout_fragment_length=128:" in (polopt.SyncPPO.__doc__ or "")
-    assert "elements that `compress_gradients: topk` sends" in (polopt.SyncPPO.__doc__ or "")
     assert "Annotated" not in str(inspect.signature(polopt.SyncPPO))
 
 

@@ -16,7 +16,7 @@ from replay_streams import GAMMA, Streams, fragment, with_state
 from polopt.common.config import ConfigError
 from polopt.replay import row_store
 from polopt.replay.replay_buffer import ReplayBuffer
-from polopt.replay.row_store import RowFilesError
+from polopt.replay.row_store import RowFilesError, saved_specs
 from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -228,6 +228,7 @@ def test_damaged_files_are_refused(
         lambda state: state["rows"]["columns"].update(obs=[[1], "|b9"]),
         lambda state: state["rows"]["columns"].update(obs=[[1], ""]),
         lambda state: state["rows"]["columns"].update(obs=[[-1], "<f4"]),
+        lambda state: state["tails"][0].update(next_obs=np.zeros((1, 4), np.uint8)),
         lambda state: state["rows"]["columns"].update(flags=[[], "<i8"]),
         lambda state: state["rows"]["columns"].pop("next"),
         lambda state: state.update(end=3),
@@ -242,6 +243,12 @@ def test_state_that_does_not_fit_is_refused(
     change(state)
     with pytest.raises(RowFilesError):
         ReplayBuffer(200, GAMMA).load(tmp_path, state)
+
+
+@pytest.mark.parametrize("dtype", ["<U1", "<M8[s]", [["x", "|O", []]], [["x", "<U1", []]], [[1]]])
+def test_rows_are_numbers(dtype: Any) -> None:
+    with pytest.raises(RowFilesError, match="column 'obs': invalid; got shape"):
+        saved_specs({"columns": {"obs": [[1], dtype]}})
 
 
 @pytest.mark.parametrize(

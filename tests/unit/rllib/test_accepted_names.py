@@ -20,8 +20,8 @@ from polopt.trainers import presets
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.experiment import Experiment, aliases_for
 from polopt.trainers.presets import PRESETS, SyncPPO
+from polopt.trainers.restoring import read_trainer_state
 from polopt.trainers.results import check_stop_keys
-from polopt.trainers.saved_trainer import read_trainer_state
 
 ENV = {"env": "CartPole-v1"}
 

@@ -42,8 +42,8 @@ from polopt.trainers.best_checkpoint import BestCheckpoint
 from polopt.trainers.checkpoints import CheckpointError, read_checkpoint
 from polopt.trainers.evaluation import Evaluation, evaluation_config
 from polopt.trainers.experiment import Experiment, TrainerConfig
+from polopt.trainers.restoring import find_checkpoint
 from polopt.trainers.run_context import RunContext
-from polopt.trainers.saved_trainer import find_checkpoint
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 from polopt.trainers.whole_episodes import WholeEpisodes, shares
 

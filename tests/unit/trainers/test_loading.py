@@ -30,6 +30,7 @@ from trained_policies import (
 
 import polopt
 from polopt.common.config import ConfigError
+from polopt.common.plain_data import DecodeError
 from polopt.policies.a2c import A2CPolicy
 from polopt.policies.policy import Policy
 from polopt.policies.policy_registry import POLICIES
@@ -197,7 +198,7 @@ def test_space_survives_a_checkpoint(space: Space[Any], tmp_path: Path) -> None:
     ],
 )
 def test_malformed_descriptions_of_spaces_are_refused(description: Any, said: str) -> None:
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(DecodeError) as caught:
         space_of(description, "spaces/x")
     assert said in str(caught.value)
 
@@ -206,7 +207,7 @@ def test_deeply_nested_space_is_one_error() -> None:
     description: dict[str, Any] = {"type": "Text"}
     for _ in range(100_000):
         description = {"type": "Tuple", "spaces": [description]}
-    with pytest.raises(CheckpointError, match="nested too deeply"):
+    with pytest.raises(DecodeError, match="nested too deeply"):
         space_of(description, "spaces/x")
     while description:  # freeing the whole description would recurse too deeply
         description = description.get("spaces", [{}])[0]

@@ -86,11 +86,10 @@ def test_statistics_that_a_policy_does_not_compute_are_nan(tmp_path: Path) -> No
 
 def test_files_are_those_of_a_trial(run: Path) -> None:
     names = {path.name.split(".vm")[0].split(".tfevents")[0] for path in run.iterdir()}
-    assert names == {
+    assert names >= {  # add-ons write further files
         "checkpoint_000000",
         "checkpoint_000001",
         "events.out",
-        "optimizer.json",
         "params.json",
         "params.pkl",
         "progress.csv",

@@ -62,14 +62,10 @@ def test_trainers_of_the_same_second_have_directories_of_their_own() -> None:
 
 @makes_none
 def test_files_of_a_run_make_the_directory() -> None:
-    traced = {"trace": True, "trace_first_step": 1, "trace_num_steps": 1}
-    trainer = polopt.SyncPPO(SMALL, evaluation_interval=1, evaluation_duration=1, **traced)
+    trainer = polopt.SyncPPO(SMALL, evaluation_interval=1, evaluation_duration=1)
     trainer.train()
     trainer.stop()
-    assert {path.name for path in Path(trainer.logdir).iterdir()} == {
-        "best_checkpoint",
-        "trace.json",
-    }
+    assert {path.name for path in Path(trainer.logdir).iterdir()} == {"best_checkpoint"}
 
 
 def test_result_of_save_is_one_line_and_can_be_restored(tmp_path: Path) -> None:

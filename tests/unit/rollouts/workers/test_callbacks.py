@@ -20,6 +20,7 @@ from toy_envs import Clock
 import polopt
 from polopt import CallbackError, Callbacks, Episode
 from polopt.common.config import ConfigError
+from polopt.common.plain_data import plain
 from polopt.metrics.custom_metrics import CustomMetrics, values_of
 from polopt.metrics.record import Record
 from polopt.optimizers.sync_samples import SyncSamples
@@ -27,7 +28,6 @@ from polopt.rollouts.workers.call_runner import CallError
 from polopt.rollouts.workers.callbacks import resolve_callbacks
 from polopt.trainers import evaluation
 from polopt.trainers.experiment import Experiment
-from polopt.trainers.saved_config import encode_config
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 
@@ -472,7 +472,8 @@ def test_attribute_that_is_not_a_method_is_allowed() -> None:
 
 def test_class_is_left_out_of_checkpoints() -> None:
     experiment = Experiment.parse({"env": "CartPole-v1", "callbacks": Changing}, {})
-    config, unsaved = encode_config(experiment.to_dict())
+    unsaved: dict[str, str] = {}
+    config = plain(experiment.to_dict(), unsaved)
     assert "callbacks" not in config
     assert unsaved == {"callbacks": f"{__name__}.Changing"}
 

@@ -1,5 +1,5 @@
-"""Reads checkpoints of trainers and checks their fields. Finds an older checkpoint if the newest
-checkpoint cannot be read."""
+"""Restores what a trainer saved: finds a checkpoint, reads it, checks its fields, and restores the
+policy. If a checkpoint cannot be read, finds an older one of the same run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from gymnasium import spaces
-from torch import Tensor
+from torch import Tensor, nn
 
+from polopt.common.config import ConfigError
 from polopt.common.files import printable
+from polopt.common.plain_data import DecodeError, described
+from polopt.policies.networks.model_config import NETWORKS, ModelConfig
 from polopt.policies.policy import Policy
+from polopt.policies.policy_registry import POLICIES
 from polopt.replay.row_store import RowFilesError
 from polopt.trainers.checkpoints import (
     FILES,
@@ -27,7 +32,7 @@ from polopt.trainers.checkpoints import (
     read_checkpoint,
     read_state_file,
 )
-from polopt.trainers.saved_config import decode_config, plugin_places
+from polopt.trainers.saved_spaces import space_of
 
 if TYPE_CHECKING:
     from ray.train import Checkpoint
@@ -46,6 +51,9 @@ _MISFITS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 #: Tune's names for checkpoint directories. Directories with such names in one folder are from the
 #: same trial.
 _TUNE_NAME = re.compile(r"checkpoint_\d{6,}")
+
+
+# ---- the state of a trainer ----------------------------------------------------------------------
 
 
 def read_trainer_state(directory: str | Path) -> dict[str, Any]:
@@ -70,10 +78,19 @@ def read_trainer_state(directory: str | Path) -> dict[str, Any]:
             raise CheckpointError(
                 f"checkpoint {directory}: field {field!r:.200}: got {got}. Allowed: {allowed}"
             )
-        state["config"] = decode_config(state["config"], f"checkpoint {directory}: field 'config")
     except RecursionError:
         raise CheckpointError(f"checkpoint {directory}: state.json is nested too deeply") from None
     return state
+
+
+def plugin_places() -> Iterator[tuple[str, ...]]:
+    """Yields the places of a config that name a preset, an optimizer, a policy or a network, as
+    paths of keys."""
+    for plugin in ("optimizer", "policy", "preset"):
+        yield from ((plugin,), (plugin, "name"))
+    other_names = (name for name, key in ModelConfig.other_names().items() if key == "custom")
+    for name in ("custom", *other_names):
+        yield from (("model", name), ("policy", "model", name))
 
 
 def _problems(
@@ -113,7 +130,7 @@ def _problems(
         if isinstance(value, Tensor):
             if value.shape == params.shape and value.dtype != torch.float32:
                 yield field, value, "a float32 tensor"
-            elif value.is_complex() or not bool(torch.isfinite(value).all()):
+            elif value.is_complex() or not _is_finite(value):
                 yield field, value, "a tensor of finite real numbers"
         elif isinstance(value, int | float) and not _is_number(value):
             yield field, value, "a finite number of at most 64 bits"
@@ -152,11 +169,11 @@ def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
             for key, value in tree.items():
                 if f"{path}/{key}" != "optimizer/workers":
                     yield from _leaves(value, f"{path}/{key}")
-    elif isinstance(tree, list):
+    elif isinstance(tree, list | tuple | set | frozenset):
         for index, value in enumerate(tree):
             yield from _leaves(value, f"{path}/{index}")
     else:
-        yield path, tree
+        yield path, tree.item() if isinstance(tree, np.generic) else tree
 
 
 def _is_int(value: Any) -> bool:
@@ -169,10 +186,28 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int) and abs(value) < 2**64
 
 
+def _is_finite(tensor: Tensor) -> bool:
+    if tensor.is_floating_point() and tensor.dtype.itemsize == 1:
+        tensor = tensor.float()  # torch cannot check numbers of 8 bits
+    return bool(torch.isfinite(tensor).all())
+
+
 def _shown(tensor: Tensor) -> str:
-    finite = bool(torch.isfinite(tensor).all())
+    finite = _is_finite(tensor)
     kind = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
     return f"a tensor of {kind}" + " with NaN or infinite numbers" * (not finite)
+
+
+def unsaved_in(state: Mapping[str, Any], *keys: str) -> dict[str, str]:
+    """Returns which values of some options are missing in the checkpoint. The result maps the path
+    of each missing value to its type.
+
+    Args:
+        state: the state of the checkpoint.
+        keys: keys of the options in the config.
+    """
+    unsaved = state.get("unsaved", {})  # checkpoints of earlier versions lack this key
+    return {path: kind for path, kind in unsaved.items() if re.split(r"[.\[]", path)[0] in keys}
 
 
 def misfit(state: Mapping[str, Any], policy: Policy) -> str:
@@ -279,6 +314,168 @@ def _other_network(state: Mapping[str, Any], policy: Policy) -> str:
 
 def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+# ---- a policy without a trainer ------------------------------------------------------------------
+
+
+def load(
+    checkpoint: Any,
+    policy_class: type[Policy] | None = None,
+    device: str = "cpu",
+    network: type[nn.Module] | None = None,
+) -> Policy:
+    """Returns the policy of a checkpoint. `policy.predict(observation)` chooses its actions.
+
+    This function does not start Ray and does not make an environment. It does not import a module
+    that only the checkpoint names, except policies and networks that are installed as entry points.
+
+    Args:
+        checkpoint: the directory of a checkpoint, the return value of `trainer.save()`, or the
+            `checkpoint` of a Tune result. For a directory that contains checkpoints, the newest
+            checkpoint is used.
+        policy_class: class of the policy. This argument is required if the policy is neither built
+            in nor registered.
+        device: torch device of the network.
+        network: class of the custom network. This argument is required if the network is not
+            registered.
+
+    Raises:
+        CheckpointError: the checkpoint is missing, incomplete or damaged, or its network differs
+            from the network of the policy class. Also raised if the checkpoint lacks its spaces, or
+            an option of the policy that could not be saved.
+        ConfigError: the class of the policy or of the network is unknown, or the class of the
+            policy does not accept an option in the checkpoint. The message names the class or the
+            option. Also raised if `network` is given, but the policy has no custom network.
+        Exception: torch cannot use `device`.
+    """
+    directory = find_checkpoint(checkpoint_path(checkpoint))
+    return policy_of(read_whole(directory), directory, policy_class, network, device)
+
+
+def read_whole(directory: Path) -> dict[str, Any]:
+    """Reads a checkpoint that a trainer wrote.
+
+    Raises:
+        CheckpointError: the checkpoint is missing, incomplete or damaged, or was not written by a
+            trainer. The message also names the previous checkpoint if there is one.
+    """
+    try:
+        return read_trainer_state(directory)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}{name_previous(directory)}") from None
+
+
+def policy_of(
+    state: Mapping[str, Any],
+    directory: Path,
+    policy_class: type[Policy] | None = None,
+    network: type[nn.Module] | None = None,
+    device: str = "cpu",
+) -> Policy:
+    """Returns the policy of a checkpoint that was already read.
+
+    Args:
+        state: the state of the checkpoint, from `read_whole`.
+        directory: directory of the checkpoint, for messages.
+        policy_class: see `load`.
+        network: see `load`.
+        device: see `load`.
+
+    Raises:
+        CheckpointError, ConfigError, Exception: see `load`.
+    """
+    where = f"checkpoint {directory}"
+    if unsaved := unsaved_in(state, "policy"):
+        raise CheckpointError(
+            f"{where} does not contain {described(unsaved)}, because such values cannot be saved. "
+            "Restore the checkpoint in a trainer whose config has these values, and use "
+            "trainer.get_policy()"
+        )
+    cls, options = _policy_class(state["config"], where, policy_class)
+    options = _with_network(options, where, network)
+    try:
+        config = cls.config_class.parse(cls.config_class.of_checkpoint(options), "policy")
+        found = _spaces(state)
+        trained = cls.count_parameters(*found, config)
+        saved = len(state["optimizer"]["policy"]["params"])
+        if trained is not None and trained > saved:
+            # Checked before the network is made. Otherwise, the config of an untrusted checkpoint
+            # could make polopt allocate any amount of memory.
+            raise CheckpointError(
+                f"it has {saved:,} parameters, but its config and spaces describe a network of "
+                f"{trained:,} parameters"
+            )
+        own = getattr(getattr(config, "model", None), "custom", None)
+        if trained is None and own is None and cls.__module__.startswith("polopt."):
+            # The networks of polopt can always be counted, unless an option has an absurd value.
+            raise CheckpointError("its config and spaces describe a network that cannot be made")
+        policy = cls(*found, config, device=device)
+        problem = restore_state(state, policy)
+    except (CheckpointError, DecodeError) as error:
+        raise CheckpointError(f"{where}: {error}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    if problem:
+        raise CheckpointError(f"{where} does not fit policy {cls.__name__}: {problem}")
+    return policy
+
+
+def _policy_class(
+    config: Mapping[str, Any], where: str, given: type[Policy] | None
+) -> tuple[type[Policy], dict[str, Any]]:
+    saved = config.get("policy")
+    if not isinstance(saved, Mapping) or not isinstance(saved.get("name"), str):
+        raise CheckpointError(f"{where}: field 'config/policy' has no name")
+    options = {key: value for key, value in saved.items() if key != "name"}
+    if given is not None:
+        return POLICIES.get(given), options
+    try:
+        return POLICIES.get(saved["name"]), options
+    except ConfigError as error:
+        raise ConfigError(
+            f"{where} has the policy {saved['name']!r:.80}, which is not known here: {error}. Give "
+            "its class with polopt.load(checkpoint, policy_class=...) or --policy module:Class"
+        ) from None
+
+
+def _with_network(
+    options: dict[str, Any], where: str, given: type[nn.Module] | None
+) -> dict[str, Any]:
+    """Returns the options of the policy. The class of the custom network is inserted if it is
+    given."""
+    model = options.get("model")
+    saved = model.get("custom") if isinstance(model, Mapping) else None
+    if given is not None:
+        if saved is None:
+            raise ConfigError(f"{where} has no custom network. Leave out network={given.__name__}")
+        return {**options, "model": {**model, "custom": given}}  # type: ignore[dict-item]
+    if saved is None:
+        return options
+    try:
+        NETWORKS.get(saved if isinstance(saved, str) else repr(saved))
+    except ConfigError as error:
+        raise ConfigError(
+            f"{where} has the network {saved!r:.80}, which is not known here: {error}. Give its "
+            "class with polopt.load(checkpoint, network=...) or --network module:Class"
+        ) from None
+    return options
+
+
+def _spaces(state: Mapping[str, Any]) -> tuple[Any, Any]:
+    saved = state.get("spaces")
+    if not isinstance(saved, Mapping) or not {"observation", "action"} <= set(saved):
+        raise CheckpointError(
+            "it lacks the observation and action spaces, because an older version wrote it. "
+            "Restore it in a trainer, and save it again"
+        )
+    return (
+        space_of(saved["observation"], "spaces/observation"),
+        space_of(saved["action"], "spaces/action"),
+    )
+
+
+# ---- which checkpoint ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)
