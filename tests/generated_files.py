@@ -10,10 +10,11 @@ from __future__ import annotations
 import inspect
 import keyword
 import re
+import runpy
 import subprocess
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -23,14 +24,11 @@ import yaml
 import polopt
 from polopt.common.add_ons import add_ons
 from polopt.common.config import Config
-from polopt.dashboards.data.prometheus import UNDECLARED, Metric, metrics_of
-from polopt.metrics.number import Number, declared, within
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.networks.model_config import ModelConfig
 from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.trainers.experiment import EvaluationConfig, TrainerConfig, plugin_names
-from polopt.trainers.numbers import numbers_of
 from polopt.trainers.options import (
     Option,
     config_classes,
@@ -47,7 +45,8 @@ ROOT = Path(__file__).parents[1]
 STUB = ROOT / "trainers" / "typed_presets.pyi"
 PAGE = ROOT / "docs" / "options.md"
 API_PAGE = ROOT / "docs" / "api.md"
-METRICS_PAGE = ROOT / "docs" / "metrics.md"
+#: Writes the tables of `docs/metrics.md`.
+METRICS_PAGE = ROOT / "tests" / "unit" / "project" / "metrics_page.py"
 _NESTED = {ModelConfig: "ModelOptions", EvaluationConfig: "EvaluationOptions"}
 _HEAD = '''"""The signatures of the presets and of `polopt.train` for type checkers and editors.
 
@@ -563,91 +562,8 @@ def _as_markdown(doc: str) -> Iterator[str]:
             yield f"  {line.strip()}".rstrip()
 
 
-# ---- docs/metrics.md ----------------------------------------------------------------------------
-
-#: The tables of numbers that all results have. A number is in the first table that accepts it.
-_NUMBER_TABLES: dict[str, Callable[[Number], bool]] = {
-    "other blocks": lambda number: not number.key.startswith("optimizer/"),
-    "names": lambda number: number.kind == "text",
-    "counters": lambda number: number.kind in ("counter", "total") and number.unit != "s",
-    "lags": lambda number: "_lag" in number.key,
-    "actions": lambda number: number.key.startswith("optimizer/actions/"),
-    "machine": lambda number: bool(re.search("/machine/|/per_worker|/cpus|memory|gpu", number.key)),
-    "rates and times": lambda number: True,
-}
-
-
-def metrics_page() -> str:
-    """Returns the text of `docs/metrics.md`: the prose of the page, and new tables between its
-    comments `<!-- table NAME -->` and `<!-- end -->`."""
-    tables = dict([*_common_tables(), *_own_tables()])
-
-    def replaced(found: re.Match[str]) -> str:
-        return f"{found[1]}\n\n{tables.pop(found[2])}\n\n{found[3]}"
-
-    pattern = r"(<!-- table ([\w ]+) -->)\n.*?(<!-- end -->)"
-    text = re.sub(pattern, replaced, METRICS_PAGE.read_text(), flags=re.DOTALL)
-    assert not tables, f"docs/metrics.md has no place for the tables {[*tables]}"
-    return text
-
-
-def number_table(numbers: Iterable[Number], block: str = "optimizer/") -> str:
-    """Returns a table of numbers. Their keys are shown without `block`."""
-    lines = ["| key | unit | meaning |", "|---|---|---|"]
-    for number in numbers:
-        key = number.key.removeprefix(block)
-        lines.append(f"| `{key}` | {number.unit} | {number.meaning} |".replace("|  |", "| |"))
-    return "\n".join(lines)
-
-
-def _common_tables() -> Iterator[tuple[str, str]]:
-    keys = {number.key.removesuffix("/<over>") for number in numbers_of()}
-    common = [
-        number
-        for number in numbers_of()
-        if number.key.replace("/per_worker/<place>", "") not in keys or "/<place>" not in number.key
-        if not number.key.startswith("evaluation/fault_tolerance/")
-    ]
-    rows: dict[str, list[Number]] = {name: [] for name in _NUMBER_TABLES}
-    for number in common:
-        rows[next(name for name, accepts in _NUMBER_TABLES.items() if accepts(number))].append(
-            number
-        )
-    yield from ((name, number_table(found)) for name, found in rows.items())
-    yield "metrics", _metric_table(metrics_of([*numbers_of(), UNDECLARED]))
-
-
-def _own_tables() -> Iterator[tuple[str, str]]:
-    owners: dict[Number, list[str]] = {}
-    for registry in (OPTIMIZERS, POLICIES):
-        for name in _builtin(registry):
-            for number in declared(registry.get(name)):
-                owners.setdefault(number, []).append(f"`{name}`")
-    parts = dict[str, list[Number]]()
-    for number, names in owners.items():
-        parts.setdefault(", ".join(names), []).append(number)
-    shown = (f"**{names}.**\n\n{number_table(found)}" for names, found in parts.items())
-    yield "own numbers", "\n\n".join(shown)
-    common = metrics_of(numbers_of())
-    every = (n for name in _builtin(OPTIMIZERS) for n in declared(OPTIMIZERS.get(name)))
-    own = metrics_of(dict.fromkeys(within("optimizer", every)))
-    yield "own metrics", _metric_table({k: v for k, v in own.items() if k not in common})
-
-
-def _metric_table(metrics: Mapping[str, Metric]) -> str:
-    lines = ["| metric | kind | unit | tag | result keys |", "|---" * 5 + "|"]
-    for metric in metrics.values():
-        tag = f"`{metric.tag}`" if metric.tag else ""
-        keys = ", ".join(f"`{key}`" for key in metric.keys)
-        if UNDECLARED.key in metric.keys:
-            keys = f"`{UNDECLARED.key}`"
-        row = f"| `{metric.name}` | {metric.kind} | {metric.unit} | {tag} | {keys} |"
-        lines.append(row.replace("|  |", "| |").replace("|  |", "| |"))
-    return "\n".join(lines)
-
-
 if __name__ == "__main__":
-    METRICS_PAGE.write_text(metrics_page())
+    runpy.run_path(str(METRICS_PAGE), run_name="__main__")
     STUB.write_text(stub())
     PAGE.write_text(page())
     API_PAGE.write_text(api_page())

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import ray
 from declared_numbers import differences
-from generated_files import number_table
+from metrics_page import number_table
 
 import polopt
 from polopt.common import add_ons
