@@ -21,6 +21,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from polopt.common.checks import Checks
+
 if TYPE_CHECKING:
     from polopt.common.config import Config
 
@@ -89,8 +91,9 @@ class Advisor:
         return []
 
 
-class AddOn:
-    """What an add-on attaches to the core. Each method has a default that attaches nothing.
+class AddOn(Checks):
+    """What an add-on attaches to the core. Each method has a default that attaches nothing. An
+    add-on adds checks of options with the methods of `Checks`.
 
     Attributes:
         config_class: the options of the add-on. In a config, they stand beside all other options.

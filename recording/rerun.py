@@ -22,12 +22,13 @@ from polopt.recording.arrival_log import (
 )
 from polopt.recording.run_record import this_machine
 from polopt.rollouts.envs.env_sources import env_name
-from polopt.trainers.experiment import aliases_for, merged_options
+from polopt.trainers.flat_config import aliases_for
 from polopt.trainers.saved_config import argument_for, decode_config
 from polopt.trainers.saved_config import described as described_values
 from polopt.trainers.saved_experiment import argument_of, is_given, refuse_imports
 from polopt.trainers.saved_trainer import checkpoint_path
 from polopt.trainers.trainer import PolicyOptimizerTrainer
+from polopt.trainers.trainer_config import merged_options
 
 _REGISTRIES = {"optimizer": OPTIMIZERS, "policy": POLICIES}
 #: Places of code that the record only names.

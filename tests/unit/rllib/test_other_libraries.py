@@ -29,8 +29,9 @@ from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.networks.model_config import ModelConfig
 from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.rollout_config import RolloutConfig
-from polopt.trainers.experiment import Experiment, TrainerConfig
+from polopt.trainers.experiment import Experiment
 from polopt.trainers.presets import A3C, PRESETS, SyncPPO
+from polopt.trainers.trainer_config import TrainerConfig
 
 CONFIGS = [TrainerConfig, RolloutConfig]
 CONFIGS += [POLICIES.get(name).config_class for name in POLICIES.names()]

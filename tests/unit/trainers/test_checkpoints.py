@@ -19,9 +19,9 @@ import torch
 from ray import tune
 
 from polopt.trainers.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
-from polopt.trainers.run_context import RunContext
 from polopt.trainers.saved_trainer import read_trainer_state
 from polopt.trainers.trainer import PolicyOptimizerTrainer
+from polopt.trainers.tune_trial import RunContext
 
 SMALL = {
     "env": "CartPole-v1",
