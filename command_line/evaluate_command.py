@@ -16,8 +16,9 @@ from polopt.common.plain_data import argument_for, described
 from polopt.rollouts.envs.env_sources import resolve_env
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.trainers.checkpoints import CheckpointError
-from polopt.trainers.experiment import EvaluationConfig, Experiment, merged_options
+from polopt.trainers.experiment import Experiment
 from polopt.trainers.restoring import read_whole, unsaved_in
+from polopt.trainers.trainer_config import EvaluationConfig, merged_options
 
 #: Options of the environment that an argument can change.
 _KEYS = ("env_config", "max_frames_per_traj")

@@ -25,8 +25,14 @@ from polopt.rollouts.envs.vector_env import make_vector_env
 from polopt.rollouts.ray_session import check_address, check_memory
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.trainers.checkpoints import CheckpointError
-from polopt.trainers.evaluation import evaluation_config
-from polopt.trainers.experiment import Experiment, aliases_for
+from polopt.trainers.experiment import (
+    Experiment,
+    RunPlan,
+    evaluation_can_play,
+    gpu_exists,
+    workers_can_sample,
+)
+from polopt.trainers.flat_config import aliases_for
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.restoring import (
     find_checkpoint,
@@ -227,12 +233,13 @@ def _without_rates(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked(experiment: Experiment) -> WorkerConfig:
+    plan = RunPlan(experiment)
     if ray_address() == "local":  # in a cluster, the trial may run on another machine
-        experiment.learner_device()
+        gpu_exists(plan)
         check_memory(experiment.num_remote_processes)
-    worker_config = experiment.make_worker_config()
-    evaluation_config(experiment.trainer, worker_config)
-    return worker_config
+    workers_can_sample(plan)
+    evaluation_can_play(plan)
+    return plan.workers
 
 
 def _misfit(state: Mapping[str, Any], config: WorkerConfig) -> str:

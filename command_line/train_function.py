@@ -24,7 +24,7 @@ from polopt.command_line.progress_table import Progress
 from polopt.common.config import ConfigError, shown
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.env_sources import env_name
-from polopt.trainers.experiment import with_keywords
+from polopt.trainers.flat_config import with_keywords
 from polopt.trainers.restoring import BEST
 from polopt.trainers.result_files import ResultFiles
 from polopt.trainers.stop_when import StopWhen

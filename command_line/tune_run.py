@@ -36,11 +36,11 @@ from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.envs.env_sources import env_name
 from polopt.rollouts.ray_session import warn_if_crowded
 from polopt.trainers.checkpoints import CheckpointError
-from polopt.trainers.experiment import Experiment
+from polopt.trainers.experiment import Experiment, doubtful
 from polopt.trainers.restoring import BEST, find_checkpoint, unsaved_in
 from polopt.trainers.result_files import ResultTable, TensorBoardEvents
-from polopt.trainers.run_context import RunContext
 from polopt.trainers.stop_when import StopWhen
+from polopt.trainers.tune_trial import RunContext
 
 #: Number of checkpoints that each trial keeps. Older checkpoints are deleted.
 _KEPT = 3
@@ -154,7 +154,7 @@ def run(
             say(f"ended       {reason or _ENDED_ITSELF}")
         _report(folder, planned.experiment, exists, stopped)
 
-    for text in dict.fromkeys(t for one in planned.experiments for t in one.doubtful()):
+    for text in dict.fromkeys(t for one in planned.experiments for t in doubtful(one)):
         say(f"warning     {text}")
     error = ""
     signals.before_exit = report

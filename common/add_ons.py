@@ -22,6 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
+from polopt.common.checks import Checks
 from polopt.common.overrides import Replacement
 
 
@@ -89,8 +90,9 @@ class Advisor:
         return []
 
 
-class AddOn:
-    """What an add-on attaches to the core. Each method has a default that attaches nothing.
+class AddOn(Checks):
+    """What an add-on attaches to the core. Each method has a default that attaches nothing. An
+    add-on adds checks of options with the methods of `Checks`.
 
     Attributes:
         config_class: a subclass of `Config` with the options of the add-on. In a config, they stand

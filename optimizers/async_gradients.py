@@ -14,7 +14,7 @@ import pydantic
 from polopt.common.compression import GradientPacker, PackedGradients
 from polopt.common.weights import Gradients, Weights
 from polopt.metrics.optimizer_stats import StepResult
-from polopt.optimizers.checks import check_collection
+from polopt.optimizers.collection_checks import check_collection
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.rollouts.rollout_config import RolloutConfig

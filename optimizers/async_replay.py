@@ -21,7 +21,7 @@ from polopt.common.config import Automatic, ConfigError
 from polopt.metrics.lag import AgeHistogram, DoublingHistogram, distribution
 from polopt.metrics.number import declare
 from polopt.metrics.optimizer_stats import StepResult
-from polopt.optimizers.checks import check_central_gradients
+from polopt.optimizers.collection_checks import check_central_gradients
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.replay_optimizer import ReplayOptimizer, ReplayOptions
 from polopt.optimizers.replay_shards import NUMBERS as SHARD_NUMBERS

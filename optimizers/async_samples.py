@@ -17,7 +17,7 @@ from polopt.common.config import Automatic, ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.metrics.number import declare
 from polopt.metrics.optimizer_stats import StepResult
-from polopt.optimizers.checks import check_central_gradients
+from polopt.optimizers.collection_checks import check_central_gradients
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.optimizers.sync_samples import PEAKS

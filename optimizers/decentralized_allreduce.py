@@ -19,7 +19,7 @@ from polopt.common.config import ConfigError
 from polopt.common.weights import Weights
 from polopt.metrics.number import declare
 from polopt.metrics.optimizer_stats import StepResult
-from polopt.optimizers.checks import check_collection, check_unused
+from polopt.optimizers.collection_checks import check_collection, check_unused
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.optimizers.rank_group import RankGroup, checksum, numbers_of
@@ -81,13 +81,6 @@ class DecentralizedAllReduceConfig(OptimizerConfig):
     def of_checkpoint(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         """Leaves out `checksum_interval`, which did not change what a run learns."""
         return {key: value for key, value in options.items() if key != "checksum_interval"}
-
-    def check_evaluation(self) -> None:
-        if not self.keep_local_weights_in_sync:
-            raise ConfigError(
-                "key 'keep_local_weights_in_sync': got False with evaluation_interval, but "
-                "evaluation needs the current weights in the driver. Allowed: True"
-            )
 
 
 class Learned(NamedTuple):
@@ -207,6 +200,14 @@ class DecentralizedAllReduce(PolicyOptimizer):
         check_collection("each worker", "num_workers_below", rollout)
         why = "all-reduce sums gradients in place and cannot compress them"
         check_unused(rollout, why, "compress_gradients", "topk_share")
+
+    @classmethod
+    def check_evaluation(cls, config: Any) -> None:
+        if not config.keep_local_weights_in_sync:
+            raise ConfigError(
+                "key 'keep_local_weights_in_sync': got False with evaluation_interval, but "
+                "evaluation needs the current weights in the driver. Allowed: True"
+            )
 
     def step(self) -> StepResult:
         before = self.metrics.counts()

@@ -6,13 +6,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from polopt.common.config import Config
-from polopt.rollouts.workers.worker_config import WorkerConfig
 
 
 class OptimizerConfig(Config):
     """Base class for the options of policy optimizers. This class itself defines no options.
 
-    `PolicyOptimizer.check` checks the options together with the options of sampling.
+    The methods of `Checks`, which strategies inherit, check the options together with others.
     """
 
     @classmethod
@@ -30,23 +29,3 @@ class OptimizerConfig(Config):
             given: the keys of the options that the user has chosen. Their values stay the same.
         """
         return options
-
-    def check_spaces(self, worker_config: WorkerConfig) -> None:
-        """Checks that the options fit the spaces of the environment.
-
-        Args:
-            worker_config: the config of each worker.
-
-        Raises:
-            ConfigError: an option does not fit. The error names the option and the reason.
-        """
-        return
-
-    def check_evaluation(self) -> None:
-        """Checks that the driver has the current weights, which evaluation during training needs.
-
-        Raises:
-            ConfigError: because of an option, the driver does not have the current weights. The
-                error names the option.
-        """
-        return

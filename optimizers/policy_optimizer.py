@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from polopt.common.checks import Checks
 from polopt.common.compression import PackedGradients, unpack_gradients
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
@@ -52,7 +53,7 @@ NUMBERS = (
 )
 
 
-class PolicyOptimizer(ABC):
+class PolicyOptimizer(Checks, ABC):
     """Base class of strategies. A strategy decides which processes sample, compute gradients and
     apply gradients, and which processes wait for others.
 
@@ -78,16 +79,14 @@ class PolicyOptimizer(ABC):
 
     Args:
         workers: the workers to use. The caller must stop the workers.
-        config: an instance of `config_class`.
+        config: an instance of `config_class`. A trainer has checked it before it started the
+            workers. A program that makes the workers itself calls `check_options` first.
 
     Attributes:
         policy: policy of the local worker. The trainer evaluates and saves this policy.
         calls: sends functions to workers, and receives their replies.
         metrics: counters and statistics.
         timers: the timers of `metrics`, by phase.
-
-    Raises:
-        ConfigError: see `check_options`.
     """
 
     name: ClassVar[str] = ""
@@ -118,7 +117,6 @@ class PolicyOptimizer(ABC):
     buffer_files: BufferFiles | None = None
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
-        self.check_options(workers.config.rollout, config)
         self.workers = workers
         self.config = config
         self.policy: Policy = workers.local.policy
@@ -166,13 +164,22 @@ class PolicyOptimizer(ABC):
         Raises:
             ConfigError: an option is not supported. The error names the option and the reason.
         """
+        cls.check_workers(rollout)
+        cls.check(rollout, config)
+
+    @classmethod
+    def check_workers(cls, rollout: RolloutConfig) -> None:
+        """Checks that the run has remote workers, unless the strategy also runs in one process.
+
+        Raises:
+            ConfigError: `num_workers` is 0, and the strategy needs remote workers.
+        """
         if rollout.num_workers == 0 and not cls.runs_in_process:
             raise ConfigError(
                 f"optimizer {cls.title()!r} with num_workers=0: this optimizer needs remote "
                 f"workers. Allowed: num_workers of 1 or more, or optimizer "
                 f"{cls.in_process_instead!r}"
             )
-        cls.check(rollout, config)
 
     @classmethod
     def batches_of(cls, config: Any) -> type:
@@ -195,12 +202,6 @@ class PolicyOptimizer(ABC):
             config: an instance of `config_class`.
         """
         return []
-
-    @classmethod
-    def check(cls, rollout: RolloutConfig, config: Any) -> None:
-        """Checks the options of this strategy. `check_options` calls this method, with the same
-        arguments. Raises the same errors."""
-        return
 
     # ---- counting -------------------------------------------------------------------------------
 

@@ -138,12 +138,6 @@ class ReplayOptions(OptimizerConfig):
         )
         return buffer
 
-    def check_spaces(self, worker_config: WorkerConfig) -> None:
-        """See `OptimizerConfig.check_spaces`. Checks that the full buffer fits into the free
-        memory."""
-        spaces = worker_config.observation_space, worker_config.action_space
-        self.make_buffer(worker_config.policy_class(*spaces, worker_config.policy))
-
 
 class ReplayOptimizer(PolicyOptimizer):
     """Base class of strategies whose driver learns from rows of a replay buffer. `policy` is a
@@ -188,6 +182,12 @@ class ReplayOptimizer(PolicyOptimizer):
                 waited for the learner, since the start of this process
         """),
     )
+
+    @classmethod
+    def check_spaces(cls, worker_config: WorkerConfig, config: Any) -> None:
+        """Checks that the full buffer fits into the free memory."""
+        spaces = worker_config.observation_space, worker_config.action_space
+        config.make_buffer(worker_config.policy_class(*spaces, worker_config.policy))
 
     def learn_transitions(self, rows: Any) -> np.ndarray:
         """Makes one update of the driver's policy, and counts the update and its rows. A row counts

@@ -15,7 +15,7 @@ from polopt.common.weights import Gradients
 from polopt.metrics.learner import mean_stats
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.async_gradients import GradientsConfig, compute_gradient
-from polopt.optimizers.checks import check_collection
+from polopt.optimizers.collection_checks import check_collection
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.rollouts.rollout_config import RolloutConfig

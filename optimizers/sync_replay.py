@@ -17,7 +17,7 @@ from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.transitions import Sequences, Transitions
 from polopt.metrics.optimizer_stats import StepResult
-from polopt.optimizers.checks import check_central_gradients
+from polopt.optimizers.collection_checks import check_central_gradients
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.replay_optimizer import ReplayOptimizer, ReplayOptions
 from polopt.policies.replay_policy import ReplayConfig
@@ -100,22 +100,6 @@ class SyncReplayConfig(ReplayOptions):
         unit["sequence_length"] = self.sequence_length
         return super().new_buffer(policy, seed, num_shards, **unit)
 
-    def check_spaces(self, worker_config: WorkerConfig) -> None:
-        """See `OptimizerConfig.check_spaces`. Checks that the buffer fits into the free memory.
-        Also checks that the buffer can hold, for each environment, one fragment and the steps of
-        one n-step return or sequence."""
-        rollout, policy = worker_config.rollout, cast("ReplayConfig", worker_config.policy)
-        window = self.sequence_length or policy.n_step
-        envs = rollout.num_envs_per_worker * max(1, rollout.num_workers)
-        needed = envs * (window + rollout.rollout_fragment_length)
-        if self.buffer_size < needed:
-            raise ConfigError(
-                f"key 'buffer_size': got {self.buffer_size:,}. Allowed: {needed:,} or more, "
-                f"because the buffer must hold, for each of {envs} environments, one fragment and "
-                f"the {window} steps of an n-step return or a sequence"
-            )
-        super().check_spaces(worker_config)
-
 
 class SyncReplay(ReplayOptimizer):
     """Gathers one fragment from each worker, inserts the fragments into a buffer, and learns from
@@ -172,6 +156,22 @@ class SyncReplay(ReplayOptimizer):
                 f"key 'rollout_fragment_length': got {steps} with sequence_length={length}. "
                 f"Allowed: 1 to {length}, because sequences begin at the beginnings of fragments"
             )
+
+    @classmethod
+    def check_spaces(cls, worker_config: WorkerConfig, config: Any) -> None:
+        """Checks that the buffer can hold, for each environment, one fragment and the steps of one
+        n-step return or sequence. Also checks that the buffer fits into the free memory."""
+        rollout, policy = worker_config.rollout, cast("ReplayConfig", worker_config.policy)
+        window = config.sequence_length or policy.n_step
+        envs = rollout.num_envs_per_worker * max(1, rollout.num_workers)
+        needed = envs * (window + rollout.rollout_fragment_length)
+        if config.buffer_size < needed:
+            raise ConfigError(
+                f"key 'buffer_size': got {config.buffer_size:,}. Allowed: {needed:,} or more, "
+                f"because the buffer must hold, for each of {envs} environments, one fragment and "
+                f"the {window} steps of an n-step return or a sequence"
+            )
+        super().check_spaces(worker_config, config)
 
     def step(self) -> StepResult:
         before, batch_size = self.metrics.counts(), self.config.train_batch_size

@@ -13,6 +13,7 @@ import torch
 from gymnasium import Space, spaces
 from torch import nn
 
+from polopt.common.checks import Checks
 from polopt.common.compression import PackedGradients
 from polopt.common.config import ConfigError
 from polopt.common.moments import Moments
@@ -31,7 +32,7 @@ from polopt.policies.normalization import kinds_of, sum_moments
 from polopt.policies.onnx_export import write_onnx
 
 
-class Policy(ActingPolicy):
+class Policy(ActingPolicy, Checks):
     """Chooses actions and learns from batches. A policy does not use Ray.
 
         actions, extras = policy.compute_actions(obs)

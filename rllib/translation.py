@@ -15,7 +15,8 @@ from polopt.common.config import ConfigError, nearest, shown, without_fixed
 from polopt.rllib.exploration_config import of_exploration
 from polopt.rllib.other_libraries import FIXED, RLLIB, RLLIB_IGNORED, instead_of
 from polopt.rllib.replay_buffer_config import of_replay_buffer
-from polopt.trainers.experiment import Experiment, aliases_for
+from polopt.trainers.experiment import Experiment
+from polopt.trainers.flat_config import aliases_for
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 logger = logging.getLogger("polopt")

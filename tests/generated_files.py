@@ -28,7 +28,7 @@ from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.networks.model_config import ModelConfig
 from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.rollout_config import RolloutConfig
-from polopt.trainers.experiment import EvaluationConfig, TrainerConfig, plugin_names
+from polopt.trainers.flat_config import plugin_names
 from polopt.trainers.options import (
     Option,
     config_classes,
@@ -40,6 +40,7 @@ from polopt.trainers.options import (
 )
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.trainer import PolicyOptimizerTrainer
+from polopt.trainers.trainer_config import EvaluationConfig, TrainerConfig
 
 ROOT = Path(__file__).parents[1]
 STUB = ROOT / "trainers" / "typed_presets.pyi"

@@ -42,8 +42,9 @@ from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.snapshots import WEIGHTS
 from polopt.rollouts.workers.worker_config import WorkerConfig, check_picklable
 from polopt.rollouts.workers.worker_set import WorkerSet
-from polopt.trainers.experiment import TrainerConfig
+from polopt.trainers.best_checkpoint import BestCheckpoint
 from polopt.trainers.results import custom_block
+from polopt.trainers.trainer_config import TrainerConfig
 from polopt.trainers.whole_episodes import WholeEpisodes, shares
 
 logger = logging.getLogger("polopt")
@@ -275,6 +276,7 @@ class Evaluation:
     Args:
         config: options of the trainer. The keys `evaluation_*` are used.
         workers: workers that were made from the result of `evaluation_config`. `stop` stops them.
+        best: saves the trainer's state of the best evaluation.
 
     Attributes:
         due: whether an evaluation begins as soon as no other evaluation is running.
@@ -285,9 +287,10 @@ class Evaluation:
             evaluated.
     """
 
-    def __init__(self, config: TrainerConfig, workers: WorkerSet) -> None:
+    def __init__(self, config: TrainerConfig, workers: WorkerSet, best: BestCheckpoint) -> None:
         self._config = config
         self.workers = workers
+        self._best = best
         self._calls = Calls(workers, "evaluation", count=self._count)
         self._custom_metrics = CustomMetrics()
         self._serials = itertools.count()
@@ -365,6 +368,7 @@ class Evaluation:
         Raises:
             EnvironmentFailedError: see `PolicyOptimizerTrainer.train`.
             CallbackError, WorkersFailedError, NonFiniteError, FunctionError: see `Calls`.
+            CheckpointError: the checkpoint of the best evaluation cannot be written.
         """
         with kept_global_generators():
             while not stopped():
@@ -385,6 +389,7 @@ class Evaluation:
         Raises:
             CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError:
                 see `Calls`.
+            CheckpointError: the checkpoint of the best evaluation cannot be written.
         """
         if self._running is None:
             return False
@@ -419,6 +424,7 @@ class Evaluation:
         )
         self.num_evaluations += 1
         self._running = None
+        self._best.offer(self.last.mean, self.last.policy_version, self.last.state)
         return True
 
     def _count(self, reply: Reply) -> None:
@@ -451,6 +457,7 @@ class Evaluation:
             "duration_s": math.nan if last is None else last.duration_s,
             "num_evaluations": self.num_evaluations,
             "fault_tolerance": self.workers.stats(),
+            **self._best.report(),
         }
 
     def get_state(self) -> dict[str, Any]:
@@ -463,11 +470,13 @@ class Evaluation:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores the counters that `get_state` returned. Drops the running evaluation."""
+        """Restores the counters that `get_state` returned, and the best evaluation of the files.
+        Drops the running evaluation."""
         self.drop()
         self.num_begun = int(state.get("num_begun", 0))
         self.num_evaluations = self._num_reported = int(state.get("num_evaluations", 0))
         self.due = bool(state.get("due", False))
+        self._best.restore()
 
     def stop(self) -> None:
         """Drops the running evaluation, and stops the evaluation workers."""

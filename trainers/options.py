@@ -19,7 +19,8 @@ from polopt.common.config import Config
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.rollout_config import RolloutConfig
-from polopt.trainers.experiment import TrainerConfig, plugin_names
+from polopt.trainers.flat_config import plugin_names
+from polopt.trainers.trainer_config import TrainerConfig
 
 #: The options that select the optimizer and the policy. These decide which other options exist.
 _PLUGINS = {

@@ -12,8 +12,9 @@ from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.envs.env_sources import resolve_env
 from polopt.trainers.checkpoints import CheckpointError
-from polopt.trainers.experiment import aliases_for, merged_options, plugin_names, with_preset
+from polopt.trainers.flat_config import aliases_for, plugin_names, with_preset
 from polopt.trainers.restoring import plugin_places
+from polopt.trainers.trainer_config import merged_options
 
 _REGISTRIES = {"optimizer": OPTIMIZERS, "policy": POLICIES}
 

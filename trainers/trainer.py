@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import logging
 import os
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,22 +19,14 @@ from ray.train.constants import DEFAULT_STORAGE_PATH
 
 from polopt.common.add_ons import RunListener, add_ons
 from polopt.common.config import ConfigError, shown
-from polopt.common.plain_data import described, plain
 from polopt.common.tested_versions import warn_of_untested_versions
-from polopt.common.threads import limit_threads
-from polopt.metrics.timers import EVALUATION
 from polopt.policies.policy import Policy
-from polopt.replay.buffer_files import BufferFiles
 from polopt.rollouts.envs.env_sources import OwnCopies, env_name, refuse_made_env
-from polopt.rollouts.ray_session import attach_or_start, warn_if_larger
-from polopt.rollouts.seeds import GlobalGenerators, kept_global_generators
-from polopt.rollouts.workers.callbacks import CallbackCaller
-from polopt.rollouts.workers.worker_config import WorkerConfig
-from polopt.rollouts.workers.worker_set import WorkerSet
-from polopt.trainers.best_checkpoint import BestCheckpoint
-from polopt.trainers.checkpoints import REPLAY, CheckpointError, write_checkpoint
-from polopt.trainers.evaluation import Evaluation, evaluation_config
-from polopt.trainers.experiment import Experiment, with_keywords
+from polopt.rollouts.ray_session import warn_if_larger
+from polopt.trainers.checkpoints import CheckpointError
+from polopt.trainers.evaluation import Evaluation
+from polopt.trainers.experiment import Experiment
+from polopt.trainers.flat_config import with_keywords
 from polopt.trainers.play_episodes import EvaluationResult, evaluate_now
 from polopt.trainers.preset_help import PresetDoc, PresetSignature
 from polopt.trainers.restoring import (
@@ -43,40 +34,30 @@ from polopt.trainers.restoring import (
     check_directory,
     checkpoint_path,
     find_checkpoint,
-    misfit,
     read_or_fall_back,
-    restore_state,
 )
 from polopt.trainers.result_files import ResultFiles
 from polopt.trainers.results import make_result
-from polopt.trainers.run_context import (
+from polopt.trainers.run import Iteration, Run
+from polopt.trainers.run_state import RunState
+from polopt.trainers.saved_experiment import config_of
+from polopt.trainers.stop_when import StopWhen
+from polopt.trainers.tune_callbacks import ProgressMetrics
+from polopt.trainers.tune_trial import (
     RunContext,
+    bundles,
     directory_before_tune,
     explain_missing_file,
     finish_despite_sigterm,
-    in_directory,
+    following,
+    next_checkpoint,
+    results_folder,
 )
-from polopt.trainers.saved_experiment import config_of
-from polopt.trainers.saved_spaces import describe_space
-from polopt.trainers.stop_when import StopWhen
-from polopt.trainers.trial_resources import bundles
-from polopt.trainers.tune_callbacks import ProgressMetrics
-from polopt.trainers.tune_storage import following, next_checkpoint, results_folder
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 logger = logging.getLogger("polopt")
-
-#: Seconds between two checks for a request to stop, during a long iteration.
-_STOP_CHECK_S = 0.25
-#: A warning says so if an iteration has made at least this number of optimizer steps in this number
-#: of seconds, and has sampled nothing.
-_STEPS_WITHOUT_SAMPLES, _WARN_AFTER_S = 100, 5.0
-#: Options whose values may be code.
-_CODE = ("env", "evaluation_config.env", "callbacks")
-#: The largest number of earlier runs that a checkpoint lists.
-_MOST_EARLIER_RUNS = 100
 
 
 def _checked(request: Callable[..., tune.PlacementGroupFactory]) -> Any:
@@ -146,28 +127,15 @@ class PolicyOptimizerTrainer(tune.Trainable):
         "fault_tolerance/num_healthy_workers",
         "optimizer/policy_lag/mean",
     )
-    experiment: Experiment
-    workers: Any = None
-    optimizer: Any = None
-    evaluation: Evaluation | None = None
-    _best: BestCheckpoint
-    _callbacks: CallbackCaller
-    _run: RunContext | None = None
-    _files: ResultFiles | None = None
     stop_when: StopWhen | None = None
+    _run: Run
+    _state: RunState
+    _command: RunContext | None = None
+    _files: ResultFiles | None = None
     _stop_reason = ""
     _log_handler: logging.Handler | None = None
-    _listeners: Sequence[RunListener] = ()
     #: During `restart`, the path to which Tune will move the checkpoint that is restored.
     _restored_as: Path | None = None
-    #: Identifiers of the earlier runs from which this run was restored, and of this run itself. The
-    #: identifier of this run is the last one.
-    _runs: list[str]
-    _has_warned = False
-    #: Numbers of iterations and seconds that are added to Tune's own counters. After a restore, the
-    #: sums continue from the values in the checkpoint.
-    _earlier_iterations = 0
-    _earlier_s = 0.0
 
     def __init__(
         self,
@@ -196,6 +164,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """
         self._storage_of_trial = storage
         self._users_directory = directory_before_tune(storage)
+        self._state = RunState()
         # Up to Ray 2.54, Tune also passes the argument `logger_creator`.
         others = {name: options.pop(name) for name in ("logger_creator",) if name in options}
         config = with_keywords({} if config is None else config, options)
@@ -276,16 +245,14 @@ class PolicyOptimizerTrainer(tune.Trainable):
         tempfile.gettempdir()
         warn_of_untested_versions()
         if run is not None:
-            self._run = run
+            self._command = run
             self._log_handler = run.enter()
-        self.experiment = Experiment.parse(config, self.preset)
-        self._runs = [secrets.token_hex(8)]
+        self._run = Run(Experiment.parse(config, self.preset), self._users_directory)
         if self._files is not None:  # up to Ray 2.54, Tune has set another directory
             self._logdir = str(self._files.folder)  # type: ignore[assignment]
-        self._generators = GlobalGenerators()
         followed = [add_on.follow(self) for add_on in add_ons()]
-        self._listeners = [listener for listener in followed if listener is not None]
-        self._build()
+        self._run.listeners = [listener for listener in followed if listener is not None]
+        self._begin()
         if self._files is not None:
             try:
                 self._files.begin(self.config)
@@ -295,68 +262,29 @@ class PolicyOptimizerTrainer(tune.Trainable):
         if run is not None and run.restore is not None:
             self.load_checkpoint(run.restore)
 
-    def _own_generators(self) -> AbstractContextManager[None]:
-        """A context manager in which environments of this process draw from global generators that
-        belong to this run. Other trainers and evaluations in the process then do not change it."""
-        rollout = self.experiment.rollout
-        owns = rollout.num_workers == 0 and rollout.seed is not None
-        return self._generators.in_use() if owns else nullcontext()
+    def _begin(self) -> None:
+        self._run.begin(results_folder(self._storage_of_trial, self.logdir))
 
-    def _build(self) -> None:
-        """Makes the workers, the optimizer and the evaluation from the config. Stops the previous
-        ones, but reuses their worker processes where possible. If this method raises, the trainer
-        has stopped."""
-        self._stop_optimizer()
-        with in_directory(self._users_directory), self._own_generators():
-            self._make_run(self.experiment)
-        self._tell(RunListener.begin)
+    @property
+    def experiment(self) -> Experiment:
+        """The parsed config."""
+        return self._run.experiment
 
-    def _make_run(self, experiment: Experiment) -> None:
-        device = experiment.learner_device()
-        # Idle threads of torch use CPU time. The driver therefore gets one thread per reserved CPU.
-        threads = min(int(experiment.trainer.num_cpus_for_driver), os.cpu_count() or 1)
-        limit_threads(max(1, threads))
-        worker_config = experiment.make_worker_config()
-        experiment.optimizer.check_spaces(worker_config)
-        for text in experiment.doubtful():
-            logger.warning(text)
-        evaluation = evaluation_config(experiment.trainer, worker_config)
-        worker_config = self._adapted(worker_config)
-        self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
-        if num_processes := experiment.num_remote_processes:
-            workers, cpus = experiment.trainer.evaluation_num_workers, experiment.remote_cpus
-            evaluation_cpus = workers * experiment.rollout.num_cpus_per_worker
-            attach_or_start(cpus, num_processes, evaluation_cpus=evaluation_cpus)
-        try:
-            if not self._reuse_workers(worker_config, device):
-                self.workers = make_workers(worker_config, device)
-            self.optimizer = self._make_optimizer()
-            self._make_evaluation(evaluation, device)
-        except BaseException:
-            self._stop_optimizer()
-            if self.workers is not None:
-                self.workers.stop()
-            raise
+    @property
+    def workers(self) -> Any:
+        """The WorkerSet. Its local worker holds the policy that checkpoints contain."""
+        return self._run.workers
 
-    def _reuse_workers(self, config: WorkerConfig, device: str) -> bool:
-        """Makes new workers in the running processes, and returns True. Otherwise stops these
-        processes, if any, and returns False."""
-        if self.workers is None:
-            return False
-        # A wrapped transport sees a run from its first start, so the run needs new processes.
-        wrapped = config.wrap_transport or self.workers.config.wrap_transport
-        if not wrapped and self.workers.reconfigure(config, device):
-            return True
-        self.workers.stop()
-        return False
+    @property
+    def optimizer(self) -> Any:
+        """The policy optimizer. None after `stop`."""
+        return self._run.optimizer
 
-    def _adapted(self, config: WorkerConfig) -> WorkerConfig:
-        for listener in self._listeners:
-            config = listener.adapt(config)
-        return config
-
-    def _make_optimizer(self) -> Any:
-        return self.experiment.optimizer_class(self.workers, self.experiment.optimizer)
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """Plays evaluation episodes. None without the option `evaluation_interval`, and after
+        `stop`."""
+        return self._run.evaluation
 
     @property
     def results_folder(self) -> tuple[fs.FileSystem, str] | None:
@@ -365,22 +293,6 @@ class PolicyOptimizerTrainer(tune.Trainable):
         if self._storage_of_trial is None and self._files is None:
             return None
         return results_folder(self._storage_of_trial, self.logdir)
-
-    def _tell(self, event: Callable[..., None], *values: Any) -> None:
-        """Calls the method `event` of each listener."""
-        for listener in self._listeners:
-            getattr(listener, event.__name__)(*values)
-
-    def _make_evaluation(self, config: WorkerConfig | None, device: str) -> None:
-        self._best = BestCheckpoint(*results_folder(self._storage_of_trial, self.logdir))
-        if config is not None:
-            with kept_global_generators():  # new environments may draw global random numbers
-                workers = WorkerSet(
-                    config,
-                    device,
-                    meanwhile="Training continues, but no evaluation ends before they start.",
-                )
-            self.evaluation = Evaluation(self.experiment.trainer, workers)
 
     def step(self) -> dict[str, Any]:
         """Runs one training iteration, and returns its result.
@@ -392,54 +304,23 @@ class PolicyOptimizerTrainer(tune.Trainable):
         the evaluation workers.
         """
         self._check_runs("train")
-        with explain_missing_file(self._users_directory), self._own_generators():
-            return self._step()
+        with explain_missing_file(self._users_directory), self._run.own_generators():
+            counts = self._run.iterate(self._is_stopped)
+            iteration = self.iteration + 1
+            state_of = functools.partial(self._state_with, iteration)
+            self._run.evaluate(iteration, state_of, self._is_stopped)
+            self._warn_without_return()
+            return self._result(counts)
 
-    def _step(self) -> dict[str, Any]:
-        limits, metrics = self.experiment.trainer, self.optimizer.metrics
-        self._tell(RunListener.begin_iteration)
-        metrics.begin_iteration()
-        clock = self.workers.clock
-        started_s, sampled_before = clock(), metrics.num_env_steps_sampled
-        next_check_s, steps, warn_after_s = _STOP_CHECK_S, 0, _WARN_AFTER_S
-        while True:
-            self._tell(RunListener.before_step)
-            self.optimizer.step()
-            self._tell(RunListener.after_step)
-            steps += 1
-            sampled = metrics.num_env_steps_sampled - sampled_before
-            elapsed_s = clock() - started_s
-            if not sampled and steps >= _STEPS_WITHOUT_SAMPLES and elapsed_s >= warn_after_s:
-                warn_after_s *= 4
-                logger.warning(
-                    "optimizer %s has made %d steps in %.0f s and sampled nothing. The iteration "
-                    "goes on until it has %d environment steps "
-                    "(min_sample_timesteps_per_iteration). If `step` never samples, this iteration "
-                    "does not end",
-                    self.experiment.optimizer_name,
-                    steps,
-                    elapsed_s,
-                    limits.min_sample_timesteps_per_iteration,
-                )
-            if (
-                sampled >= limits.min_sample_timesteps_per_iteration
-                and elapsed_s >= limits.min_time_s_per_iteration
-            ):
-                break
-            if elapsed_s >= next_check_s:
-                next_check_s = elapsed_s + _STOP_CHECK_S
-                if self.workers.transport.decide(self._is_stopped, lambda: None):
-                    break
-        if self.evaluation is not None:
-            with self.optimizer.timers[EVALUATION]:
-                self._evaluate(self.evaluation)
-        self._warn_without_return()
-        result = make_result(self.optimizer, sampled_before, elapsed_s, steps)
-        if self.evaluation is not None:
-            result["evaluation"] = {**self.evaluation.report(), **self._best.report()}
+    def _result(self, counts: Iteration) -> dict[str, Any]:
+        """Returns the result of an iteration, after listeners and callbacks have seen it."""
+        run = self._run
+        result = make_result(run.optimizer, *counts)
+        if run.evaluation is not None:
+            result["evaluation"] = run.evaluation.report()
         # `Trainable.train` does not overwrite these two keys.
         result["training_iteration"] = self.iteration + 1
-        result["timesteps_total"] = metrics.num_env_steps_sampled
+        result["timesteps_total"] = run.optimizer.metrics.num_env_steps_sampled
         # `tune.Result.from_path` uses `checkpoint_dir_name` to find the metrics of a checkpoint. If
         # several results have the same name, the last one belongs to the checkpoint, because the
         # checkpoint was saved after that result.
@@ -448,9 +329,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
             checkpoint = following(self.logdir)
         result["checkpoint_dir_name"] = None if checkpoint is None else checkpoint.name
         result["stop_reason"] = None
-        self._tell(RunListener.extend, result)
-        self._callbacks.call("on_train_result", trainer=self, result=result)
-        self._tell(RunListener.result, result)
+        run.tell(RunListener.extend, result)
+        run.callbacks.call("on_train_result", trainer=self, result=result)
+        run.tell(RunListener.result, result)
         if self._stop_reason:
             result |= {"done": True, "stop_reason": self._stop_reason}
             self._stop_reason = ""
@@ -505,7 +386,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """Warns if no episode has ended in the first iteration of a Tune trial. Does not warn in
         trials of `polopt train`."""
         metrics = self.optimizer.metrics
-        in_sweep = self._storage_of_trial is not None and self._run is None
+        in_sweep = self._storage_of_trial is not None and self._command is None
         if in_sweep and self.iteration == 0 and not metrics.episodes.lifetime:
             logger.warning(
                 "no episode has ended in the first %d environment steps. Therefore, "
@@ -528,36 +409,12 @@ class PolicyOptimizerTrainer(tune.Trainable):
     def _is_stopped(self) -> bool:
         if self._stop_reason:
             return True
-        return self._run is not None and self._run.stop_file.exists()
-
-    def _evaluate(self, evaluation: Evaluation) -> None:
-        """Takes the result of an evaluation in workers if this evaluation has ended. Then begins a
-        new evaluation if one is due. Without evaluation workers, also plays its episodes."""
-        decide = self.workers.transport.decide
-        if decide(evaluation.poll, evaluation.finish):
-            self._offer_best(evaluation)
-        iteration, optimizer = self.iteration + 1, self.optimizer
-        if not evaluation.is_due(iteration):
-            return
-        driver_state = optimizer.get_driver_state()
-        statistics = [one["statistics"] for one in driver_state["workers"].values()]
-        state = self._state(driver_state, iteration)
-        evaluation.begin(self.get_policy().get_weights(), state, statistics)
-        if evaluation.in_driver:
-            if decide(lambda: evaluation.run(self._is_stopped), evaluation.finish):
-                self._offer_best(evaluation)
-            else:
-                evaluation.drop()
-
-    def _offer_best(self, evaluation: Evaluation) -> None:
-        last = evaluation.last
-        assert last is not None
-        self._best.offer(last.mean, last.policy_version, last.state)
+        return self._command is not None and self._command.stop_file.exists()
 
     @property
     def iteration(self) -> int:
         """The number of iterations so far, including the iterations before a restore."""
-        return int(super().iteration) + self._earlier_iterations
+        return int(super().iteration) + self._state.iterations_before
 
     @property
     def training_iteration(self) -> int:
@@ -568,7 +425,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """Returns Tune's own metrics. `time_total_s` includes the seconds before a restore."""
         metrics: dict[str, Any] = super().get_auto_filled_metrics(*args, **kwargs)
         if "time_total_s" in metrics:
-            metrics["time_total_s"] += self._earlier_s
+            metrics["time_total_s"] += self._state.seconds_before
         return metrics
 
     def _counted_s(self) -> float:
@@ -620,68 +477,25 @@ class PolicyOptimizerTrainer(tune.Trainable):
             FunctionError: see `save`.
         """
         self._check_runs("save_checkpoint")
-        self._tell(RunListener.saving)
-        state = self._state(self.optimizer.get_state(), self.iteration)
-        if self.evaluation is not None:
-            state |= {"evaluation": self.evaluation.get_state()}
+        self._run.tell(RunListener.saving)
+        state = self._state_with(self.iteration, self.optimizer.get_state())
+        self._state.write(self._run, state, checkpoint_dir)
+        self._run.tell(RunListener.saved, checkpoint_dir)
 
-        state["optimizer"]["files"] = {}
-        files: BufferFiles | None = self.optimizer.buffer_files
-
-        def add_files(directory: Path) -> dict[str, str]:
-            if files is None:
-                return {}
-            state["optimizer"]["files"], checksums = files.write(directory)
-            return checksums
-
-        write_checkpoint(checkpoint_dir, state, add_files)
-        self._tell(RunListener.saved, checkpoint_dir)
+    def _state_with(self, iterations: int, optimizer_state: dict[str, Any]) -> dict[str, Any]:
+        seconds = self._counted_s() + self._state.seconds_before
+        trainer = type(self).__name__
+        return self._state.state(self._run, optimizer_state, trainer, iterations, seconds)
 
     def restart(self, checkpoint_dir: str) -> None:
         """Goes on as if this trainer had been restored from a checkpoint that it has just written:
         makes new workers, and restores the checkpoint."""
-        self._build()
+        self._begin()
         self._restored_as = next_checkpoint(self)
         try:
             self.load_checkpoint(checkpoint_dir)
         finally:
             self._restored_as = None
-
-    def _state(self, optimizer_state: dict[str, Any], iteration: int) -> dict[str, Any]:
-        """Returns the state for a checkpoint, without the state of evaluation."""
-        # `update_algorithm_parameter` may have changed the policy's options.
-        experiment = dataclasses.replace(self.experiment, policy=self.get_policy().config)
-        # If the config has no seed, the checkpoint holds the seed that the workers drew.
-        unsaved: dict[str, str] = {}
-        config = plain(experiment.to_dict() | {"seed": self.workers.config.seed}, unsaved)
-        self._warn_unsaved(unsaved)
-        return {
-            "trainer": type(self).__name__,
-            "config": config,
-            "unsaved": unsaved,
-            "spaces": {  # for `polopt.load`, which does not make an environment
-                "observation": describe_space(self.workers.config.observation_space),
-                "action": describe_space(self.workers.config.action_space),
-            },
-            "training_iteration": iteration,
-            "time_total_s": self._counted_s() + self._earlier_s,
-            "runs": self._runs,
-            "optimizer": optimizer_state,
-        }
-
-    def _warn_unsaved(self, unsaved: dict[str, str]) -> None:
-        """Warns once about values of the config that cannot be saved. Does not warn about
-        environments and callbacks that the user gave as code. Checkpoints never contain code, and
-        the error of `polopt evaluate` asks for the environment."""
-        named = {path: kind for path, kind in unsaved.items() if path not in _CODE}
-        if named and not self._has_warned:
-            self._has_warned = True
-            logger.warning(
-                "checkpoints of this run do not contain %s, because values of these types cannot "
-                "be saved. Give them to `polopt evaluate` or `from_checkpoint` if an error asks "
-                "for them",
-                described(named),
-            )
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Restores a checkpoint. The trainer that wrote the checkpoint may have used another policy
@@ -702,34 +516,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """
         self._check_runs("restore")
         found, state = read_or_fall_back(checkpoint)
-        self._tell(RunListener.restoring, str(self._restored_as or found))
-        policy, own = self.get_policy(), self._runs[-1]
-        problem = misfit(state, policy)
-        if not problem:
-            # Errors of pending calls are raised here. Otherwise, they would look like a misfit.
-            with self._own_generators():
-                self.optimizer.drain()
-
-            def restore_rest() -> None:
-                self.optimizer.set_state(state["optimizer"])
-                files: BufferFiles | None = self.optimizer.buffer_files
-                if files is not None:
-                    files.read(found / REPLAY, state["optimizer"].get("files") or {})
-
-            with self._own_generators():
-                problem = restore_state(state, policy, restore_rest)
-        if problem:
-            raise CheckpointError(f"checkpoint {found} does not fit: {problem}")
-        earlier = [run for run in state.get("runs", []) if run != own]
-        self._runs = [*earlier[-_MOST_EARLIER_RUNS:], own]
-        if self.evaluation is not None:
-            self.evaluation.set_state(state.get("evaluation", {}))
-            self._best.restore()
-        self._tell(RunListener.restored)
-        # Some checkpoints have neither `training_iteration` nor `time_total_s`.
-        counted, seconds = super().iteration, self._counted_s()
-        self._earlier_iterations = int(state.get("training_iteration", counted)) - counted
-        self._earlier_s = float(state.get("time_total_s", seconds)) - seconds
+        self._run.tell(RunListener.restoring, str(self._restored_as or found))
+        self._state.restore(self._run, state, found, int(super().iteration), self._counted_s())
+        self._run.tell(RunListener.restored)
 
     @classmethod
     def from_checkpoint(
@@ -834,10 +623,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
             RuntimeError: the trainer has been stopped.
         """
         self._check_runs("reset_config")
-        self.experiment = Experiment.parse(new_config, self.preset)
-        self._runs, self._has_warned = [secrets.token_hex(8)], False
-        self._earlier_iterations, self._earlier_s = 0, 0.0
-        self._build()
+        self._run.experiment = Experiment.parse(new_config, self.preset)
+        self._state = RunState()
+        self._begin()
         return True
 
     def stop(self) -> None:
@@ -849,8 +637,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         finish_despite_sigterm()
         try:
             if self.optimizer is not None:
-                self._stop_optimizer()
-                self._tell(RunListener.end)
+                self._run.stop_optimizer()
+                self._run.tell(RunListener.end)
         finally:
             if self.workers is not None:
                 self.workers.stop()
@@ -860,21 +648,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
                 logging.getLogger("polopt").removeHandler(self._log_handler)
                 self._log_handler.close()
 
-    def _stop_optimizer(self) -> None:
-        """Stops the optimizer and the evaluation, if there are any."""
-        optimizer, self.optimizer = self.optimizer, None
-        evaluation, self.evaluation = self.evaluation, None
-        try:
-            if optimizer is not None:
-                optimizer.stop()
-        finally:
-            if evaluation is not None:
-                evaluation.stop()
-
     def get_policy(self) -> Policy:
         """Returns the policy that this trainer trains."""
-        policy: Policy = self.workers.local.policy
-        return policy
+        return self._run.policy
 
     def compute_single_action(self, observation: Any, explore: bool = False) -> Any:
         """Returns the action for one observation. The observation is from the environment's
@@ -892,22 +668,3 @@ class PolicyOptimizerTrainer(tune.Trainable):
             )
         action, _ = policy.predict(observation, deterministic=not explore)
         return action
-
-
-def make_workers(config: WorkerConfig, learner_device: str = "cpu") -> WorkerSet:
-    """Makes the training workers of a config. An add-on may choose their class.
-
-    Raises:
-        ConfigError: the config asks for workers below the workers, which only an add-on starts, and
-            this add-on is missing.
-    """
-    chosen = (add_on.worker_set(config) for add_on in add_ons())
-    kind = next((cls for cls in chosen if cls is not None), None)
-    if kind is None and (below := config.rollout.num_workers_below):
-        raise ConfigError(
-            f"key 'num_workers_below': got {below}, but no add-on starts workers below the "
-            "workers. Allowed: 0, or polopt with all its add-ons"
-        )
-    kind = kind or WorkerSet
-    workers: WorkerSet = kind(config, learner_device)
-    return workers

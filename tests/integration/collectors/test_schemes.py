@@ -10,7 +10,7 @@ import pytest
 from fakes import FakeWorkerSet, make_optimizer, worker_config
 from learning import train_cartpole
 
-from polopt.collectors.gradient_worker import GradientWorker
+from polopt.collectors.gradient_worker import GradientWorker, GradientWorkerSet
 from polopt.collectors.scheme import (
     COLLECTIONS,
     GRADIENTS,
@@ -26,7 +26,7 @@ from polopt.rollouts.workers.call_workers import foreach_worker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.experiment import Experiment
-from polopt.trainers.trainer import PolicyOptimizerTrainer, make_workers
+from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 CELLS = [Scheme(*words) for words in itertools.product(COLLECTIONS, GRADIENTS, UPDATES)]
 
@@ -166,7 +166,8 @@ def cell_workers(ray_session: None) -> Iterator[Callable[[WorkerConfig], WorkerS
         if not (last and last[0].reconfigure(config)):
             if last:
                 last.pop().stop()
-            last.append(make_workers(config))
+            kind = GradientWorkerSet if config.rollout.num_workers_below else WorkerSet
+            last.append(kind(config))
         return last[0]
 
     yield get

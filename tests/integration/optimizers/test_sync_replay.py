@@ -26,8 +26,9 @@ from gymnasium import spaces
 
 from polopt.common.config import ConfigError
 from polopt.metrics.record import Record
-from polopt.optimizers.sync_replay import SyncReplay
+from polopt.optimizers.sync_replay import SyncReplay, SyncReplayConfig
 from polopt.policies.dqn import DQNPolicy
+from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import LostProcessError
 from polopt.rollouts.transport.simulated_channel import Script, oldest_first, shuffled_by
 from polopt.rollouts.workers.worker_config import WorkerConfig
@@ -413,7 +414,7 @@ def test_bad_options_are_one_error(options: dict[str, Any], said: str) -> None:
 )
 def test_bad_sampling_is_one_error(rollout: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        make(rollout)
+        SyncReplay.check_options(RolloutConfig(**THREE, **rollout), SyncReplayConfig())
 
 
 def test_names_of_rllib() -> None:

@@ -11,8 +11,10 @@ from printed_code import ROOT, blocks_of, run_blocks
 
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.policy_registry import POLICIES
-from polopt.trainers.experiment import Experiment, TrainerConfig, aliases_for
+from polopt.trainers.experiment import Experiment
+from polopt.trainers.flat_config import aliases_for
 from polopt.trainers.presets import PRESETS
+from polopt.trainers.trainer_config import TrainerConfig
 
 PAGE = "docs/migration.md"
 BLOCKS = blocks_of(PAGE)

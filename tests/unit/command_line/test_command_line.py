@@ -359,7 +359,7 @@ def test_evaluate_does_not_import_a_module_of_the_checkpoint(
     monkeypatch.chdir(tmp_path)
     trainer = PolicyOptimizerTrainer(SMALL)
     foreign = {**SMALL, "env": "evilmod:Evil-v0"}
-    trainer.experiment = trainer.experiment.parse(foreign, {})
+    trainer._run.experiment = trainer.experiment.parse(foreign, {})
     trainer.save(str(tmp_path / "c"))
     trainer.stop()
     assert "--env evilmod:Evil-v0" in error_of(polopt("evaluate", tmp_path / "c"))
@@ -377,7 +377,7 @@ def test_registered_id_of_a_checkpoint_imports_nothing(
     monkeypatch.syspath_prepend(tmp_path)
     trainer = PolicyOptimizerTrainer(SMALL)
     foreign = {**SMALL, "env": "badcart:CartPole-v1"}
-    trainer.experiment = trainer.experiment.parse(foreign, {})
+    trainer._run.experiment = trainer.experiment.parse(foreign, {})
     trainer.save(str(tmp_path / "c"))
     trainer.stop()
     played = polopt("evaluate", tmp_path / "c", "--episodes", 1)
@@ -392,7 +392,7 @@ def test_registered_id_of_a_checkpoint_imports_nothing(
 def test_checkpoint_makes_no_environment_of_its_options(tmp_path: Path, env: str) -> None:
     trainer = PolicyOptimizerTrainer(SMALL)
     options = {"env": env, "env_config": {"env_id": "evilmod:Evil-v0"}}
-    trainer.experiment = trainer.experiment.parse({**SMALL, **options}, {})
+    trainer._run.experiment = trainer.experiment.parse({**SMALL, **options}, {})
     trainer.save(str(tmp_path / "c"))
     trainer.stop()
     said = error_of(polopt("evaluate", tmp_path / "c"))

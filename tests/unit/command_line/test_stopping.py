@@ -165,8 +165,8 @@ class Idle(polopt.PolicyOptimizer):
 def test_an_iteration_without_samples_says_so(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polopt.trainers.trainer._WARN_AFTER_S", 0.05)
-    monkeypatch.setattr("polopt.trainers.trainer._STOP_CHECK_S", 0.0)
+    monkeypatch.setattr("polopt.trainers.run._WARN_AFTER_S", 0.05)
+    monkeypatch.setattr("polopt.trainers.run._STOP_CHECK_S", 0.0)
     trainer = polopt.PolicyOptimizerTrainer(
         env="CartPole-v1", policy="a2c", optimizer=Idle, num_workers=0
     )

@@ -162,7 +162,7 @@ def test_policy_without_gradients_is_refused_before_an_actor_starts(
     optimizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ray.init", lambda **_: pytest.fail("Ray must not start"))
-    monkeypatch.setattr("polopt.trainers.trainer.make_workers", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr("polopt.trainers.run.Run._start", lambda *_: pytest.fail("started"))
     config = {"env": "CartPole-v1", "optimizer": optimizer, "num_workers": 1}
     with pytest.raises(
         ConfigError,

@@ -22,9 +22,10 @@ from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.policy_registry import POLICIES
 from polopt.policies.ppo import PPOConfig
 from polopt.rollouts.rollout_config import RolloutConfig
-from polopt.trainers.experiment import Experiment, TrainerConfig
+from polopt.trainers.experiment import Experiment
 from polopt.trainers.options import nested_options, options_of, own_options
 from polopt.trainers.presets import PRESETS
+from polopt.trainers.trainer_config import TrainerConfig
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -36,7 +36,7 @@ ALLOWED = {
         "test_rllib_builders.py::test_tune_takes_a_builder_as_its_config",
     ),
     "_storage": (
-        "trainers/tune_storage.py",
+        "trainers/tune_trial.py",
         "test_trainer.py::test_checkpoints_read_from_disk_have_their_results",
     ),
     "_elapsed_steps": (

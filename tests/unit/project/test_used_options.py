@@ -16,7 +16,7 @@ from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduceConf
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.rollout_config import RolloutConfig
-from polopt.trainers.experiment import TrainerConfig
+from polopt.trainers.trainer_config import TrainerConfig
 
 #: Options that neither the docs nor an example set, and the libraries that have them.
 OF_OTHER_LIBRARIES = {

@@ -65,8 +65,8 @@ from polopt.rollouts.workers.gathering import sample
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.checkpoints import CheckpointError
-from polopt.trainers.experiment import merged_options
 from polopt.trainers.trainer import PolicyOptimizerTrainer
+from polopt.trainers.trainer_config import merged_options
 
 STRATEGIES = ("async_gradients", "sync_gradients", "sync_samples", "async_samples", *PLUGINS)
 #: The strategies whose results depend on the order of arrival.

@@ -30,9 +30,10 @@ from polopt.rllib.other_libraries import (
     instead_of_algorithm,
 )
 from polopt.rollouts.rollout_config import RolloutConfig
-from polopt.trainers.experiment import Experiment, TrainerConfig
+from polopt.trainers.experiment import Experiment
 from polopt.trainers.presets import A3C, PRESETS, SyncPPO
 from polopt.trainers.results import check_stop_key
+from polopt.trainers.trainer_config import TrainerConfig
 
 CONFIGS = [TrainerConfig, RolloutConfig]
 CONFIGS += [POLICIES.get(name).config_class for name in POLICIES.names()]

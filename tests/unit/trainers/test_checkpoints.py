@@ -26,8 +26,8 @@ from polopt.trainers.checkpoints import (
     write_checkpoint,
 )
 from polopt.trainers.restoring import read_trainer_state
-from polopt.trainers.run_context import RunContext
 from polopt.trainers.trainer import PolicyOptimizerTrainer
+from polopt.trainers.tune_trial import RunContext
 
 
 @pytest.fixture

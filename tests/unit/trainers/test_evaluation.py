@@ -4,7 +4,6 @@ checkpoint."""
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import shutil
 from pathlib import Path
@@ -41,10 +40,11 @@ from polopt.trainers import evaluation as evaluating
 from polopt.trainers.best_checkpoint import BestCheckpoint
 from polopt.trainers.checkpoints import CheckpointError, read_checkpoint
 from polopt.trainers.evaluation import Evaluation, evaluation_config
-from polopt.trainers.experiment import Experiment, TrainerConfig
+from polopt.trainers.experiment import Experiment
 from polopt.trainers.restoring import find_checkpoint
-from polopt.trainers.run_context import RunContext
 from polopt.trainers.trainer import PolicyOptimizerTrainer
+from polopt.trainers.trainer_config import TrainerConfig
+from polopt.trainers.tune_trial import RunContext
 from polopt.trainers.whole_episodes import WholeEpisodes, shares
 
 
@@ -206,8 +206,8 @@ def test_stop_request_ends_an_evaluation_that_goes_on(tmp_path: Path) -> None:
     """The episodes of this environment do not end. The stop is requested before the evaluation
     begins."""
     made = trainer(env=Endless, evaluation_interval=1)
-    made._run = RunContext(tmp_path, tmp_path)
-    made._run.stop_file.touch()
+    made._command = RunContext(tmp_path, tmp_path)
+    made._command.stop_file.touch()
     result = made.train()
     assert result["evaluation"]["num_evaluations"] == 0
     made.stop()
@@ -234,8 +234,19 @@ def test_evaluation_normalises_as_training_and_freezes() -> None:
 # ---- beside training --------------------------------------------------------------------------
 
 
+class NotSaved:
+    """A `BestCheckpoint` that writes no files."""
+
+    def offer(self, mean: float, version: int, state: Any) -> None: ...
+
+    def restore(self) -> None: ...
+
+    def report(self) -> dict[str, float]:
+        return {}
+
+
 def beside(
-    kind: Any = None, env: Any = Drift, episodes: int = 3, num_workers: int = 2, **rollout: Any
+    env: Any = Drift, episodes: int = 3, num_workers: int = 2, best: Any = None, **rollout: Any
 ) -> tuple[Evaluation, FakeWorkerSet]:
     """Returns an evaluation with fake workers."""
     config = TrainerConfig(
@@ -243,7 +254,7 @@ def beside(
     )
     own = evaluation_config(config, worker_config(env=env, rollout=rollout))
     workers = FakeWorkerSet(own, meanwhile="Training goes on.")
-    return Evaluation(config, workers), workers
+    return Evaluation(config, workers, best or NotSaved()), workers
 
 
 def weights_of(workers: FakeWorkerSet, version: int, value: float = 0.0) -> Weights:
@@ -432,11 +443,9 @@ def test_faults_of_evaluation_environments_are_counted() -> None:
 def test_best_checkpoint_is_the_version_that_was_evaluated() -> None:
     """When the evaluation ends, training has already changed the weights."""
     made = trainer()
-    evaluation, workers = beside(env="CartPole-v1", num_workers=1)
-    made.evaluation = evaluation
-    made.experiment = dataclasses.replace(
-        made.experiment, trainer=TrainerConfig(evaluation_interval=1)
-    )
+    best = BestCheckpoint(fs.LocalFileSystem(), made.logdir)
+    evaluation, workers = beside(env="CartPole-v1", num_workers=1, best=best)
+    made._run.evaluation = evaluation
     made.train()
     evaluated = made.get_policy().get_weights()
     made.train()
@@ -559,10 +568,10 @@ def test_best_checkpoint_can_be_restored(tmp_path: Path) -> None:
 
 
 def test_newest_checkpoint_is_found_before_the_best(tmp_path: Path) -> None:
-    made = trainer(evaluation_interval=1, evaluation_duration=1)
+    options = {**SMALL, "evaluation_interval": 1, "evaluation_duration": 1}
+    made = PolicyOptimizerTrainer(options, log_dir=tmp_path)
     made.train()
     made.save(str(tmp_path / "checkpoint_000000"))
-    made._best = BestCheckpoint(fs.LocalFileSystem(), str(tmp_path))
     made.train()
     made.stop()
     assert (tmp_path / "best_checkpoint" / "manifest.json").exists()

@@ -17,7 +17,7 @@ from polopt.common.config import ConfigError
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.workers.callbacks import Callbacks
-from polopt.trainers.experiment import Experiment
+from polopt.trainers.experiment import Experiment, doubtful
 from polopt.trainers.presets import A2C, A3C, DDPPO, PRESETS, SAC, SyncPPO
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
@@ -201,7 +201,7 @@ def test_error_comes_before_ray_starts(
         raise AssertionError("Ray was started, or a worker, for a config that is wrong")
 
     monkeypatch.setattr(ray, "init", refuse)
-    monkeypatch.setattr("polopt.trainers.trainer.make_workers", refuse)
+    monkeypatch.setattr("polopt.trainers.run.Run._start", refuse)
     with pytest.raises(ConfigError, match=said):
         preset({**ENV, **options})
 
@@ -338,7 +338,7 @@ ROWS = {"rollout_fragment_length": 16, "num_envs_per_worker": 2, "num_workers": 
     ],
 )
 def test_options_that_are_probably_a_mistake_warn(options: dict[str, Any], said: str) -> None:
-    texts = Experiment.parse({"env": "CartPole-v1", **ROWS, **options}, {}).doubtful()
+    texts = doubtful(Experiment.parse({"env": "CartPole-v1", **ROWS, **options}, {}))
     assert len(texts) == bool(said)
     assert all(said in text for text in texts)
 
@@ -346,7 +346,7 @@ def test_options_that_are_probably_a_mistake_warn(options: dict[str, Any], said:
 def test_learning_rate_that_no_segment_uses_may_be_zero() -> None:
     rates = {"actor_lr": 1e-4, "critic_lr": 1e-4, "alpha_lr": 1e-4}
     for given, said in (({**rates, "lr": 0}, []), ({**rates, "alpha_lr": 0}, ["alpha_lr=0.0"])):
-        texts = Experiment.parse({"env": "Pendulum-v1", **given}, SAC.preset).doubtful()
+        texts = doubtful(Experiment.parse({"env": "Pendulum-v1", **given}, SAC.preset))
         assert [text.partition(":")[0] for text in texts] == said
 
 

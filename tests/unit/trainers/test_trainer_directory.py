@@ -14,8 +14,9 @@ from ray.train.constants import DEFAULT_STORAGE_PATH
 import polopt
 from polopt.common.config import ConfigError
 from polopt.rollouts.workers.worker_set import WorkerSet
-from polopt.trainers import trainer as trainer_module
-from polopt.trainers.run_context import explain_missing_file, in_directory
+from polopt.trainers import experiment, run
+from polopt.trainers.run import Run
+from polopt.trainers.tune_trial import explain_missing_file, in_directory
 
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1",
@@ -147,8 +148,8 @@ def test_new_config_is_built_like_the_first(monkeypatch: pytest.MonkeyPatch) -> 
     def start(cpus: float, processes: int, **_: Any) -> None:
         raise RuntimeError(f"Ray was started for {processes} processes")
 
-    monkeypatch.setattr(trainer_module, "attach_or_start", start)
-    monkeypatch.setattr(trainer_module, "limit_threads", threads.append)
+    monkeypatch.setattr(experiment, "attach_or_start", start)
+    monkeypatch.setattr(run, "limit_threads", threads.append)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     trained.reset_config({**SMALL, "num_cpus_for_driver": 3})
     assert threads == [3]
@@ -166,7 +167,7 @@ def test_trainer_that_cannot_be_rebuilt_has_stopped(monkeypatch: pytest.MonkeyPa
     def fail(*_: Any) -> None:
         raise OSError("no more memory")
 
-    monkeypatch.setattr(polopt.SyncPPO, "_make_optimizer", fail)
+    monkeypatch.setattr(Run, "_make_optimizer", fail)
     with pytest.raises(OSError, match="no more memory"):
         trained.reset_config(SMALL)
     assert stopped == [trained.workers]

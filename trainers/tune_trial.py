@@ -1,8 +1,12 @@
-"""Sets up the process of a trial: its current directory, its log file, and its handling of
-SIGTERM."""
+"""What a trainer has to do with a trial of Tune: resources, storage, the current directory, the log
+file, and SIGTERM.
+
+Tune has no public name for the storage of a trial. Only this file uses `Trainable._storage`.
+"""
 
 from __future__ import annotations
 
+import copy
 import errno
 import logging
 import os
@@ -17,7 +21,77 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from pyarrow import fs
+from ray import tune
 from ray.train.constants import RAY_CHDIR_TO_TRIAL_DIR
+
+from polopt.trainers.experiment import Experiment
+
+
+def bundles(experiment: Experiment) -> tune.PlacementGroupFactory:
+    """Returns the placement group of a trial. It has one bundle for the driver, and one for each
+    other process that the run needs to start. These processes are `workers_needed` workers, the
+    `num_workers_below` rollout workers of each of them, the processes that the optimizer starts,
+    and the evaluation workers. A process that reserves no resources has no bundle. If no process
+    reserves resources, the only bundle has 0.001 CPUs."""
+    driver, rollout = experiment.trainer, experiment.rollout
+    head = {"CPU": driver.num_cpus_for_driver, "GPU": driver.num_gpus}
+    worker = {
+        "CPU": rollout.num_cpus_per_worker,
+        "GPU": rollout.num_gpus_per_worker,
+        "memory": rollout.memory_per_worker,
+        **rollout.custom_resources_per_worker,
+    }
+    without_gpu = {**worker, "GPU": 0.0}  # for rollout workers below a worker, and evaluation
+    places = rollout.workers_needed
+    sampling = [without_gpu] * (places * rollout.num_workers_below)
+    evaluation = [without_gpu] * driver.evaluation_num_workers
+    nonzero = [
+        {key: amount for key, amount in bundle.items() if amount}
+        for bundle in [
+            head,
+            *[worker] * places,
+            *sampling,
+            *experiment.further_processes,
+            *evaluation,
+        ]
+    ]
+    if not any(nonzero):
+        nonzero = [{"CPU": 0.001}]  # Tune rejects an empty request
+    return tune.PlacementGroupFactory([nonzero[0], *(b for b in nonzero[1:] if b)])
+
+
+def next_checkpoint(trainable: tune.Trainable) -> Path | None:
+    """Returns the directory in Tune's storage to which Tune will copy the next checkpoint. Returns
+    None without Tune."""
+    storage = trainable._storage
+    if storage is None:
+        return None
+    ahead = copy.copy(storage)
+    ahead.current_checkpoint_index += 1
+    return Path(ahead.checkpoint_fs_path)
+
+
+def following(logdir: str) -> Path:
+    """Returns the directory in `logdir` for the next checkpoint of a trainer without Tune. Its name
+    has the same form as under Tune, with a larger number than the existing checkpoints."""
+    found = Path(logdir).glob(f"checkpoint_{'[0-9]' * 6}")
+    last = max((int(path.name[-6:]) for path in found), default=-1)
+    return Path(logdir, f"checkpoint_{last + 1:06}")
+
+
+def results_folder(storage: Any, logdir: str) -> tuple[fs.FileSystem, str]:
+    """Returns the file system of a run's results, and the directory of the results in this file
+    system.
+
+    Args:
+        storage: Tune's `StorageContext` of the trial. Its directory may be in cloud storage. `None`
+            means that the trainer runs without Tune.
+        logdir: directory of the trainable. Without Tune, this is the directory of the results.
+    """
+    if storage is None:
+        return fs.LocalFileSystem(), logdir
+    return storage.storage_filesystem, storage.trial_fs_path
 
 
 @dataclass(frozen=True)
