@@ -467,11 +467,6 @@ class AsyncReplay(ReplayOptimizer):
             **self.shards.extra_stats(),
         }
 
-    def get_driver_state(self) -> dict[str, Any]:
-        """See `PolicyOptimizer.get_driver_state`. Adds the state of the rate limiter. Checkpoints
-        do not contain the rows of the shards."""
-        return {**super().get_driver_state(), "limiter": self.limiter.get_state()}
-
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues from a state that `get_state` of any optimizer returned, with empty shards.
         Learning continues once the shards hold at least `learning_starts` rows again. The training
@@ -479,8 +474,7 @@ class AsyncReplay(ReplayOptimizer):
         super().set_state(state)
         self._num_draws = self._num_learned = 0
         self.limiter = self._new_limiter()
-        if limiter := state.get("limiter") or state.get("replay", {}).get("limiter"):
-            self.limiter.set_state(limiter, rows=0)
+        self.restore_limiter(state)
         for shard, seed in self.shards.forget_all().items():
             self.calls.send(shard, forget, seed, tag=Task("updated"))
         self.calls.wait()

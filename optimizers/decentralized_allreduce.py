@@ -23,6 +23,7 @@ from polopt.optimizers.collection_checks import check_collection, check_unused
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.optimizers.rank_group import RankGroup, checksum, numbers_of
+from polopt.policies.learning.weight_updater import Updates
 from polopt.rollouts.rollout_config import RolloutConfig, sockets_for_zmq
 from polopt.rollouts.transport.collective import GroupBroken, TimedReducer
 from polopt.rollouts.workers.call import Reply
@@ -124,7 +125,7 @@ def learn(
     if batch is None or "group" not in worker.state:
         # The call of `sample_and_keep` failed. The reply to it carries this failure to the driver.
         return Learned(0, 0, broken="this rank has no batch")
-    version, skipped = policy.version, policy.progress.skipped_updates
+    updates = Updates(policy)
     reducer = TimedReducer(worker.state["group"], lambda: worker.phase("allreduce"))
     broken = None
     try:
@@ -136,8 +137,8 @@ def learn(
     except GroupBroken as error:
         broken = str(error)
     return Learned(
-        policy.version - version,
-        policy.progress.skipped_updates - skipped,
+        updates.num,
+        updates.skipped,
         policy.get_weights() if want_weights and broken is None else None,
         checksum(worker) if want_checksum and broken is None else None,
         broken,
@@ -316,8 +317,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
         first: Learned = learned[0].value
         self.group.version = learned[0].counts.version
         self._num_skipped_updates += first.skipped_updates
-        self.metrics.rollouts.end_rollout(self.group.version)
-        self.metrics.add_training(0, first.updates, {})
+        self.add_updates_of_workers(first.updates, self.group.version)
         self._compare({reply.worker.index: reply.value.checksum for reply in learned})
         if first.weights is not None:
             self.policy.set_weights(first.weights)

@@ -20,6 +20,7 @@ from polopt.metrics.machine import GpuReader
 from polopt.metrics.number import Number, declare
 from polopt.metrics.optimizer_stats import OptimizerStats, StepResult
 from polopt.optimizers.optimizer_config import OptimizerConfig
+from polopt.policies.learning.weight_updater import Updates
 from polopt.policies.policy import Policy
 from polopt.replay.buffer_files import BufferFiles
 from polopt.rollouts.rollout_config import RolloutConfig
@@ -87,6 +88,9 @@ class PolicyOptimizer(Checks, ABC):
         calls: sends functions to workers, and receives their replies.
         metrics: counters and statistics.
         timers: the timers of `metrics`, by phase.
+
+    Raises:
+        ConfigError: see `check_workers`.
     """
 
     name: ClassVar[str] = ""
@@ -117,6 +121,7 @@ class PolicyOptimizer(Checks, ABC):
     buffer_files: BufferFiles | None = None
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
+        self.check_workers(workers.config.rollout)
         self.workers = workers
         self.config = config
         self.policy: Policy = workers.local.policy
@@ -241,11 +246,10 @@ class PolicyOptimizer(Checks, ABC):
         parts = parts or [gradients]
         metrics.add_gradients(parts, policy.version, stale=lr_scale < 1.0)
         if lr_scale > 0.0 and gradients.rows > 0:
-            version = policy.version
+            updates = Updates(policy)
             stats = gradients.stats | policy.apply_gradients(gradients, lr_scale)
-            updates = policy.version - version
-            self.workers.faults.note_update(updates > 0, why="norm of the gradient")
-            metrics.add_gradient_update(gradients, len(parts), updates, stats)
+            self.workers.faults.note_update(updates.num > 0, why="norm of the gradient")
+            metrics.add_gradient_update(gradients, len(parts), updates.num, stats)
         if gradients.ends_rollout:
             metrics.rollouts.end_rollout(policy.version)
 
@@ -259,14 +263,13 @@ class PolicyOptimizer(Checks, ABC):
         metrics, policy = self.metrics, self.policy
         for version, columns in zip(*np.unique(batch.versions, return_counts=True), strict=True):
             metrics.add_lag(int(version), policy.version, weight=int(columns))
-        version, rows, env_steps = policy.version, policy.progress.rows_applied, batch.env_steps
+        updates, env_steps = Updates(policy), batch.env_steps
         stats = policy.learn_on_batch(batch)
         metrics.rollouts.end_rollout(policy.version)
-        updates = policy.version - version
         if env_steps:
-            self.workers.faults.note_update(updates > 0, why="gradient of the whole batch")
-        metrics.add_training(env_steps if updates else 0, updates, stats)
-        metrics.add_update_rows(updates, policy.progress.rows_applied - rows)
+            self.workers.faults.note_update(updates.num > 0, why="gradient of the whole batch")
+        metrics.add_training(env_steps if updates.num else 0, updates.num, stats)
+        metrics.add_update_rows(updates.num, updates.rows)
 
     def set_weights(self, weights: Weights) -> None:
         """Sets the weights of the driver's policy to weights from workers.
@@ -277,7 +280,11 @@ class PolicyOptimizer(Checks, ABC):
         updates = weights.version - self.policy.version
         self.policy.set_weights(weights._replace(moments=None))
         self.policy.env_steps = self.metrics.num_env_steps_sampled
-        self.metrics.rollouts.end_rollout(self.policy.version)
+        self.add_updates_of_workers(updates, self.policy.version)
+
+    def add_updates_of_workers(self, updates: int, version: int) -> None:
+        """Counts updates that workers have made, up to a version of the weights."""
+        self.metrics.rollouts.end_rollout(version)
         self.metrics.add_training(0, updates, {})
 
     # ---- results --------------------------------------------------------------------------------

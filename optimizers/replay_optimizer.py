@@ -14,6 +14,8 @@ from polopt.metrics.lag import distribution
 from polopt.metrics.number import declare
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
+from polopt.policies.learning.weight_updater import Updates
+from polopt.replay.rate_limiter import RateLimiter
 from polopt.replay.replay_buffer import ReplayBuffer
 from polopt.replay.row_store import ColumnSpec
 from polopt.rollouts.workers.worker_config import WorkerConfig
@@ -141,7 +143,7 @@ class ReplayOptions(OptimizerConfig):
 
 class ReplayOptimizer(PolicyOptimizer):
     """Base class of strategies whose driver learns from rows of a replay buffer. `policy` is a
-    `ReplayPolicy`.
+    `ReplayPolicy`. A subclass makes the rate limiter.
 
     In `step`, a subclass decides where rows are stored and drawn, and learns from them:
 
@@ -152,6 +154,7 @@ class ReplayOptimizer(PolicyOptimizer):
     config_class = ReplayOptions
     config: ReplayOptions
     learns_from: ClassVar[type] = Transitions
+    limiter: RateLimiter
     numbers = (
         *declare("""
             training_intensity (rows/row): rows learned per row sampled since learning began. It
@@ -203,16 +206,29 @@ class ReplayOptimizer(PolicyOptimizer):
         Raises:
             NonFiniteError: too many consecutive updates were skipped.
         """
-        metrics, policy = self.metrics, self.policy
-        version = policy.version
-        learner: Any = policy
+        learner: Any = self.policy
+        updates = Updates(learner)
         stats, errors = learner.learn_on_transitions(rows)
-        updates = policy.version - version
-        self.workers.faults.note_update(updates > 0, why="gradient of the batch")
-        metrics.add_training(updates * rows.num_rows, updates, stats, rows.num_rows)
-        metrics.add_update_rows(updates, updates * rows.num_rows)
+        self.workers.faults.note_update(updates.num > 0, why="gradient of the batch")
+        learned = updates.num * rows.num_rows
+        self.metrics.add_training(learned, updates.num, stats, rows.num_rows)
+        self.metrics.add_update_rows(updates.num, learned)
         new_priorities: np.ndarray = errors
         return new_priorities
+
+    def get_driver_state(self) -> dict[str, Any]:
+        """See `PolicyOptimizer.get_driver_state`. Adds the counts of the rate limiter. The state
+        does not contain the rows that are stored."""
+        return {**super().get_driver_state(), "limiter": self.limiter.get_state()}
+
+    def restore_limiter(self, state: Mapping[str, Any]) -> None:
+        """Makes a new rate limiter continue from a state that `get_state` of any optimizer
+        returned. The buffers are empty, so `learning_starts` rows are sampled before learning
+        continues. The training intensity does not count these rows."""
+        # In former checkpoints of SyncReplay, the limiter is in `replay`.
+        saved = state.get("limiter") or state.get("replay", {}).get("limiter")
+        if saved:
+            self.limiter.set_state(saved, rows=0)
 
     def buffer_stats(self, buffer: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the numbers about the buffer for results. Numbers about priorities are NaN

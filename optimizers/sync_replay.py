@@ -17,9 +17,9 @@ from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.transitions import Sequences, Transitions
 from polopt.metrics.optimizer_stats import StepResult
-from polopt.optimizers.collection_checks import check_central_gradients
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.replay_optimizer import ReplayOptimizer, ReplayOptions
+from polopt.optimizers.sync_sampling import SyncSampling
 from polopt.policies.replay_policy import ReplayConfig
 from polopt.replay.buffer_files import BufferFiles
 from polopt.replay.rate_limiter import RateLimiter
@@ -27,8 +27,6 @@ from polopt.replay.replay_buffer import ReplayBuffer
 from polopt.replay.row_store import readable_bytes
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.call import Reply
-from polopt.rollouts.workers.call_workers import restore_samplers, sampler_states
-from polopt.rollouts.workers.gathering import Fragments, check_batch
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -101,7 +99,7 @@ class SyncReplayConfig(ReplayOptions):
         return super().new_buffer(policy, seed, num_shards, **unit)
 
 
-class SyncReplay(ReplayOptimizer):
+class SyncReplay(SyncSampling, ReplayOptimizer):
     """Gathers one fragment from each worker, inserts the fragments into a buffer, and learns from
     batches of the buffer. The training intensity determines the number of these batches.
 
@@ -124,17 +122,13 @@ class SyncReplay(ReplayOptimizer):
     config_class = SyncReplayConfig
     config: SyncReplayConfig
     phases: ClassVar[tuple[str, ...]] = ("broadcast", "sample", "insert", "draw", "learn")
-    runs_in_process = True
+    async_instead = "async_replay"
     also_learns_from: ClassVar[Mapping[type, tuple[str, Any]]] = {
         Sequences: ("replay_unit", "sequence")
     }
-    after_failure = "reassign"
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
         super().__init__(workers, config)
-        self.calls.check = check_batch
-        self.fragments = Fragments(self.calls, workers)
-        self.overlaps = workers.config.rollout.collection == "overlapped"
         self._begin_buffer()
         if self.config.save_replay_buffer:
             size = readable_bytes(self.buffer.nbytes)
@@ -144,12 +138,7 @@ class SyncReplay(ReplayOptimizer):
 
     @classmethod
     def check(cls, rollout: RolloutConfig, config: Any) -> None:
-        if rollout.collection == "async" and rollout.num_workers > 0:
-            raise ConfigError(
-                "key 'collection': got 'async' with optimizer 'sync_replay'. Allowed: 'sync', "
-                "'overlapped', or optimizer 'async_replay'"
-            )
-        check_central_gradients(rollout)
+        super().check(rollout, config)
         length, steps = config.sequence_length, rollout.rollout_fragment_length
         if length is not None and steps > length:
             raise ConfigError(
@@ -176,7 +165,7 @@ class SyncReplay(ReplayOptimizer):
     def step(self) -> StepResult:
         before, batch_size = self.metrics.counts(), self.config.train_batch_size
         with self.timers["broadcast"]:
-            self._request()
+            self.request()
         with self.timers["sample"]:
             replies = self.fragments.all()
         with self.timers["insert"]:
@@ -185,7 +174,7 @@ class SyncReplay(ReplayOptimizer):
         self._count_blocked(replies)
         if self.overlaps:
             with self.timers["broadcast"]:
-                self._request()
+                self.request()
         began_s = self.workers.clock()
         while self.limiter.can_learn(batch_size):
             with self.timers["draw"]:
@@ -199,13 +188,6 @@ class SyncReplay(ReplayOptimizer):
         self._learn_s = self.workers.clock() - began_s
         self.metrics.rollouts.end_rollout(self.policy.version)
         return self.metrics.counts_since(before)
-
-    def _request(self) -> None:
-        """Requests one fragment from each worker that is up. Does nothing if fragments are
-        pending, or have arrived and were not taken yet."""
-        if self.calls.idle:
-            workers = self.workers.up()
-            self.fragments.request_in_turn(workers, len(workers))
 
     def _draw(self) -> Transitions | Sequences:
         """Draws a batch of `train_batch_size` rows. A batch of sequences can have fewer rows. See
@@ -255,21 +237,9 @@ class SyncReplay(ReplayOptimizer):
 
     # ---- state ----------------------------------------------------------------------------------
 
-    def drain(self) -> None:
-        """Waits for pending fragments, and keeps them for the next step."""
-        self.calls.wait()
-
-    def worker_states(self) -> dict[str, Any]:
-        """Returns the state of each worker, by worker index: the state of its environments and
-        random numbers, and the running statistics of its environments' wrappers. See
-        `sampler_states`."""
-        return sampler_states(self.workers)
-
     def get_driver_state(self) -> dict[str, Any]:
-        """See `PolicyOptimizer.get_driver_state`. Adds the counts of the rate limiter and of the
-        buffer. The state does not contain the rows of the buffer."""
-        replay = {"limiter": self.limiter.get_state(), "buffer": self.buffer.get_state()}
-        return {**super().get_driver_state(), "replay": replay}
+        """See `ReplayOptimizer.get_driver_state`. Adds the counts of the buffer."""
+        return {**super().get_driver_state(), "replay": {"buffer": self.buffer.get_state()}}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues from a state that `get_state` of any optimizer returned, with an empty buffer.
@@ -278,9 +248,7 @@ class SyncReplay(ReplayOptimizer):
         are sampled before learning continues. The training intensity does not count these rows.
         """
         super().set_state(state)
-        restore_samplers(self.workers, state.get("workers", {}))
         self._begin_buffer()
         if replay := state.get("replay"):
             self.buffer.set_state(replay["buffer"])
-        if limiter := state.get("limiter") or state.get("replay", {}).get("limiter"):
-            self.limiter.set_state(limiter, rows=0)
+        self.restore_limiter(state)

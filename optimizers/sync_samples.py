@@ -7,22 +7,17 @@ workers sample while the driver learns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import pydantic
 
-from polopt.common.config import Automatic, ConfigError
+from polopt.common.config import Automatic
 from polopt.common.sample_batch import SampleBatch
 from polopt.metrics.number import Number
 from polopt.metrics.optimizer_stats import StepResult
-from polopt.optimizers.collection_checks import check_central_gradients
 from polopt.optimizers.optimizer_config import OptimizerConfig
-from polopt.optimizers.policy_optimizer import PolicyOptimizer
-from polopt.rollouts.rollout_config import RolloutConfig
-from polopt.rollouts.workers.call_workers import restore_samplers, sampler_states
+from polopt.optimizers.sync_sampling import SyncSampling
 from polopt.rollouts.workers.early_stop import Stragglers
-from polopt.rollouts.workers.gathering import Fragments, check_batch, num_fragments
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 #: The highest rates of a strategy whose driver learns from the samples of its workers.
@@ -57,7 +52,7 @@ class SyncSamplesConfig(OptimizerConfig):
     fraction_samples: float = pydantic.Field(default=0.25, ge=0.0, le=1.0)
 
 
-class SyncSamples(PolicyOptimizer):
+class SyncSamples(SyncSampling):
     """Sends weights to all workers, gathers their samples into one batch, and learns in the driver.
 
         polopt.PolicyOptimizerTrainer(
@@ -79,63 +74,26 @@ class SyncSamples(PolicyOptimizer):
     config_class = SyncSamplesConfig
     config: SyncSamplesConfig
     phases: ClassVar[tuple[str, ...]] = ("broadcast", "sample", "learn")
-    runs_in_process = True
-    after_failure = "reassign"
+    async_instead = "async_samples"
 
-    def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
-        super().__init__(workers, config)
-        self.calls.check = check_batch
-        stragglers = Stragglers(self.config.fraction_workers, self.config.fraction_samples)
-        self.fragments = Fragments(self.calls, workers, stragglers)
-
-    @classmethod
-    def check(cls, rollout: RolloutConfig, config: Any) -> None:
-        if rollout.collection == "async" and rollout.num_workers > 0:
-            raise ConfigError(
-                "key 'collection': got 'async' with optimizer 'sync_samples'. Allowed: 'sync', "
-                "'overlapped', or optimizer 'async_samples'"
-            )
-        check_central_gradients(rollout)
+    def __init__(self, workers: WorkerSet, config: SyncSamplesConfig) -> None:
+        stragglers = Stragglers(config.fraction_workers, config.fraction_samples)
+        super().__init__(workers, config, stragglers)
 
     def step(self) -> StepResult:
         before = self.metrics.counts()
         with self.timers["broadcast"]:
-            self._request()
+            self.request(self.config.train_batch_size)
         with self.timers["sample"]:
             batch = SampleBatch.concat([reply.value for reply in self.fragments.all()])
         self.timers["sample"].push_rows(batch.env_steps)
-        if self.workers.config.rollout.collection == "overlapped":
+        if self.overlaps:
             with self.timers["broadcast"]:
-                self._request()
+                self.request(self.config.train_batch_size)
         with self.timers["learn"]:
             self.learn(batch)
         self.timers["learn"].push_rows(batch.env_steps)
         return self.metrics.counts_since(before)
-
-    def _request(self) -> None:
-        """Requests the fragments of one batch from all workers in turn. Does nothing if fragments
-        are pending, or have arrived and were not taken yet."""
-        if self.calls.idle:
-            workers, rows = self.workers.up(), self.config.train_batch_size
-            count = num_fragments(self.workers.config.rollout, rows, default=len(workers))
-            self.fragments.request_in_turn(workers, count)
-
-    def drain(self) -> None:
-        """Waits for pending fragments, and keeps them for the next step."""
-        self.calls.wait()
-
-    def worker_states(self) -> dict[str, Any]:
-        """Returns the state of each worker, by worker index: the state of its environments and
-        random numbers, and the running statistics of its environments' wrappers.
-
-        With `collection: sync`, a run that is restored from this state continues bit for bit if its
-        environments can save their state. See `sampler_states`.
-        """
-        return sampler_states(self.workers)
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        super().set_state(state)
-        restore_samplers(self.workers, state.get("workers", {}))
 
     def extra_stats(self) -> dict[str, Any]:
         return {

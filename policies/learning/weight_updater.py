@@ -63,6 +63,46 @@ class LearningProgress:
             self.skipped_updates += 1
 
 
+class Updates:
+    """What a policy object has learned since `Updates` was made.
+
+        updates = Updates(policy)
+        stats = policy.learn_on_batch(batch)
+        print(updates.num, updates.rows)
+
+    Args:
+        policy: the policy. Its `version` counts its updates.
+
+    Attributes:
+        version: version of the weights when this object was made.
+    """
+
+    def __init__(self, policy: Any) -> None:
+        self._policy = policy
+        self._before = dataclasses.replace(policy.progress)
+        self.version: int = policy.version
+
+    @property
+    def num(self) -> int:
+        """The number of updates."""
+        return int(self._policy.version - self.version)
+
+    @property
+    def rows(self) -> int:
+        """See `LearningProgress.rows_applied`."""
+        return int(self._policy.progress.rows_applied - self._before.rows_applied)
+
+    @property
+    def skipped(self) -> int:
+        """See `LearningProgress.skipped_updates`."""
+        return int(self._policy.progress.skipped_updates - self._before.skipped_updates)
+
+    @property
+    def non_finite(self) -> int:
+        """See `LearningProgress.non_finite_gradients`."""
+        return int(self._policy.progress.non_finite_gradients - self._before.non_finite_gradients)
+
+
 class TorchOptimizer(ABC):
     """One algorithm of `torch.optim` for one flat tensor, with the state of the algorithm.
 

@@ -22,6 +22,7 @@ from polopt.metrics.lag import LearnedVersions
 from polopt.metrics.machine import GpuReader, ProcessMeter
 from polopt.metrics.record import Record
 from polopt.policies.learning.reducer import Reducer
+from polopt.policies.learning.weight_updater import Updates
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.env_errors import EnvironmentFailedError
 from polopt.rollouts.envs.fault_tolerant_env import KeptInfos
@@ -293,29 +294,24 @@ class RolloutWorker(CallRunner):
                 not finite.
             GroupBroken: another learner died or hangs, so a sum over all learners failed.
         """
-        policy = self.policy
-        version, skipped = policy.version, policy.progress.skipped_updates
-        rows = policy.progress.rows_applied
-        own = policy.progress.non_finite_gradients
+        policy, updates = self.policy, Updates(self.policy)
         with self.phase("learn"):
             if reducer is not None:
                 self.share_moments(reducer)
             stats = policy.learn_on_batch(batch, reducer)
-        lag = version - batch.version, self._rollouts.since(batch.version)
+        lag = updates.version - batch.version, self._rollouts.since(batch.version)
         self.record.lags += (lag,)
         self._rollouts.end_rollout(policy.version)
         problem = "gradient of a minibatch"
         # All learners skip the same update. Only the learner with the non-finite gradient counts
         # the skipped update.
-        skipped = policy.progress.skipped_updates - skipped
-        own = skipped if reducer is None else policy.progress.non_finite_gradients - own
+        own = updates.skipped if reducer is None else updates.non_finite
         if own:
             self.record.add_faults([Fault("non_finite", problem, count=own)])
-        if policy.version > version:
-            updates, rows = policy.version - version, policy.progress.rows_applied - rows
-            self.record.learn(batch.env_steps, updates, rows, stats)
+        if updates.num:
+            self.record.learn(batch.env_steps, updates.num, updates.rows, stats)
             self.note_finite("updates", "")
-        elif skipped:
+        elif updates.skipped:
             self.note_finite("updates", problem)
         return stats
 
