@@ -18,9 +18,9 @@ from ray import tune
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
 import polopt
-from polopt.dashboards.data.prometheus import METRICS
-from polopt.dashboards.tab_file import declared_tab
+from polopt.dashboards.data.prometheus import metrics_of, series_of
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
+from polopt.trainers.numbers import numbers_of
 
 #: Each optimizer with the policy of one preset. A2C and SyncPPO report the same block.
 SCHEMES = {
@@ -173,8 +173,9 @@ def wandb_records(path: Path) -> Iterator[Any]:
 @every_optimizer
 def test_each_metric_of_prometheus_has_a_result_key(logged: Any, optimizer: str) -> None:
     paths = set(flat(logged[0][optimizer].result))
-    metrics = [*METRICS, *declared_tab(OPTIMIZERS.get(optimizer)).metrics]
-    assert [metric.name for metric in metrics if not [*metric.match(paths)]] == []
+    numbers = numbers_of(OPTIMIZERS.get(optimizer))
+    exported = {found[0] for path in paths if (found := series_of(numbers, path))}
+    assert metrics_of(numbers).keys() - exported == set()
 
 
 @every_optimizer
