@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import statistics
@@ -45,6 +44,7 @@ from typing import Any, NamedTuple
 from about import about
 from environments import PEERS, PeerError
 from processes import STARTUP_LIMIT_S, Turns, run
+from stored_runs import write_runs
 
 #: From the name of a row to its case of `peers/polopt/run.py`.
 ROWS = {
@@ -191,7 +191,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement")
     parser.add_argument("--turns", action="store_true", help="one process of each checkout")
     parser.add_argument("--processes", type=int, default=1, help="of each checkout, with --turns")
-    parser.add_argument("--out", type=Path, default=Path("results/compare.json"))
+    parser.add_argument("--out", type=Path, default=Path("results/compare.jsonl"))
     args = parser.parse_args()
     for checkout in (args.a, args.b):
         if not (checkout / "src" / "polopt").is_dir():
@@ -214,7 +214,7 @@ def main() -> int:
         "| B, CPU ms per 1,000 steps | B / A (95% interval) | verdict |",
         "|---|---:|---:|---:|---:|---:|---:|---|",
     ]
-    kept: dict[str, list[list[dict[str, Any]]]] = {}
+    kept: dict[str, Any] = {"about": {**facts, "command": command}}
     failed = False
     for name in args.only:
         groups: list[list[Pair]] = []
@@ -233,12 +233,8 @@ def main() -> int:
         lines.append(
             f"| {name} |||||||  not measured: {note} |" if note else table_row(name, groups)
         )
-        kept[name] = [[pair._asdict() for pair in group] for group in groups]
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        result = {"about": facts, "command": command, "rows": kept}
-        args.out.write_text(
-            json.dumps(result, indent=1)
-        )  # after each row, because a run takes long
+        kept[name] = {"groups": [[pair._asdict() for pair in group] for group in groups]}
+        write_runs(args.out, kept)  # after each row, because a run takes long
         print(lines[-1], file=sys.stderr, flush=True)
     print("\n".join(lines))
     each = f" of each of {args.processes} processes" if args.turns else ""

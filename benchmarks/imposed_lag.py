@@ -7,8 +7,8 @@
 A queue of L batches lies between sampling and learning. So every sample after the first L batches
 has a lag of exactly L batches, whatever the speed of the machine. The experiment runs in one
 process and is reproducible for a given seed. The script stores each result in
-`benchmarks/results/imposed_lag.json`, and does not repeat runs that this file contains. The page is
-`docs/imposed-lag.md`, and the figure is `docs/images/imposed-lag.png`.
+`benchmarks/results/imposed_lag.jsonl`, and does not repeat runs that this file contains. The page
+is `docs/imposed-lag.md`, and the figure is `docs/images/imposed-lag.png`.
 
 The experiment follows Hilton et al., 2022 ("Batch size-invariance for policy optimization"), who
 train with artificially old data. The return of a run is the mean return of its last 100 episodes.
@@ -19,7 +19,6 @@ over seeds).
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections import deque
 from pathlib import Path
@@ -28,11 +27,12 @@ from typing import Any, ClassVar
 import pydantic
 from about import about
 from intervals import interquartile_mean, interval
+from stored_runs import read_runs, write_runs
 
 import polopt
 
 ROOT = Path(__file__).resolve().parent.parent
-STORE = ROOT / "benchmarks/results/imposed_lag.json"
+STORE = ROOT / "benchmarks/results/imposed_lag.jsonl"
 PAGE = ROOT / "docs/imposed-lag.md"
 FIGURE = ROOT / "docs/images/imposed-lag.png"
 LAGS = (0, 1, 4, 16, 64)
@@ -217,8 +217,7 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="only write page and figure")
     given = parser.parse_args()
     polopt.register_optimizer("imposed_lag", ImposedLag)
-    STORE.parent.mkdir(exist_ok=True)
-    store: dict[str, Any] = json.loads(STORE.read_text()) if STORE.exists() else {}
+    store = read_runs(STORE)
     for seed in [] if given.page else given.seeds:
         for task in given.tasks:
             for lag in given.lags:
@@ -228,9 +227,7 @@ def main() -> None:
                         continue
                     store[name] = run(task, policy, lag, seed, TASKS[task])
                     store["about"] = about()
-                    partial = STORE.with_suffix(".partial")
-                    partial.write_text(json.dumps(store, indent=1, sort_keys=True))
-                    partial.replace(STORE)
+                    write_runs(STORE, store)
                     print(name, store[name], flush=True)
     write_page(store)
 

@@ -2,14 +2,13 @@
 
     python benchmarks/picture.py    # writes docs/images/overview.png, and needs Chrome
 
-The left plot shows the curves in `benchmarks/results/tasks.json`, as interquartile mean over five
+The left plot shows the curves in `benchmarks/results/tasks.jsonl`, as interquartile mean over five
 seeds. The bar at the end of a curve is the 95 percent interval of its last point. The right plot
 shows the rates in the table of `docs/benchmarks.md`. The script does not measure anything itself.
 """
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import plotly.graph_objects as go
 from intervals import interquartile_mean, interval
 from plotly.subplots import make_subplots
 from results import COLORS, IMAGES, PAGE, POINTS, SEEDS, STORE, TASKS
+from stored_runs import read_runs
 
 NAME = "HalfCheetah-v5"
 IMAGE = IMAGES / "overview.png"
@@ -112,7 +112,7 @@ def main() -> None:
         horizontal_spacing=0.27,
         subplot_titles=titles,
     )
-    add_curves(figure, json.loads(STORE.read_text()))
+    add_curves(figure, read_runs(STORE))
     add_bars(figure)
     figure.update_layout(
         template="plotly_white",

@@ -7,9 +7,9 @@
 Each run is a new process, with one thread per process. A run of polopt trains
 `tuned_examples/NAME.yaml` or an example of `UNTUNED`. A run of a peer starts a script of
 `benchmarks/peers` in the virtual environment of the peer. After each run, the script stores the
-result in `benchmarks/results/tasks.json`. Later calls skip the stored runs. To measure a run again,
-delete its entry in this file. At the end, the script writes the tables to `docs/tasks.md` and the
-learning curves to `docs/images/task-*.png`. A trainer without stored runs gets a row with "not
+result in `benchmarks/results/tasks.jsonl`. Later calls skip the stored runs. To measure a run
+again, delete its line in this file. At the end, the script writes the tables to `docs/tasks.md` and
+the learning curves to `docs/images/task-*.png`. A trainer without stored runs gets a row with "not
 run".
 
 The return of a run is the mean undiscounted return of the last 100 training episodes at the budget,
@@ -34,9 +34,10 @@ from about import about
 from environments import CACHE, PEERS, PeerError, make_environment
 from intervals import interquartile_mean, interval
 from processes import run as run_process
+from stored_runs import read_runs, write_runs
 
 ROOT = Path(__file__).resolve().parent.parent
-STORE = ROOT / "benchmarks/results/tasks.json"
+STORE = ROOT / "benchmarks/results/tasks.jsonl"
 PAGE = ROOT / "docs/tasks.md"
 IMAGES = ROOT / "docs/images"
 EXAMPLES = ROOT / "tuned_examples"
@@ -565,8 +566,7 @@ def main() -> None:
         budget = given.env_steps, given.episodes
         print(json.dumps(train_example(given.train, given.seeds[0], *budget)), flush=True)
         return
-    STORE.parent.mkdir(exist_ok=True)
-    store: dict[str, Any] = json.loads(STORE.read_text()) if STORE.exists() else {}
+    store = read_runs(STORE)
     cells = [
         (name, cell)
         for name in given.only
@@ -586,9 +586,7 @@ def main() -> None:
                 print(f"{key}: {error}", file=sys.stderr, flush=True)
                 continue
             store["about"] = facts
-            partial = STORE.with_suffix(".partial")
-            partial.write_text(json.dumps(store, indent=1, sort_keys=True))
-            partial.replace(STORE)
+            write_runs(STORE, store)
             shown = {part: store[key][part] for part in ("return", "seconds", "env_steps")}
             print(key, shown, flush=True)
     write_page(store)

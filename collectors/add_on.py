@@ -5,10 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from polopt.common.add_ons import AddOn, RunListener
+from polopt.metrics.number import Number
 
 
 class Collectors(AddOn):
     """Starts gradient workers if a run asks for workers below its workers."""
+
+    numbers = tuple(
+        Number(
+            f"optimizer/scheme_{part}",
+            "",
+            f"the {part} of the optimizer in the [matrix of schemes](schemes.md#the-matrix), or "
+            "`unspecified` for an optimizer that does not derive from an optimizer of polopt",
+            "text",
+        )
+        for part in ("collection", "gradients", "update")
+    )
 
     def worker_set(self, config: Any) -> type[Any] | None:
         if config.rollout.num_workers_below == 0:

@@ -210,13 +210,13 @@ class Collector:
             workers = self.workers.remote or self._here(ahead)
             self.fragments.request_in_turn(workers, len(workers), self._budget.request)
             return
-        for worker in self.workers.remote or self._here(ahead):
+        for handle in self.workers.remote or self._here(ahead):
             expected = self.fragments.num_frames
             if self._budget.spent(expected):
                 return
-            if not self.fragments.num_of(worker):
+            if not self.fragments.num_of(handle):
                 self._budget.begin_fragments(expected)
-                self.fragments.request(worker, self._budget.request(worker))
+                self.fragments.request(handle, self._budget.request(handle))
 
     def _here(self, ahead: bool) -> list[WorkerHandle]:
         """Returns a list with the local worker, for a Collector without remote workers. The local
@@ -250,7 +250,7 @@ class Collector:
         calls = self.calls
         old = self.weight_sync.too_old(call.worker for call in calls.pending())
         calls.stop_early([call for call in calls.pending() if call.worker in old], 1)
-        while any(calls.num_calls_of(worker) for worker in old):
+        while any(calls.num_calls_of(handle) for handle in old):
             calls.receive()
 
     def stop_batch_early(self, keep_steps: int | None) -> None:
@@ -348,7 +348,7 @@ class Collector:
         if self._arguments is None:
             raise RuntimeError("this Collector did not make its workers; use WorkerSet.add_workers")
         specs = self._arguments.more(create_env_fn, num_collectors, num_envs, remote_configs)
-        return [worker.index for worker in self.workers.add_workers(specs)]
+        return [handle.index for handle in self.workers.add_workers(specs)]
 
     def remove_collectors(self, indices: Iterable[int]) -> None:
         """Stops the workers with these indices. Their pending fragments are lost and not counted.
@@ -397,7 +397,7 @@ class Collector:
             WorkersFailedError: if workers keep failing, or if too few workers remain.
         """
         self.drain()
-        indices = [worker.index for worker in self.workers.up()] if self.workers.remote else []
+        indices = [handle.index for handle in self.workers.up()] if self.workers.remote else []
         states = call_each(self.workers, "get_state", dict.fromkeys(indices, (False,)))
         states[0] = self.workers.local.get_state(with_policy=False)
         return {
@@ -450,7 +450,7 @@ def seed_workers(workers: WorkerSet, seed: int, static: bool) -> int:
     """Seeds every environment of every worker, and returns the next seed of the sequence. With
     `static`, all environments receive `seed`, and the result is also `seed`."""
     seeds: dict[int, list[int]] = {}
-    for index in [worker.index for worker in workers.remote] or [0]:
+    for index in [handle.index for handle in workers.remote] or [0]:
         seeds[index] = []
         for _ in range(workers.num_envs_of(index)):
             seeds[index].append(seed)

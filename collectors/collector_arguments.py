@@ -19,8 +19,7 @@ from polopt.rollouts.envs.vector_env import probe_spaces
 from polopt.rollouts.ray_session import attach_or_start
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.worker_config import check_picklable, make_worker_config
-from polopt.rollouts.workers.worker_handle import WorkerSpec
-from polopt.rollouts.workers.worker_set import WorkerSet
+from polopt.rollouts.workers.worker_set import WorkerSet, WorkerSpec
 
 if TYPE_CHECKING:
     from polopt.recording.collector_record import CollectorRecord

@@ -10,7 +10,7 @@ import pydantic
 import torch
 
 from polopt.common.config import Automatic, Config, ConfigError, differ, shown
-from polopt.rollouts.sampling.sample_request import Exploration
+from polopt.rollouts.sampling.sampler import Exploration
 
 
 def _known_device(name: str) -> str:

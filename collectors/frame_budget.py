@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polopt.collectors.collector_config import CollectingConfig
-from polopt.rollouts.sampling.sample_request import SampleRequest
+from polopt.rollouts.sampling.worker_sampler import SampleRequest
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -40,14 +40,14 @@ class FrameBudget:
         """
         self._uniform = self.num_frames + expected < self._config.init_random_frames
 
-    def request(self, worker: WorkerHandle) -> SampleRequest:
+    def request(self, handle: WorkerHandle) -> SampleRequest:
         """Makes the request for one fragment of a worker."""
         config = self._config
         frames, steps = None, None
         if config.frames_per_batch:
             num_collectors = max(1, len(self._workers.remote)) if config.sync else 1
             frames = -(-config.frames_per_batch // num_collectors)
-            steps = -(-frames // self._workers.num_envs_of(worker.index))
+            steps = -(-frames // self._workers.num_envs_of(handle.index))
         return SampleRequest(
             steps=steps,
             frames=frames,

@@ -77,20 +77,20 @@ class WeightSync(WeightSnapshots):
         self._stamp = self.num_batches
         return super().take(force)
 
-    def for_call(self, worker: WorkerHandle) -> Any:
+    def for_call(self, handle: WorkerHandle) -> Any:
         """Returns the weights for the request of a fragment, like `WeightSnapshots.for_call`. This
         method takes a new snapshot only if an option of the Collector requires one."""
-        if worker.shares_weights:
+        if handle.shares_weights:
             return None
         if not self.by_consumer and self._due(self.ahead):
             self.take()
-        self._stamps[worker.index] = self._stamp
-        self._updates[worker.index] = self.num_updates
-        return self.last_for(worker)
+        self._stamps[handle.index] = self._stamp
+        self._updates[handle.index] = self.num_updates
+        return self.last_for(handle)
 
-    def update_of(self, worker: WorkerHandle) -> int:
+    def update_of(self, handle: WorkerHandle) -> int:
         """Returns the value of `num_updates` at the request of the worker's last fragment."""
-        return self._updates.get(worker.index, self.num_updates)
+        return self._updates.get(handle.index, self.num_updates)
 
     def _due(self, ahead: bool) -> bool:
         config = self._config
@@ -101,23 +101,23 @@ class WeightSync(WeightSnapshots):
             or 0 < config.max_weight_update_interval < lag + ahead
         )
 
-    def too_old(self, workers: Iterable[WorkerHandle]) -> list[WorkerHandle]:
+    def too_old(self, handles: Iterable[WorkerHandle]) -> list[WorkerHandle]:
         """Returns the workers whose weights will exceed the lag `max_weight_update_interval` when
         the current batch is returned. If there may be such workers, and `by_consumer` is False,
         this method first takes a snapshot.
 
         Args:
-            workers: the workers that are sampling now.
+            handles: the workers that are sampling now.
         """
         limit = self._config.max_weight_update_interval
         if limit <= 0:
             return []
-        old = [w for w in workers if self.num_batches + 1 - self._stamps[w.index] > limit]
+        old = [w for w in handles if self.num_batches + 1 - self._stamps[w.index] > limit]
         if not old:
             return []
         if not self.by_consumer:
             self.take()
         current = [w for w in old if self.last and w.sent_snapshot == self.last.number]
-        for worker in current:  # these workers already have the newest weights
-            self._stamps[worker.index] = self._stamp
+        for handle in current:  # these workers already have the newest weights
+            self._stamps[handle.index] = self._stamp
         return [w for w in old if self.num_batches + 1 - self._stamps[w.index] > limit]

@@ -210,8 +210,7 @@ def evaluate(
         from polopt.command_line import evaluate_command
         from polopt.command_line.names import named_classes
         from polopt.trainers import play_episodes
-        from polopt.trainers.saved_policy import policy_of
-        from polopt.trainers.saved_trainer import find_checkpoint, restore_env_statistics
+        from polopt.trainers.restoring import find_checkpoint, policy_of, restore_env_statistics
 
         classes = named_classes(policy, network)
         found = find_checkpoint(checkpoint.expanduser())
@@ -239,8 +238,7 @@ def export(
     """Write a trained policy as an ONNX model."""
     with bad_input():
         from polopt.command_line.names import named_classes
-        from polopt.trainers.saved_policy import load
-        from polopt.trainers.saved_trainer import find_checkpoint
+        from polopt.trainers.restoring import find_checkpoint, load
 
         policy_class, network_class = named_classes(policy, network)
         found = find_checkpoint(checkpoint.expanduser())

@@ -12,12 +12,12 @@ import numpy as np
 from polopt.command_line.examples import Example, apply_changes
 from polopt.command_line.names import import_from, named
 from polopt.common.config import ConfigError
+from polopt.common.plain_data import argument_for, described
 from polopt.rollouts.envs.env_sources import resolve_env
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.experiment import Experiment
-from polopt.trainers.saved_config import argument_for, described, unsaved_in
-from polopt.trainers.saved_policy import read_whole
+from polopt.trainers.restoring import read_whole, unsaved_in
 from polopt.trainers.trainer_config import EvaluationConfig, merged_options
 
 #: Options of the environment that an argument can change.
@@ -48,7 +48,7 @@ def load(
     """
     state = read_whole(checkpoint)
     # The optimizer has no effect on evaluation, and may not be installed here.
-    # `polopt.trainers.saved_policy` makes the policy.
+    # `polopt.trainers.restoring` makes the policy.
     plugins = ("optimizer", "policy")
     config = {key: value for key, value in state["config"].items() if key not in plugins}
     given = dict(changes) if isinstance(changes, Mapping) else _changes(changes)

@@ -20,10 +20,11 @@ from polopt.trainers.play_episodes import (
     environment,
     play,
 )
-from polopt.trainers.saved_policy import policy_of, read_whole
-from polopt.trainers.saved_trainer import (
+from polopt.trainers.restoring import (
     checkpoint_path,
     find_checkpoint,
+    policy_of,
+    read_whole,
     restore_env_statistics,
 )
 

@@ -28,8 +28,8 @@ import yaml
 
 from polopt.command_line.names import import_file
 from polopt.command_line.sweep import is_grid
+from polopt.common.add_ons import hint
 from polopt.common.config import Config, ConfigError, Problems, nearest
-from polopt.common.other_libraries import instead_of_algorithm
 from polopt.trainers.options import options_of
 from polopt.trainers.presets import PRESETS
 
@@ -96,7 +96,7 @@ def load_example(name_or_path: str) -> Example:
         elif name_or_path in PRESETS:
             return Example(run=name_or_path)
         else:
-            instead = instead_of_algorithm(name_or_path)
+            instead = hint("preset", name_or_path)
             meant = f". {instead}." if instead else nearest(name_or_path, [*names, *PRESETS]) or "."
             raise ConfigError(
                 f"{name_or_path!r} is not a tuned example, a preset or a file"

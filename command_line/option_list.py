@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from polopt.command_line.names import named
+from polopt.common.add_ons import hint
 from polopt.common.config import ConfigError, nearest_of
-from polopt.common.other_libraries import instead_of_algorithm
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.policies.policy import Policy
@@ -39,9 +39,8 @@ def lines(name: str) -> Iterator[str]:
         yield f"{option.key} = {shown_default(option.default)}"
         yield from _wrapped(option.meaning)
         yield from _wrapped(f"Allowed: {option.allowed}.")
-        names = [name for name in option.other_names if name != option.key]
-        if names:
-            yield from _wrapped(f"Other names, including names in RLlib: {', '.join(names)}.")
+        if option.aliases:
+            yield from _wrapped(f"Other names: {', '.join(option.aliases)}.")
 
 
 def _options(name: str) -> list[Option]:
@@ -53,7 +52,7 @@ def _options(name: str) -> list[Option]:
     if ":" in name:
         return _options_of(named(name, "argument"), name)
     known = [*PRESETS, *OPTIMIZERS.names(), *POLICIES.names()]
-    instead = instead_of_algorithm(name)
+    instead = hint("preset", name)
     meant = f". {instead}" if instead else nearest_of(name, known)
     raise ConfigError(f"{name!r} is not a preset, an optimizer or a policy{meant}")
 

@@ -15,10 +15,10 @@ from polopt.command_line.sweep import (
     with_searches,
     with_seeds,
 )
+from polopt.common.add_ons import hint
 from polopt.common.config import ConfigError, canonical, differ, nearest_of, shown
-from polopt.common.other_libraries import instead_of_algorithm
 from polopt.metrics.optimizer_stats import OptimizerStats
-from polopt.rollouts.envs.close_env import close_env
+from polopt.rollouts.envs.env_errors import close_env
 from polopt.rollouts.envs.env_sources import env_name
 from polopt.rollouts.envs.env_state import merge_env_statistics, set_env_statistics
 from polopt.rollouts.envs.vector_env import make_vector_env
@@ -34,14 +34,14 @@ from polopt.trainers.experiment import (
 )
 from polopt.trainers.flat_config import aliases_for
 from polopt.trainers.presets import PRESETS
-from polopt.trainers.results import check_stop_key
-from polopt.trainers.saved_experiment import config_of
-from polopt.trainers.saved_trainer import (
+from polopt.trainers.restoring import (
     find_checkpoint,
     misfit,
     read_or_fall_back,
     restore_state,
 )
+from polopt.trainers.results import check_stop_key
+from polopt.trainers.saved_experiment import config_of
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 
@@ -160,7 +160,7 @@ def preset_named(name: str) -> type[PolicyOptimizerTrainer]:
         ConfigError: no preset has this name.
     """
     if not isinstance(name, str) or name not in PRESETS:
-        instead = instead_of_algorithm(name)
+        instead = hint("preset", name)
         meant = f". {instead}" if instead else nearest_of(name, PRESETS)
         raise ConfigError(f"key 'run': got {shown(name)}{meant}")
     return PRESETS[name]

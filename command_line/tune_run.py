@@ -31,14 +31,14 @@ from polopt.command_line.ray_thread import ray_running
 from polopt.command_line.signals import Stopped, StopSignals
 from polopt.common.add_ons import add_ons
 from polopt.common.config import ConfigError
+from polopt.common.plain_data import argument_for, encode
 from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.envs.env_sources import env_name
 from polopt.rollouts.ray_session import warn_if_crowded
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.experiment import Experiment, doubtful
+from polopt.trainers.restoring import BEST, find_checkpoint, unsaved_in
 from polopt.trainers.result_files import ResultTable, TensorBoardEvents
-from polopt.trainers.saved_config import argument_for, encode_config, unsaved_in
-from polopt.trainers.saved_trainer import BEST, find_checkpoint
 from polopt.trainers.stop_when import StopWhen
 from polopt.trainers.tune_trial import RunContext
 
@@ -335,7 +335,8 @@ def _next_step(checkpoint: Path, experiment: Experiment) -> str:
                 "this run"
             )
         command += [option, name] if name else []
-    _, unsaved = encode_config(experiment.to_dict())
+    unsaved: dict[str, str] = {}
+    encode(experiment.to_dict(), unsaved)
     missing = unsaved_in({"unsaved": unsaved}, "env_config")
     return " ".join([shlex.join(command), *(f"{argument_for(key)}=VALUE" for key in missing)])
 

@@ -9,8 +9,9 @@ methods of `AddOn` describe. A user's program has the same rights:
 
     polopt.register_add_on(Printer())
 
-An add-on of polopt is a folder beside the core with the file `add_on.py`, which defines `ADD_ON`.
-Delete the folder, and everything else still trains.
+An add-on of polopt is a folder with the file `add_on.py`, which defines `ADD_ON`. The folder is
+beside the core, or is a folder of faster code in `policies/`. Delete the folder, and everything
+else still trains.
 """
 
 from __future__ import annotations
@@ -19,12 +20,10 @@ import functools
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from polopt.common.checks import Checks
-
-if TYPE_CHECKING:
-    from polopt.common.config import Config
+from polopt.common.overrides import Replacement
 
 
 class RunListener:
@@ -96,14 +95,18 @@ class AddOn(Checks):
     add-on adds checks of options with the methods of `Checks`.
 
     Attributes:
-        config_class: the options of the add-on. In a config, they stand beside all other options.
+        config_class: a subclass of `Config` with the options of the add-on. In a config, they stand
+            beside all other options.
             The add-on reads them with `experiment.add_on(config_class)`.
         files: patterns of the files that the add-on writes to the directory of a run, such as
             `trace.json`. A run that replaces an earlier run in its directory deletes them.
+        numbers: declarations (`polopt.Number`) of the keys that `RunListener.extend` adds to
+            results.
     """
 
-    config_class: ClassVar[type[Config] | None] = None
+    config_class: ClassVar[type[Any] | None] = None
     files: ClassVar[tuple[str, ...]] = ()
+    numbers: ClassVar[tuple[Any, ...]] = ()
 
     def follow(self, trainer: Any) -> RunListener | None:
         """Returns a listener for the run of this trainer, or None. Called once for each trainer,
@@ -132,6 +135,64 @@ class AddOn(Checks):
         command."""
         return {}
 
+    def hint(self, kind: str, name: str) -> str:
+        """Returns what to use instead of a name that polopt does not know, for the error or the
+        warning about this name. The text has no final full stop. The result is empty if the add-on
+        does not know the name either.
+
+        Args:
+            kind: what the user meant with the name:
+
+                - "option": a key of a config.
+                - "optimizer", "policy" or "network": a registered name.
+                - "preset": a preset, an algorithm, or a name of the package `polopt`.
+                - "result key": a key of a result. The hint is the key to use.
+                - "tune name": a name under which polopt is about to register a preset with Tune. A
+                  hint becomes a warning.
+                - "trainable": `module.name` of a class that Tune trains under the name `name`, if
+                  it is not a preset. A hint becomes a warning.
+            name: the name.
+        """
+        return ""
+
+    def other_names(self, owner: type[Any]) -> Mapping[str, str]:
+        """Returns further names of the options of a config class, `{other name: key}`. A config may
+        use these names.
+
+        Args:
+            owner: a subclass of `Config`.
+        """
+        return {}
+
+    def fixed_options(self, where: str) -> Mapping[str, tuple[Any, ...]]:
+        """Returns options that polopt does not have, with the values that a config may give them.
+        With these values, another library does what polopt always does. For other values, the error
+        has the `hint` for the option.
+
+        Args:
+            where: "config" for the config itself, or "model" for the options of the network.
+        """
+        return {}
+
+    def faster(self, policy: Any, method: str) -> Replacement | None:
+        """Returns a faster implementation of a method of a policy, or a reason why there is none
+        for this policy. The implementation must compute the same up to rounding. polopt asks once
+        for each policy, method and network.
+
+        Args:
+            policy: a policy whose segments and flat weights exist already.
+            method: the replaced method, whose arguments the implementation gets:
+
+                - "make_backend" of `NetworkPolicy`. The implementation returns a `Backend`.
+                - "network_params" of `ReplayPolicy`.
+                - "backward" of `ReplayPolicy`. If the implementation returns None, the policy
+                  computes this gradient in torch.
+
+        Returns:
+            None if the add-on has nothing to say about this kind of policy or device.
+        """
+        return None
+
 
 _registered: list[AddOn] = []
 
@@ -146,10 +207,39 @@ def add_ons() -> tuple[AddOn, ...]:
     return (*_found(), *_registered)
 
 
+def hint(kind: str, name: Any) -> str:
+    """Returns the first hint of an add-on about a name. See `AddOn.hint`."""
+    return next(filter(None, (add_on.hint(kind, str(name)) for add_on in add_ons())), "")
+
+
+def other_names(owner: type[Any]) -> dict[str, str]:
+    """Returns the other names of options from all add-ons. See `AddOn.other_names`."""
+    return {name: key for one in add_ons() for name, key in one.other_names(owner).items()}
+
+
+def fixed_options(where: str) -> dict[str, tuple[Any, ...]]:
+    """Returns the fixed options from all add-ons. See `AddOn.fixed_options`."""
+    return {name: values for one in add_ons() for name, values in one.fixed_options(where).items()}
+
+
+def faster(policy: Any, method: str) -> Replacement:
+    """Returns the faster implementation of a method of a policy, from the add-on that was
+    registered last among those that have one. If no add-on has one, the result has the reason of
+    an add-on, if there is a reason. See `AddOn.faster`."""
+    found = [one for it in add_ons() if (one := it.faster(policy, method)) is not None]
+    found = [Replacement(policy, type(policy), (), None), *found]
+    return next((one for one in reversed(found) if one.active() is not None), found[-1])
+
+
 @functools.cache
 def _found() -> tuple[AddOn, ...]:
     import polopt
 
-    files = (path for folder in polopt.__path__ for path in Path(folder).glob("*/add_on.py"))
-    names = sorted({path.parent.name for path in files})
-    return tuple(import_module(f"polopt.{name}.add_on").ADD_ON for name in names)
+    folders = [Path(folder) for folder in polopt.__path__]
+    names = {
+        ".".join(path.relative_to(folder).parent.parts)
+        for folder in folders
+        for pattern in ("*/add_on.py", "policies/*/add_on.py")
+        for path in folder.glob(pattern)
+    }
+    return tuple(import_module(f"polopt.{name}.add_on").ADD_ON for name in sorted(names))

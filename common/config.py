@@ -6,13 +6,13 @@ import difflib
 import itertools
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 import pydantic
 
-from polopt.common.other_libraries import Fixed, fixed, instead_of
+from polopt.common import add_ons
 
 C = TypeVar("C", bound="Config")
 #: If there are many allowed names, an error message lists at most this number of names.
@@ -69,8 +69,8 @@ def nearest(name: Any, known: Iterable[str]) -> str:
     """Returns a question such as `; did you mean 'gamma'?`, to append to an error message. Returns
     an empty string unless `name` looks like a misspelled known name.
 
-    Callers should first look up `name` in `polopt.common.other_libraries`. A name from another
-    library may resemble a key of polopt with a different meaning.
+    Callers should first ask `add_ons.hint`. A name from another library may resemble a key of
+    polopt with a different meaning.
     """
     by_lower, given = {key.lower(): key for key in known}, str(name).lower()
     # With these cutoffs, names of three or four letters are found even if one letter is wrong.
@@ -111,25 +111,24 @@ def _similarity(given: str, key: str) -> float:
 
 
 def unknown_key(name: Any, known: Iterable[str], shown: Iterable[str] | None = None) -> str:
-    """Returns the error message for an unknown key. For an option of another library, the message
-    names the corresponding key of polopt. For other keys, the message ends with the result of
-    `nearest_of`, which has the same arguments. An example:
-
-        unknown key 'n_steps'. For 'n_steps' of Stable-Baselines3: 'rollout_fragment_length'
-    """
-    instead = instead_of(name)
+    """Returns the error message for an unknown key. The message ends with the hint of an add-on if
+    there is one, and otherwise with the result of `nearest_of`, which has the same arguments."""
+    instead = add_ons.hint("option", name)
     return f"unknown key {name!r}" + (f". {instead}" if instead else nearest_of(name, known, shown))
 
 
 def without_fixed(
-    options: Mapping[str, Any], rows: Sequence[Fixed], known: Iterable[str], where: str = "config"
+    options: Mapping[str, Any],
+    fixed: Mapping[str, tuple[Any, ...]],
+    known: Iterable[str],
+    where: str = "config",
 ) -> dict[str, Any]:
-    """Removes options of other libraries whose value is fixed in polopt.
+    """Removes options that polopt does not have, and that a config may contain anyway.
 
     Args:
         options: the user's options.
-        rows: the fixed options and their values.
-        known: the keys and aliases of polopt. These options are kept, even if `rows` contains them.
+        fixed: the values that each of these options may have. See `AddOn.fixed_options`.
+        known: the keys and aliases of polopt. These options are kept, even if `fixed` has them.
         where: the name of the dict in error messages.
 
     Raises:
@@ -138,16 +137,14 @@ def without_fixed(
     """
     kept, known, problems = {}, set(known), Problems()
     for key, value in options.items():
-        row = None if key in known else fixed(key, rows)
-        if row is None:
+        allowed = None if key in known else fixed.get(key)
+        if allowed is None:
             kept[key] = value
-            continue
-        allowed = row.allowed(key)
-        if not any(type(value) is type(same) and value == same for same in allowed):
+        elif not any(type(value) is type(same) and value == same for same in allowed):
             values = f"Allowed: {' or '.join(map(repr, allowed))}" if allowed else "Leave it out"
-            problems.lines.append(
-                f"{where}: key {key!r}: got {shown(value)}. {values}. {instead_of(key)}"
-            )
+            instead = add_ons.hint("option", key)
+            said = f"{where}: key {key!r}: got {shown(value)}. {values}"
+            problems.lines.append(f"{said}. {instead}" if instead else said)
     problems.raise_all()
     return kept
 
@@ -185,7 +182,7 @@ class Config(pydantic.BaseModel):
 
     Subclasses may set these class attributes:
 
-    - `aliases` maps other names of keys, such as names in RLlib, to the keys.
+    - `aliases` maps other names of keys to the keys.
     - `renamed` maps former names of keys to the current names. A former name raises an error that
       gives the current name.
     - `removed` maps keys that no longer exist to the reason. Such a key raises an error that gives
@@ -200,8 +197,8 @@ class Config(pydantic.BaseModel):
         populate_by_name=True,
         validate_default=False,
     )
-    #: Whether the error for an option of another library names the corresponding key of polopt.
-    #: False for classes with few options, because their errors list all options.
+    #: Whether the error for an unknown key has the hint of an add-on. False for classes with few
+    #: options, because their errors list all options.
     advises: ClassVar[bool] = True
     aliases: ClassVar[Mapping[str, str]] = {}
     renamed: ClassVar[Mapping[str, str]] = {}
@@ -225,6 +222,12 @@ class Config(pydantic.BaseModel):
         return [field.alias or name for name, field in cls.model_fields.items()]
 
     @classmethod
+    def other_names(cls) -> dict[str, str]:
+        """Returns all names of keys besides the keys, `{name: key}`: `aliases`, and the names that
+        add-ons know."""
+        return {**add_ons.other_names(cls), **cls.aliases}
+
+    @classmethod
     def parse(cls: type[C], options: Mapping[str, Any], where: str = "config") -> C:
         """Makes a config from a plain dict.
 
@@ -238,7 +241,7 @@ class Config(pydantic.BaseModel):
                 values under two names. The message has one line for each wrong key. For an unknown
                 key, it suggests known keys.
         """
-        options, problems = canonical(options, cls.aliases, where), Problems()
+        options, problems = canonical(options, cls.other_names(), where), Problems()
         with problems.collected():
             cls.check_former_keys(options, where)
         known = set(cls.keys()) | set(cls.model_fields)
@@ -247,10 +250,10 @@ class Config(pydantic.BaseModel):
             del options[key]
             if key in former:
                 continue
-            instead = instead_of(key)
+            instead = add_ons.hint("option", key)
             if not set(cls.keys()) & set(re.findall(r"\w+", instead)):
                 instead = ""  # the text names no key of this config
-            meant = nearest_of(key, [*cls.keys(), *cls.aliases], cls.keys())
+            meant = nearest_of(key, [*cls.keys(), *cls.other_names()], cls.keys())
             problems.lines.append(
                 f"{where}: unknown key {key!r}" + (f". {instead}" if instead else meant)
             )
@@ -335,8 +338,9 @@ def _problems(cls: type[Config], error: pydantic.ValidationError) -> list[str]:
 def _message(cls: type[Config], problem: Any, path: str) -> str:
     if problem["type"] == "extra_forbidden":
         owner = _owner(cls, problem["loc"])
-        instead = instead_of(problem["loc"][-1]) if owner is None or owner.advises else ""
-        siblings = "" if owner is None else nearest_of(problem["loc"][-1], owner.keys())
+        key, advises = problem["loc"][-1], owner is None or owner.advises
+        instead = add_ons.hint("option", key) if advises else ""
+        siblings = "" if owner is None else nearest_of(key, owner.keys())
         return f"unknown key {path!r}" + (f". {instead}" if instead else siblings)
     kind, described = problem["type"], _description(cls, problem["loc"])
     if kind == "missing" and not described:

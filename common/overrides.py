@@ -6,8 +6,6 @@ from collections.abc import Callable
 from inspect import getattr_static
 from typing import Any
 
-from torch import nn
-
 
 class Replacement:
     """A faster implementation of methods of one object.
@@ -20,8 +18,9 @@ class Replacement:
         owner: the class of the object, or the base class whose methods the implementation replaces.
         names: names of all methods and other members of `owner` that the implementation replaces,
             directly or because only a replaced method uses them.
-        compute: the faster implementation.
+        compute: the faster implementation. None means that there is none.
         why_not: why the implementation cannot be used, if the caller already knows a reason.
+        title: name of the implementation for users, such as `NumPy`.
     """
 
     def __init__(
@@ -31,8 +30,9 @@ class Replacement:
         names: tuple[str, ...],
         compute: Callable[..., Any] | None,
         why_not: str = "",
+        title: str = "",
     ) -> None:
-        self._thing, self._names, self._compute = thing, names, compute
+        self._thing, self._names, self._compute, self._title = thing, names, compute, title
         cls = type(thing)
         changed = [
             name
@@ -44,7 +44,7 @@ class Replacement:
 
     @property
     def why_not(self) -> str:
-        """Why the implementation is not used. Empty if it is used."""
+        """Why the implementation is not used. Empty if it is used, or if there is none."""
         own = vars(self._thing)
         if self._why_not or own.keys().isdisjoint(self._names):
             return self._why_not
@@ -55,14 +55,20 @@ class Replacement:
         """Returns the faster implementation, or None if it is not used."""
         return None if self.why_not else self._compute
 
-    def described(self, name: str) -> str:
-        """Returns `name` if the implementation is used, and otherwise `torch (reason)`."""
+    def withdraw(self, why_not: str) -> None:
+        """Ends the use of the implementation for this reason."""
+        self._why_not = why_not
+
+    @property
+    def described(self) -> str:
+        """The title if the implementation is used, and otherwise `torch` or `torch (reason)`."""
         why_not = self.why_not
-        return f"torch ({why_not})" if why_not else name
+        plain = f"torch ({why_not})" if why_not else "torch"
+        return plain if self.active() is None else self._title
 
 
-def runs_as_written(module: nn.Module) -> bool:
-    """Whether a call of a module runs only the `forward` of its class: the module has no hooks, and
-    no `forward` of its own."""
+def runs_as_written(module: Any) -> bool:
+    """Whether a call of a torch module runs only the `forward` of its class: the module has no
+    hooks, and no `forward` of its own."""
     hooks: tuple[Any, ...] = (module._forward_hooks, module._forward_pre_hooks)
     return not any(hooks) and "forward" not in vars(module)

@@ -9,8 +9,8 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any
 
+from polopt.common.add_ons import hint
 from polopt.common.config import ConfigError, nearest_of
-from polopt.common.other_libraries import instead_of
 from polopt.common.tune_registry import share, shared
 
 
@@ -89,7 +89,7 @@ class Registry:
         if name not in self._known:
             known = self.names()
             others = nearest_of(name, known) if known else ". No class is registered"
-            others = f". {instead}" if (instead := instead_of(name)) else others
+            others = f". {instead}" if (instead := hint(self._kind, name)) else others
             raise ConfigError(f"key {self._kind!r}: got {name!r}{others}")
         found = self._known[name]
         return load_path(found) if isinstance(found, str) else found

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from polopt.common.compression import LOSSY, Packed, pack, unpack
-from polopt.common.data_faults import NO_FAULTS, DataFaults
 from polopt.common.episodes import EpisodeStats
+from polopt.common.faults import Faults, one_per_kind
 from polopt.common.moments import Moments
 
 
@@ -49,7 +49,7 @@ class SampleBatch:
         episodes: the statistics of the episodes that ended in the batch.
         device: the device of the tensors that `polopt.to_tensordict` makes. The arrays themselves
             are in host memory.
-        faults: the exceptions of environments, and non-finite values.
+        faults: the exceptions of environments, and non-finite values, by kind. See `Fault`.
         compress: the codec of `polopt.common.compression` that compresses the batch when it is sent
             to another process.
         column_versions: `[N]`, the version for each environment. `None` means that `version`
@@ -76,7 +76,7 @@ class SampleBatch:
     worker_index: int = 0
     episodes: EpisodeStats = field(default_factory=EpisodeStats)
     device: str = "cpu"
-    faults: DataFaults = NO_FAULTS
+    faults: Faults = field(default_factory=dict)
     compress: str = "none"
     column_versions: np.ndarray | None = None  # [N] int64
     per_env: dict[str, np.ndarray] = field(default_factory=dict)  # name -> [N, ...]
@@ -242,7 +242,7 @@ class SampleBatch:
             worker_index=batches[0].worker_index,
             episodes=EpisodeStats.concat(batch.episodes for batch in batches),
             device=batches[0].device,
-            faults=DataFaults.concat(batch.faults for batch in batches),
+            faults=one_per_kind(one for batch in batches for one in batch.faults.values()),
             per_env={
                 name: np.concatenate([b.per_env[name] for b in batches])
                 for name in batches[0].per_env

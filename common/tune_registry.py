@@ -44,9 +44,3 @@ def _registered(category: str, name: str) -> Callable[..., Any] | None:
         return None
     value: Callable[..., Any] = known.get(category, name)
     return value
-
-
-def rllib_is_imported() -> bool:
-    """Returns whether RLlib is imported. RLlib registers its algorithms under names that polopt
-    also uses."""
-    return "ray.rllib" in sys.modules

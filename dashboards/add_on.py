@@ -97,15 +97,17 @@ class _Run(RunListener):
         self._trace: Any = None
 
     def begin(self) -> None:
-        from polopt.dashboards.tab_file import declared_tab, write_tab
+        from polopt.dashboards.tab_file import write_tab
         from polopt.dashboards.trace_file import StepTrace
+        from polopt.trainers.numbers import numbers_of
 
         if self._trace is not None:
             self._trace.close()
         trainer = self._trainer
-        self._exporter.restart(declared_tab(type(trainer.optimizer)).metrics)
+        optimizer = trainer.optimizer
+        self._exporter.restart(numbers_of(type(optimizer), type(optimizer.policy)))
         if trainer.results_folder is not None:
-            write_tab(trainer.optimizer, *trainer.results_folder)
+            write_tab(optimizer, *trainer.results_folder)
         options = trainer.experiment.add_on(TraceConfig)
         first_step = options.trace_first_step if options.trace else 0
         self._trace = StepTrace(first_step, options.trace_num_steps, Path(trainer.logdir))

@@ -7,15 +7,16 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from polopt.dashboards.data.colors import PHASE_COLORS
-from polopt.dashboards.data.prometheus import METRICS, Metric
+from polopt.dashboards.data.prometheus import UNDECLARED, Metric, metrics_of
 from polopt.dashboards.data.tab import OptimizerTab
 from polopt.dashboards.data.tune_state import is_own, ray_root
+from polopt.trainers.numbers import numbers_of
 
 #: For each tag (see `Metric.tag`) of a stacked panel, a value that occurs in every trial. The panel
 #: counts the trials with this value.
@@ -33,7 +34,7 @@ class View:
 
     Attributes:
         title: title of the panel.
-        text: description of the panel.
+        text: description of the panel. Empty: the meaning of the first metric.
         metrics: names of the metrics to show on one axis. Without `stacked`, each metric has a line
             for each trial and value of its tag (see `Metric.tag`).
         stacked: whether to stack one area for each value of the tag. An area shows the mean over
@@ -50,13 +51,9 @@ class View:
 
 _LEARNER = ("polopt_learner",)
 VIEWS = (
-    View("Return", "Mean return of the last 100 episodes.", ("polopt_episode_return",)),
-    View(
-        "Return of evaluation", "Mean return of the last evaluation.", ("polopt_evaluation_return",)
-    ),
-    View(
-        "Environment steps/s", "Sampling rate since the last result.", ("polopt_env_steps_per_s",)
-    ),
+    View("Return", "", ("polopt_episode_return",)),
+    View("Return of evaluation", "", ("polopt_evaluation_return",)),
+    View("Environment steps/s", "", ("polopt_env_steps_per_s",)),
     View(
         "Driver's time",
         "With remote workers, the driver is idle in the phases wait and sample, and also in the "
@@ -71,22 +68,13 @@ VIEWS = (
         ("polopt_workers_share",),
         stacked=True,
     ),
-    View(
-        "Policy lag",
-        "Distribution of the lag of the weights that chose the actions, in updates.",
-        ("polopt_policy_lag",),
-    ),
+    View("Policy lag", "", ("polopt_policy_lag",)),
     View(
         "Mean and largest lag",
         "Policy, gradient and priority lag, in updates.",
         ("polopt_lag_mean", "polopt_lag_max"),
     ),
-    View(
-        "Lag in rollouts",
-        "Mean age of the weights that chose the actions. The age is the number of rollouts from "
-        "which the policy has learned since.",
-        ("polopt_lag_rollouts",),
-    ),
+    View("Lag in rollouts", "", ("polopt_lag_rollouts",)),
     View(
         "Driver's phases, p50 and p99",
         "Percentiles of the durations of each phase since the last result.",
@@ -98,16 +86,8 @@ VIEWS = (
         "measured per reply since the last result.",
         ("polopt_workers_p50_ms", "polopt_workers_p99_ms"),
     ),
-    View(
-        "Workers' steps/s",
-        "Sampling rate of a worker: mean, minimum and maximum over workers.",
-        ("polopt_workers_env_steps_per_s",),
-    ),
-    View(
-        "Workers' idle share",
-        "Idle share of a worker: mean, minimum and maximum over workers.",
-        ("polopt_workers_idle_share",),
-    ),
+    View("Workers' steps/s", "", ("polopt_workers_env_steps_per_s",)),
+    View("Workers' idle share", "", ("polopt_workers_idle_share",)),
     View(
         "Processors in use",
         "Processors that the driver's process and the workers' processes use. If cores are free, "
@@ -132,7 +112,7 @@ VIEWS = (
         "optimizer starts N calls at the same time, so its mean is (N + 1) / 2.",
         ("polopt_requests_in_flight",),
     ),
-    View("Updates/s", "Update rate since the last result.", ("polopt_updates_per_s",)),
+    View("Updates/s", "", ("polopt_updates_per_s",)),
     View(
         "Steps and updates, smoothed",
         "Rates of steps and updates over at least a minute.",
@@ -156,7 +136,7 @@ VIEWS = (
             "polopt_skipped_updates",
         ),
     ),
-    View("Healthy workers", "Number of workers that are up.", ("polopt_healthy_workers",)),
+    View("Healthy workers", "", ("polopt_healthy_workers",)),
     # The learner's statistics have several panels, because each axis should have values of similar
     # size. For example, the learning rate would be a flat line beside the losses.
     View(
@@ -378,13 +358,19 @@ def dashboards(tabs: Iterable[OptimizerTab] = ()) -> dict[str, dict[str, Any]]:
 
 
 def views_of(tab: OptimizerTab | None) -> list[View]:
-    """Returns the views of all optimizers, and a view of each metric that `tab` declares."""
-    own = [View(_title(metric), metric.text, (metric.name,)) for metric in _own(tab)]
+    """Returns `VIEWS`, and a view of each other metric of all optimizers or of `tab`."""
+    shown = {name for view in VIEWS for name in view.metrics}
+    own = [
+        View(_title(metric), "", (metric.name,))
+        for metric in all_metrics(tab).values()
+        if metric.name not in shown
+    ]
     return [*VIEWS[:_OWN_AT], *own, *VIEWS[_OWN_AT:]]
 
 
-def _own(tab: OptimizerTab | None) -> Sequence[Metric]:
-    return tab.tab.metrics if tab is not None else ()
+def all_metrics(tab: OptimizerTab | None = None) -> dict[str, Metric]:
+    """Returns the metrics of all optimizers, and those that `tab` declares, by name."""
+    return metrics_of([*numbers_of(), UNDECLARED, *(tab.numbers if tab is not None else ())])
 
 
 def _title(metric: Metric) -> str:
@@ -393,7 +379,7 @@ def _title(metric: Metric) -> str:
 
 def _dashboard(uid: str, tab: OptimizerTab | None) -> dict[str, Any]:
     chosen = tab.name if tab is not None else "$optimizer"
-    series = {metric.name: metric for metric in (*METRICS, *_own(tab))}
+    series = all_metrics(tab)
     panels = [
         {
             **_panel(view, series, f'optimizer=~"{chosen}",trial=~"$trial"'),
@@ -441,7 +427,7 @@ def _panel(view: View, series: Mapping[str, Metric], selector: str) -> dict[str,
     metric = series[view.metrics[0]]
     panel = {
         "title": view.title,
-        "description": view.text,
+        "description": view.text or metric.text,
         "datasource": "${datasource}",
         "targets": [
             {"refId": chr(ord("A") + number), **_target(series[name], view, selector)}

@@ -5,13 +5,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import ray
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from polopt.dashboards.data.prometheus import LAG_BOUNDARIES, METRICS, Metric
+from polopt.dashboards.data.prometheus import (
+    LAG_BOUNDARIES,
+    UNDECLARED,
+    Metric,
+    metrics_of,
+    series_of,
+)
+from polopt.metrics.number import Number
 
 #: One recording adds at most about this number of values to a histogram. The counts of the bins are
 #: rounded up, so each bin may add one more value. The limit keeps recordings short.
@@ -22,8 +28,7 @@ PERIOD_S = 5.0
 
 
 class PrometheusExporter:
-    """Records the results of one trial as Prometheus metrics. `METRICS` in
-    `polopt.dashboards.data.prometheus` and the optimizer declare the metrics.
+    """Records the results of one trial as Prometheus metrics. See `Number.metric`.
 
     Ray's agent on the node exports the metrics. Nothing is recorded without Ray. Results that
     arrive within `PERIOD_S` are recorded together. For such results, the last number of each
@@ -31,25 +36,27 @@ class PrometheusExporter:
     """
 
     def __init__(self) -> None:
-        self._series = cache(_make)
+        self._series: dict[str, Any] = {}  # by name of the metric
         self._values: dict[str, Any] = {}  # values that are not recorded yet, by path in the result
         self._tags: dict[str, str] = {}
         self.restart(())
 
-    def restart(self, metrics: Sequence[Metric] | None = None, restored: bool = False) -> None:
+    def restart(self, numbers: Sequence[Number] | None = None, restored: bool = False) -> None:
         """Prepares for a new optimizer or a restored checkpoint, whose counts do not continue the
         counts so far. First records all results that have been added.
 
         Args:
-            metrics: the metrics that the new optimizer declares. `None` means that the optimizer is
-                the same.
+            numbers: the declarations of all numbers in the results of the new optimizer. `None`
+                means that the optimizer is the same.
             restored: whether a checkpoint was restored. The first result then includes counts from
                 before the checkpoint. Counters therefore start to increase with the second result.
         """
         self.record()
-        if metrics is not None:
-            self._metrics = (*METRICS, *metrics)
-            self._histograms = {m.key for m in self._metrics if m.kind == "histogram"}
+        if numbers is not None:
+            self._numbers = (*numbers, UNDECLARED)
+            self._metrics = metrics_of(self._numbers)
+            histograms = (m for m in self._metrics.values() if m.kind == "histogram")
+            self._histograms = {key for metric in histograms for key in metric.keys}
         self._recorded_s = -math.inf
         self._restored = restored
         self._known: set[str] = set()  # all paths in the results so far
@@ -81,21 +88,23 @@ class PrometheusExporter:
             return
         self._recorded_s = time.monotonic()
         if new := values.keys() - self._known:
-            self._recorders += [
-                (path, self._recorder(metric, self._series(metric), tag, values[path]))
-                for metric in self._metrics
-                for path, tag in metric.match(new)
-            ]
+            for path in new:
+                found = series_of(self._numbers, path)
+                if found is not None:
+                    metric, tags = self._metrics[found[0]], {**self._tags, **found[1]}
+                    if metric.name not in self._series:
+                        self._series[metric.name] = _make(metric)
+                    recorder = self._recorder(metric, self._series[metric.name], tags, values[path])
+                    self._recorders.append((path, recorder))
             self._known |= new
         for path, recorder in self._recorders:
             if path in values:
                 recorder(values[path])
 
     def _recorder(
-        self, metric: Metric, series: Any, tag: dict[str, str], first: Any
+        self, metric: Metric, series: Any, tags: dict[str, str], first: Any
     ) -> Callable[[Any], None]:
         """Returns a function that records the values of one path."""
-        tags = {**self._tags, **tag}
         if metric.kind == "gauge":
             return lambda value: series.set(float(value), tags) if math.isfinite(value) else None
         if metric.kind == "histogram":

@@ -9,9 +9,12 @@ from typing import Any
 from pyarrow import fs
 
 from polopt.dashboards.data.plots import TABS
-from polopt.dashboards.data.tab import TAB_FILE, OptimizerTab, Tab
+from polopt.dashboards.data.tab import TAB_FILE, OptimizerTab, Tab, undeclared
+from polopt.metrics.number import find
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
+from polopt.policies.policy import Policy
+from polopt.trainers.numbers import own_numbers
 
 logger = logging.getLogger("polopt")
 
@@ -32,23 +35,28 @@ def tab_of(
     cls: type[PolicyOptimizer],
     extra_stats: Mapping[str, Any] | None = None,
     config: OptimizerConfig | None = None,
+    policy: type[Policy] = Policy,
 ) -> OptimizerTab:
     """Returns the description of an optimizer's dashboard tab.
 
     Args:
         cls: the class of the optimizer.
-        extra_stats: the return value of the optimizer's method `extra_stats`. `None` means that the
-            description does not list the names of the extra statistics.
+        extra_stats: the return value of the optimizer's method `extra_stats`, which may have
+            numbers that the optimizer does not declare.
         config: the config of the optimizer, with the numbers that plots draw as limits. `None`
             means that the description has no limits.
+        policy: the class of the policy.
     """
-    tab = declared_tab(cls)
+    tab, numbers = declared_tab(cls), [*own_numbers(cls, policy)]
+    for key in _numbers(extra_stats or {}):
+        if find(numbers, f"optimizer/{key}") is None:
+            numbers.append(undeclared(f"optimizer/{key}"))
     limits = {plot.limit: getattr(config, plot.limit, None) for plot in tab.plots if plot.limit}
     return OptimizerTab(
         name=cls.name or cls.__name__,
         title=cls.__name__,
         phases=tuple(cls.phases),
-        extra_stats=tuple(_numbers(extra_stats or {})),
+        numbers=tuple(numbers),
         tab=tab,
         limits=_numbers(limits),
     )
@@ -72,7 +80,8 @@ def write_tab(optimizer: PolicyOptimizer, filesystem: fs.FileSystem, folder: str
         folder: directory of the trial's results in this file system. Under Tune, this differs from
             the `logdir` of the trainable, which Tune copies only on request.
     """
-    tab = tab_of(type(optimizer), optimizer.extra_stats(), optimizer.config)
+    policy = type(optimizer.policy)
+    tab = tab_of(type(optimizer), optimizer.extra_stats(), optimizer.config, policy)
     path = f"{folder}/{TAB_FILE}"
     try:
         filesystem.create_dir(folder, recursive=True)

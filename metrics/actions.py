@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polopt.common.moments import Moments, merged
+from polopt.metrics.number import declare
 
 #: Largest number of bins in the histogram of a categorical action. If the action has more
 #: categories, the last bin counts all further categories.
@@ -20,6 +21,20 @@ MOST_CATEGORIES = 32
 #: The statistics cover at most this many categorical actions of a MultiDiscrete space, and at most
 #: this many dimensions of a Box.
 MOST_PARTS, MOST_DIMENSIONS = 8, 32
+
+#: The numbers of `ActionStats.report`.
+NUMBERS = declare(f"""
+    histogram/<component> (actions, histogram): how often each category was sampled in the interval.
+        The component is 0 for a Discrete action, and the index in a MultiDiscrete action, for at
+        most {MOST_PARTS} components. The last of at most {MOST_CATEGORIES} counts includes all
+        further categories
+    mean (unit of the action, list): mean of each dimension of a Box action in the interval, for at
+        most {MOST_DIMENSIONS} dimensions, before actions are mapped to the bounds, clipped or
+        squashed. NaN without samples
+    std (unit of the action, list): standard deviation of the same values
+    clipped (share, metric=): share of the elements of Box actions in the interval that were outside
+        of the bounds and were clipped. 0 with `squash_actions`, NaN without samples
+""")
 
 
 class ActionSums(NamedTuple):

@@ -10,12 +10,49 @@ from typing import Any
 import numpy as np
 
 from polopt.common.episodes import EpisodeStats
+from polopt.metrics.number import Number, declare
 
 #: Percentiles of returns and lengths in the results, with keys such as `episode_return_p5`.
 PERCENTILES = (5, 25, 50, 75, 95)
 #: Number of bins in the histograms of returns and lengths. Bins have equal width from the minimum
 #: to the maximum.
 HISTOGRAM_BINS = 20
+#: Number of episodes in the window.
+WINDOW = 100
+
+
+def _numbers_of(name: str, unit: str, what: str) -> tuple[Number, ...]:
+    last = f"of the last {WINDOW} episodes. NaN before the first episode has ended"
+    mean = "episode_return" if name == "episode_return" else ""
+    percentiles = (
+        Number(f"{name}_p{p}", unit, f"{p}th percentile of the {what} {last}", metric="")
+        for p in PERCENTILES
+    )
+    return (
+        *declare(f"""
+            {name}_mean ({unit}, metric={mean}): mean {what} {last}
+            {name}_min ({unit}, metric=): smallest {what} {last}
+            {name}_max ({unit}, metric=): largest {what} {last}
+        """),
+        *percentiles,
+        *declare(f"""
+            {name}_histogram (episodes, histogram): how many of the last {WINDOW} episodes are in
+                each of {HISTOGRAM_BINS} bins of equal width from the minimum to the maximum
+        """),
+    )
+
+
+#: The numbers of `EpisodeWindow.report`.
+NUMBERS = (
+    *_numbers_of("episode_return", "return", "undiscounted return"),
+    *_numbers_of("episode_len", "environment steps", "length"),
+    *declare("""
+        episode_return_mean_since_report (return, metric=): mean return of the episodes that ended
+            since the last result. NaN if none ended
+        num_episodes (episodes, metric=): episodes that ended since the last result
+        num_episodes_lifetime (episodes, counter, metric=): episodes since training began
+    """),
+)
 
 
 class EpisodeWindow:
@@ -31,7 +68,7 @@ class EpisodeWindow:
         lifetime: number of episodes since the start of the run.
     """
 
-    def __init__(self, window: int = 100) -> None:
+    def __init__(self, window: int = WINDOW) -> None:
         self._returns: deque[float] = deque(maxlen=window)
         self._lengths: deque[int] = deque(maxlen=window)
         self._sum_since_report, self._count_since_report = 0.0, 0

@@ -7,9 +7,54 @@ priority and the use of the row.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 
 import numpy as np
+
+from polopt.metrics.number import Number, declare
+
+
+def distribution(
+    key: str, unit: str, meaning: str, bins: str, metrics: tuple[str, str, str] = ("", "", "")
+) -> tuple[Number, ...]:
+    """Declares the numbers of a `report` of this module: mean, maximum and histogram.
+
+    Args:
+        key: path of the report.
+        unit: unit of the values.
+        meaning: what a value is.
+        bins: what the bins count.
+        metrics: names of the metrics in Prometheus of mean, maximum and histogram.
+    """
+    mean, most, histogram = metrics
+    return declare(f"""
+        {key}/mean ({unit}, metric={mean}): mean {meaning}
+        {key}/max ({unit}, metric={most}): largest {meaning}
+        {key}/histogram ({unit}, histogram, metric={histogram}): distribution of this {bins}
+    """)
+
+
+def _of_weights(
+    name: str, whose: str, histogram: str = "", rollouts: str = ""
+) -> tuple[Number, ...]:
+    bins = "lag. Bin i of 17 counts the lag i. The last bin also counts all larger lags"
+    metrics = (f"lag_mean{{kind={name}}}", f"lag_max{{kind={name}}}", histogram)
+    lag = f"{name} lag in the interval: the updates since the weights that {whose} were current"
+    in_rollouts = (
+        f"{name} lag in rollouts from which the policy has learned since then, up to 1,024"
+    )
+    return (
+        *distribution(f"{name}_lag", "updates", lag, bins, metrics),
+        *distribution(f"{name}_lag_rollouts", "rollouts", in_rollouts, bins, (rollouts, "", "")),
+    )
+
+
+#: The numbers of two `LagMeter`s.
+NUMBERS = (
+    *_of_weights("policy", "chose the actions", "policy_lag", "lag_rollouts"),
+    *_of_weights("gradient", "computed the gradients"),
+)
 
 
 class LagHistogram:
@@ -79,8 +124,43 @@ class LagMeter:
         self.in_rollouts.add(clock.since(version), weight)
 
 
-class AgeHistogram:
-    """Distribution of the ages of rows that were drawn from a replay buffer since the last report.
+class ArrayHistogram(ABC):
+    """Distribution of integers since the last report. A subclass says in which bin each integer is.
+
+    Args:
+        bins: number of bins.
+    """
+
+    def __init__(self, bins: int) -> None:
+        self._bins = bins
+        self._begin()
+
+    def _begin(self) -> None:
+        self._counts = np.zeros(self._bins, np.int64)
+        self._sum = self._max = 0
+
+    @abstractmethod
+    def _places(self, values: np.ndarray) -> np.ndarray:
+        """Returns the bins of integers, counted from 0. The last bin also counts all places after
+        it."""
+
+    def add(self, values: np.ndarray) -> None:
+        """Counts integers of shape `[B]`, all at least 0."""
+        places = np.minimum(self._places(values), self._bins - 1).astype(np.int64)
+        self._counts += np.bincount(places, minlength=self._bins)
+        self._sum += int(values.sum())
+        self._max = max(self._max, int(values.max(initial=0)))
+
+    def report(self) -> dict[str, object]:
+        """Returns `{mean, max, histogram}` since the last report, and resets them."""
+        mean = self._sum / max(int(self._counts.sum()), 1)
+        report = {"mean": mean, "max": self._max, "histogram": self._counts.tolist()}
+        self._begin()
+        return report
+
+
+class AgeHistogram(ArrayHistogram):
+    """Distribution of the ages of rows that were drawn from a replay buffer.
 
     The age of a row is the number of rows that arrived in the buffer after this row and before the
     row was drawn. The bins divide the capacity of the buffer into equal parts. The last bin also
@@ -92,31 +172,15 @@ class AgeHistogram:
     """
 
     def __init__(self, capacity: int, bins: int = 16) -> None:
+        super().__init__(bins)
         self._width = max(capacity / bins, 1.0)
-        self._bins = bins
-        self._begin()
 
-    def _begin(self) -> None:
-        self._counts = np.zeros(self._bins, np.int64)
-        self._sum = self._max = 0
-
-    def add(self, ages: np.ndarray) -> None:
-        """Counts rows with these ages, of shape `[B]`."""
-        places = np.minimum(ages // self._width, self._bins - 1).astype(np.int64)
-        self._counts += np.bincount(places, minlength=self._bins)
-        self._sum += int(ages.sum())
-        self._max = max(self._max, int(ages.max(initial=0)))
-
-    def report(self) -> dict[str, object]:
-        """Returns `{mean, max, histogram}` since the last report, and resets them."""
-        mean = self._sum / max(int(self._counts.sum()), 1)
-        report = {"mean": mean, "max": self._max, "histogram": self._counts.tolist()}
-        self._begin()
-        return report
+    def _places(self, values: np.ndarray) -> np.ndarray:
+        return values // self._width
 
 
-class DoublingHistogram:
-    """Distribution of integers from 0 to millions since the last report.
+class DoublingHistogram(ArrayHistogram):
+    """Distribution of integers from 0 to millions.
 
     Bin 0 counts zeros. Bin `i` counts numbers from `2^(i-1)` to `2^i - 1`. The last bin also counts
     all larger numbers.
@@ -126,28 +190,11 @@ class DoublingHistogram:
     """
 
     def __init__(self, bins: int = 22) -> None:
-        self._bins = bins
-        self._begin()
+        super().__init__(bins)
 
-    def _begin(self) -> None:
-        self._counts = np.zeros(self._bins, np.int64)
-        self._sum = self._max = 0
-
-    def add(self, values: np.ndarray) -> None:
-        """Counts integers of shape `[B]`, all at least 0."""
+    def _places(self, values: np.ndarray) -> np.ndarray:
         # The exponents are 0 for 0, 1 for 1, 2 for the values 2 and 3, and 3 for the values 4 to 7.
-        _, exponents = np.frexp(values.astype(np.float64))
-        places = np.minimum(exponents, self._bins - 1)
-        self._counts += np.bincount(places, minlength=self._bins)
-        self._sum += int(values.sum())
-        self._max = max(self._max, int(values.max(initial=0)))
-
-    def report(self) -> dict[str, object]:
-        """Returns `{mean, max, histogram}` since the last report, and resets them."""
-        mean = self._sum / max(int(self._counts.sum()), 1)
-        report = {"mean": mean, "max": self._max, "histogram": self._counts.tolist()}
-        self._begin()
-        return report
+        return np.frexp(values.astype(np.float64))[1]
 
 
 class LearnedVersions:

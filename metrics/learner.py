@@ -6,21 +6,38 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-#: Keys that results contain for every policy. Most of them are keys of RLlib. A statistic is NaN if
-#: the policy does not compute it.
-LEARNER_KEYS = (
-    "policy_loss",
-    "vf_loss",
-    "entropy",
-    "total_loss",
-    "mean_kl_loss",
-    "clip_fraction",
-    "vf_explained_var",
-    "vf_predicted_mean",
-    "vf_target_mean",
-    "grad_norm",
-    "default_optimizer_learning_rate",
-)
+from polopt.metrics.number import declare
+
+#: The statistics that results contain for every policy. Most keys are keys of RLlib. A statistic is
+#: NaN if the policy does not compute it.
+NUMBERS = declare("""
+    policy_loss (loss): loss of the policy. If advantages are standardised, as in PPO, the policy
+        loss is close to 0, and a growing magnitude is a warning sign. In SAC and TD3, it falls when
+        the predicted returns rise
+    vf_loss (loss, title=Value loss): loss of the value function. It falls while the critic learns,
+        and rises again when returns grow
+    entropy (nats): entropy of the action distribution. With discrete actions, a fall to 0 early in
+        training means that exploration has ended. With continuous actions, the entropy may be
+        negative
+    total_loss (loss): weighted sum of the losses, which the learner minimises
+    mean_kl_loss (nats, title=KL divergence): KL divergence between the old policy and the updated
+        policy. In PPO, the old policy is the policy that chose the actions
+    clip_fraction (share): share of rows whose probability ratio is outside of `[1 - clip_param, 1 +
+        clip_param]`
+    vf_explained_var (title=Explained variance): explained variance of the value function. 1 means
+        that predictions are exact up to a constant error. 0 means that they are not better than a
+        constant
+    vf_predicted_mean (value, title=Predicted value): mean predicted value of the rows from which
+        the learner learned
+    vf_target_mean (value, title=Value target): mean value target of these rows: an estimate of the
+        discounted return, which the critic learns to predict
+    grad_norm (norm, title=Gradient norm): norm of the gradient before clipping. Spikes are a sign
+        of instability
+    default_optimizer_learning_rate (learning rate, title=Learning rate): current learning rate,
+        which follows the schedule
+""")
+#: The keys of these statistics.
+LEARNER_KEYS = tuple(number.key for number in NUMBERS)
 
 
 class LearnerStats:

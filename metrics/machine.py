@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 
 from polopt.metrics.memory import memory
+from polopt.metrics.number import Number, declare
 
 
 class ProcessUse(NamedTuple):
@@ -63,8 +64,35 @@ class ProcessUse(NamedTuple):
         }
 
 
-#: Keys of `ProcessUse.report`.
-USE_KEYS = tuple(ProcessUse().report())
+def use_numbers(process: str, prefix: str = "", metric: str = "") -> tuple[Number, ...]:
+    """Declares the numbers of `ProcessUse.report`.
+
+    Args:
+        process: the process in sentences, such as `the driver's process`.
+        prefix: prefix of the keys.
+        metric: prefix of the metrics in Prometheus.
+    """
+    return declare(f"""
+        {prefix}cpus (processors, metric={metric}cpus): processors that all threads of {process} use
+        {prefix}memory_bytes (bytes, metric={metric}memory_bytes): resident memory of {process}
+        {prefix}gpu_share (share, metric={metric}gpu_share): share of the time in which the GPU of
+            {process} is busy with work of any process. 0 without a GPU
+        {prefix}gpu_memory_bytes (bytes, metric=): memory that the PyTorch of {process} holds on its
+            GPU
+    """)
+
+
+#: The numbers of `MachineMeter.report`.
+NUMBERS = (
+    *declare("""
+        cpu_share (share, metric=): share of the machine's processor time that was used
+        num_cpus (processors, metric=): processors that the driver may use
+        load_1m (processes, metric=): processes of the machine that run or wait for a processor,
+            mean over one minute
+        memory_share (share, metric=): share of the memory of the machine or container in use
+    """),
+    *use_numbers("the driver's process", "driver_", "driver_"),
+)
 
 
 class GpuUse(NamedTuple):

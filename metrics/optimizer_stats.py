@@ -8,15 +8,75 @@ from typing import Any, NamedTuple
 
 from polopt.common.tracer import TRACER
 from polopt.common.weights import Gradients
+from polopt.metrics import actions, lag, machine, worker_times
 from polopt.metrics.actions import ActionStats
 from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episode_window import EpisodeWindow
 from polopt.metrics.lag import LagMeter, LearnedVersions
 from polopt.metrics.learner import LearnerStats
 from polopt.metrics.machine import GpuUse, MachineMeter
+from polopt.metrics.number import declare, within
 from polopt.metrics.record import Record
-from polopt.metrics.timers import EVALUATION, REPORT, STARTUP, PhaseTimer
+from polopt.metrics.timers import EVALUATION, MAX_DURATIONS, REPORT, STARTUP, PhaseTimer
 from polopt.metrics.worker_times import WorkerTimes
+
+#: The numbers of `OptimizerStats.report`.
+NUMBERS = (
+    *declare("""
+        num_env_steps_sampled (environment steps, counter, metric=env_steps): steps that were
+            sampled
+        num_env_steps_discarded (environment steps, total, metric=): steps that were discarded
+            because values of their environment were not finite. `num_env_steps_sampled` does not
+            include these steps
+        num_env_steps_trained (environment steps, counter): steps from which the policy learned.
+            Each step counts once. With a replay buffer, a row counts each time the learner learns
+            from it
+        num_updates (updates, counter): updates of the weights
+        rows_per_update (rows, metric=): rows in the gradient of an update, for all learners or
+            workers together. Mean over the interval, 0 without updates
+        env_steps_per_s (environment steps/s): sampling rate in the interval, excluding start-up and
+            evaluation
+        updates_per_s (updates/s): update rate in the same time
+        startup_s (s, total, metric=): wall time of the start-up
+        training_s (s, total, metric=): wall time since the end of the start-up, excluding
+            evaluation
+        interval_s (s, metric=): wall time of the interval. To combine the shares of several
+            results, weight them by this number
+    """),
+    *within("actions", actions.NUMBERS),
+    *lag.NUMBERS,
+    *declare(f"""
+        <phase>_time_ms (ms, metric=): mean of the last 100 timings of the phase. Phases that a
+            strategy measures in workers have this key, too
+        driver/share/<phase> (share): share of the driver's wall time of the interval. The shares of
+            all phases sum to 1
+        driver/p50_ms/<phase> (ms): median of the timings of the interval (at most the last
+            {MAX_DURATIONS:,}). 0 without timings
+        driver/p99_ms/<phase> (ms): 99th percentile of the same timings
+    """),
+    *within("workers", worker_times.NUMBERS),
+    *within("machine", machine.NUMBERS),
+    *declare("""
+        num_bytes_received (bytes, counter, metric=bytes{direction=received}): gradients and
+            batches from remote workers, and weights from ranks. Gradients count after compression,
+            and batches count before compression
+        num_gradients (gradients, counter, metric=): gradients of workers, including gradients that
+            workers did not send because they were not finite
+        num_gradients_accepted (gradients, counter, metric=gradients{outcome=accepted}): gradients
+            that were applied, alone or in a mean over workers
+        num_gradients_stale (gradients, counter, metric=gradients{outcome=stale}): gradients older
+            than `max_policy_lag`, which were dropped or scaled. Scaled gradients also count as
+            accepted
+        num_gradients_skipped (gradients, counter, metric=gradients{outcome=skipped}): gradients
+            that were not applied because the gradient or the update was not finite or was too
+            large
+        num_early_stopped (fragments, total, title=Early-stopped fragments): fragments that ended
+            early because enough workers had finished. Strategies with the option `fraction_workers`
+            fill this key
+    """),
+)
+#: The attributes of `OptimizerStats` that results contain as they are.
+_COUNTS = tuple(number.key for number in NUMBERS if number.kind in ("counter", "total"))
 
 
 class StepResult(NamedTuple):
@@ -76,12 +136,12 @@ class OptimizerStats:
             time before a restore.
         num_bytes_received: payload bytes of gradients, batches and weights from workers.
         num_gradients: gradients that the driver has received from workers. Includes gradients that
-            workers did not send because they were not finite.
+            workers did not send because they were not finite
         num_gradients_accepted: number of gradients that were applied, alone or in a mean.
         num_gradients_stale: gradients with a lag above the optimizer's limit. The optimizer drops
             or scales these gradients.
         num_gradients_skipped: gradients that were not applied because they were not finite or too
-            large.
+            large
         num_early_stopped: fragments that ended early because enough workers had finished.
     """
 
@@ -286,7 +346,7 @@ class OptimizerStats:
     def report(self, worker_indices: Iterable[int] = (0,)) -> dict[str, Any]:
         """Returns the counters of the run, and the rates, lags and times since the last call.
 
-        `docs/metrics.md` describes the keys. Every call returns the same keys.
+        `NUMBERS` describes the keys. Every call returns the same keys.
 
         Args:
             worker_indices: indices of the workers of the run. 0 is the local worker.
@@ -298,15 +358,10 @@ class OptimizerStats:
         evaluation_s = self.timers[EVALUATION].interval_s
         training_s = max(interval_s - startup_s - evaluation_s, 1e-9)
         report = {
-            "num_env_steps_sampled": self.num_env_steps_sampled,
-            "num_env_steps_discarded": self.num_env_steps_discarded,
-            "num_env_steps_trained": self.num_env_steps_trained,
-            "num_updates": self.num_updates,
+            **{key: getattr(self, key) for key in _COUNTS},
             "rows_per_update": self._rows / max(self._updates_of_rows, 1),
             "env_steps_per_s": (self.num_env_steps_sampled - sampled) / training_s,
             "updates_per_s": (self.num_updates - updates) / training_s,
-            "startup_s": self.startup_s,
-            "training_s": self.training_s,
             "interval_s": interval_s,
             "actions": self.actions.report(),
             "policy_lag": self.lag.in_updates.report(),
@@ -317,12 +372,6 @@ class OptimizerStats:
             "driver": self._report_driver(startup_s, training_s),
             "workers": self.worker_times.report(worker_indices, training_s),
             "machine": self.machine.report(),
-            "num_bytes_received": self.num_bytes_received,
-            "num_gradients": self.num_gradients,
-            "num_gradients_accepted": self.num_gradients_accepted,
-            "num_gradients_stale": self.num_gradients_stale,
-            "num_gradients_skipped": self.num_gradients_skipped,
-            "num_early_stopped": self.num_early_stopped,
         }
         self._begin_interval()
         return report

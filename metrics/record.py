@@ -7,14 +7,14 @@ driver adds each record to its counters once.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from polopt.common.data_faults import NO_FAULTS, DataFaults
 from polopt.common.episodes import EpisodeStats
+from polopt.common.faults import Fault, Faults, one_per_kind
 from polopt.common.moments import Moments, merged
 from polopt.common.progress import PROGRESS
 from polopt.common.sample_batch import SampleBatch
@@ -47,7 +47,6 @@ class Record:
         version: version of the worker's weights at the end of the call.
         env_steps: number of valid rows sampled, without the rows of fragments that were not finite.
             Rows that only reset an environment are not valid.
-        env_steps_discarded: number of valid rows in fragments that were not finite.
         episodes: episodes that ended in the rows of `env_steps`.
         moments: number, mean and squared deviations of the observations and discounted returns in
             the rows of `env_steps`. The driver merges these numbers into the running mean and
@@ -58,8 +57,8 @@ class Record:
             updates the worker has made, and from how many batches it has learned, since its weights
             had the version that chose the actions. If several versions chose the actions, the lag
             is measured from the oldest version.
-        faults: exceptions of environments, and descriptions of non-finite values.
-        num_non_finite: fragments and gradients that were discarded because they were not finite.
+        faults: exceptions of environments, and data that were not used because they were not
+            finite, by kind. See `Fault`.
         num_early_stopped: finite fragments that ended early because enough workers had finished.
         restarts_below: number of times that a worker below this worker was replaced. The workers
             below a gradient worker sample for this gradient worker.
@@ -88,13 +87,11 @@ class Record:
         "seconds",
         "version",
         "env_steps",
-        "env_steps_discarded",
         "episodes",
         "moments",
         "actions",
         "lags",
         "faults",
-        "num_non_finite",
         "num_early_stopped",
         "restarts_below",
         "num_bytes",
@@ -124,15 +121,13 @@ class Record:
         self.seconds: dict[str, float] = {}
         self.version = 0
         self.env_steps = 0
-        self.env_steps_discarded = 0
         self.episodes = EpisodeStats()
         # One entry per fragment, or per record of a worker below. `end` joins the entries.
         self._episodes: list[EpisodeStats] = []
         self.moments: Moments | None = None
         self.actions = _NO_ACTIONS
         self.lags: tuple[tuple[int, int], ...] = ()
-        self.faults = NO_FAULTS
-        self.num_non_finite = 0
+        self.faults: Faults = {}
         self.num_early_stopped = 0
         self.restarts_below = 0
         self.num_bytes = 0
@@ -203,18 +198,18 @@ class Record:
         self.moments = merged(self.moments, moments)
         self.actions = self.actions.merge(ActionSums.of(actions, sizes, bounds))
         self.num_early_stopped += early_stopped
-        self.fault(batch.faults)
+        self.add_faults(batch.faults.values())
 
-    def fault(self, faults: DataFaults) -> None:
-        """Adds exceptions of environments and descriptions of non-finite values."""
-        if faults.env_faults or faults.non_finite:
-            self.faults = DataFaults.concat([self.faults, faults])
+    def add_faults(self, faults: Iterable[Fault]) -> None:
+        """Adds exceptions of environments, and data that are not used because they are not
+        finite."""
+        self.faults = one_per_kind([*self.faults.values(), *faults])
 
-    def not_finite(self, count: int, faults: DataFaults) -> None:
-        """Counts fragments or gradients that are discarded because they are not finite."""
-        self.num_non_finite += count
-        if count:
-            self.fault(faults)
+    @property
+    def env_steps_discarded(self) -> int:
+        """The number of valid rows that were not used because their values, or other values of
+        their fragment, were not finite."""
+        return sum(fault.rows for fault in self.faults.values())
 
     def learn(self, env_steps: int, updates: int, rows: int, stats: Mapping[str, float]) -> None:
         """Counts the learning of this worker.
@@ -261,14 +256,12 @@ class Record:
         """Adds the samples, episodes, faults and custom metrics of the record of a worker below
         this worker."""
         self.env_steps += record.env_steps
-        self.env_steps_discarded += record.env_steps_discarded
         self._episodes.append(record.episodes)
         self.moments = merged(self.moments, record.moments)
         self.actions = self.actions.merge(record.actions)
-        self.num_non_finite += record.num_non_finite
         self.num_early_stopped += record.num_early_stopped
         self.restarts_below += record.restarts_below
-        self.fault(record.faults)
+        self.add_faults(record.faults.values())
         self.custom_metrics = merge_values(self.custom_metrics, record.custom_metrics)
 
 

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from polopt.metrics.machine import USE_KEYS, ProcessUse
+from polopt.metrics.machine import ProcessUse, use_numbers
+from polopt.metrics.number import declare, unexported, within
 from polopt.metrics.timers import MAX_DURATIONS, percentiles_ms
 
 #: Parts of a worker's time that the worker measures during calls. `other` is the time of calls
@@ -16,7 +17,45 @@ BUSY_PARTS = ("sample", "gradient", "learn", "allreduce", "skew", "other")
 #: All parts of a worker's time. `idle` is the time outside calls.
 PARTS = (*BUSY_PARTS, "idle")
 #: Numbers of each worker. Results contain their mean, minimum and maximum over workers.
-SPREAD_KEYS = ("env_steps_per_s", "idle_share", *USE_KEYS)
+_SPREAD = (
+    *declare("""
+        env_steps_per_s (environment steps/s): sampling rate of a worker in the interval
+        idle_share (share): share of a worker's time in which the worker is idle
+    """),
+    *use_numbers("a worker's process", metric="workers_"),
+)
+SPREAD_KEYS = tuple(number.key for number in _SPREAD)
+#: The numbers of `WorkerTimes.report`.
+NUMBERS = (
+    *declare(f"""
+        share/<part> (share): share of a worker's wall time, mean over workers. The shares of all
+            parts sum to 1
+        p50_ms/<part> (ms): median time that the part takes in a call, over the calls that were
+            answered in the interval (at most the last {MAX_DURATIONS:,}). 0 without such calls
+        p99_ms/<part> (ms): 99th percentile of the same times
+    """),
+    *(
+        number._replace(
+            key=f"{number.key}/<over>",
+            meaning=f"{number.meaning}. `mean`, `min` and `max` over workers",
+        )
+        for number in _SPREAD
+    ),
+    *unexported(
+        *within(
+            "per_worker/<place>",
+            (
+                *_SPREAD,
+                *declare("""
+                    index (): index of the worker. 0 is the local worker
+                    gradients_per_s (gradients/s): gradients of the worker per second
+                    env_steps_per_sampling_s (environment steps/s): sampling rate of the worker
+                        while it samples. 0 without an answer
+                """),
+            ),
+        )
+    ),
+)
 
 
 class _Worker:

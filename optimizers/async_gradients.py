@@ -55,9 +55,6 @@ class AsyncGradientsConfig(GradientsConfig):
     max_policy_lag: int | None = pydantic.Field(default=None, ge=0)
     stale_gradients: Literal["drop", "scale"] = "drop"
 
-    aliases: ClassVar[Mapping[str, str]] = {
-        "max_requests_in_flight_per_env_runner": "max_requests_in_flight_per_worker",
-    }
     removed: ClassVar[Mapping[str, str]] = {
         "sync": "use optimizer 'sync_gradients', which waits for all workers",
     }

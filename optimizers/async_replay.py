@@ -18,11 +18,13 @@ import numpy as np
 import pydantic
 
 from polopt.common.config import Automatic, ConfigError
-from polopt.metrics.lag import AgeHistogram, DoublingHistogram
+from polopt.metrics.lag import AgeHistogram, DoublingHistogram, distribution
+from polopt.metrics.number import declare
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.collection_checks import check_central_gradients
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.replay_optimizer import ReplayOptimizer, ReplayOptions
+from polopt.optimizers.replay_shards import NUMBERS as SHARD_NUMBERS
 from polopt.optimizers.replay_shards import (
     Batch,
     Fragment,
@@ -39,8 +41,8 @@ from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.sampling.worker_sampler import join_in_time
 from polopt.rollouts.transport.channel import ChannelError
 from polopt.rollouts.workers.call import Reply
-from polopt.rollouts.workers.calls import WEIGHTS
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.snapshots import WEIGHTS
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -79,12 +81,6 @@ class AsyncReplayConfig(ReplayOptions):
     prefetch_batches: int = pydantic.Field(default=4, ge=1, le=1000)
     max_requests_in_flight_per_worker: int = pydantic.Field(default=2, ge=1, le=1000)
     error_buffer: Automatic = pydantic.Field(default=None, ge=0, le=10**12)
-
-    aliases: ClassVar[Mapping[str, str]] = {
-        **ReplayOptions.aliases,
-        "num_replay_buffer_shards": "num_replay_shards",
-        "max_requests_in_flight_per_env_runner": "max_requests_in_flight_per_worker",
-    }
 
     def limiter(self, rollout: RolloutConfig, policy: Any = None) -> RateLimiter:
         """Returns the rate limiter for a run.
@@ -145,7 +141,7 @@ def _num_drawing(tasks: list[Task]) -> int:
     return sum(task.kind == "batch" for task in tasks)
 
 
-def sample(worker: RolloutWorker, weights: Any, with_priorities: bool) -> Fragment:
+def sample_with_priorities(worker: RolloutWorker, weights: Any, with_priorities: bool) -> Fragment:
     """Runs in a sampler: samples a fragment. If `with_priorities` is True, also computes the
     priorities of its rows with the same weights.
 
@@ -191,6 +187,31 @@ class AsyncReplay(ReplayOptimizer):
     """
 
     name = "async_replay"
+    numbers = (
+        *declare("""
+            training_credit (rows): rows that the learner may learn at this moment, according to
+                [`training_intensity`](replay.md#asyncreplay)
+            error_buffer (rows): upper bound of `training_credit`
+        """),
+        *distribution(
+            "priority_lag",
+            "updates",
+            "priority lag in the interval: the updates between the computation of a row's priority "
+            "and learning from this row",
+            "lag. The bins count 0, 1, 2 to 3, 4 to 7 and so on",
+            ("lag_mean{kind=priority}", "lag_max{kind=priority}", ""),
+        ),
+        *declare("""
+            learner_blocked_by_shards_s (s, total): time for which the learner waited for a batch
+                that it had requested
+            num_batches_waiting (batches): batches that were requested and that the learner has not
+                received yet
+            num_batches_lost (batches, total): batches that were lost with their shards
+            num_bytes_by_reference (bytes, counter, metric=bytes{direction=by_reference}): fragments
+                that went directly from samplers to shards, and not through the driver
+        """),
+        *SHARD_NUMBERS,
+    )
     config_class = AsyncReplayConfig
     config: AsyncReplayConfig
     phases: ClassVar[tuple[str, ...]] = ("request", "wait", "fetch", "learn")
@@ -306,7 +327,9 @@ class AsyncReplay(ReplayOptimizer):
             sampler = min(free, key=lambda s: (under_way[s.index], self._requested[s.index]))
             task = Task("fragment", sampler.index, rows)
             prioritized = self.config.prioritized_replay
-            self.calls.send(sampler, sample, WEIGHTS, prioritized, tag=task, by_reference=True)
+            self.calls.send(
+                sampler, sample_with_priorities, WEIGHTS, prioritized, tag=task, by_reference=True
+            )
             self._num_requests += 1
             self._requested[sampler.index] = self._num_requests
             requested[sampler.index] += 1

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import pydantic
 
 from polopt.common.config import Automatic, ConfigError
 from polopt.common.sample_batch import SampleBatch
+from polopt.metrics.number import declare
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.collection_checks import check_central_gradients
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
+from polopt.optimizers.sync_samples import PEAKS
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.call import Reply
 from polopt.rollouts.workers.gathering import Fragments, check_batch, num_fragments
@@ -52,10 +53,6 @@ class AsyncSamplesConfig(OptimizerConfig):
     max_rollout_lag: int | None = pydantic.Field(default=None, ge=0, le=1000)
     max_requests_in_flight_per_worker: int = pydantic.Field(default=2, ge=1, le=1000)
 
-    aliases: ClassVar[Mapping[str, str]] = {
-        "max_requests_in_flight_per_env_runner": "max_requests_in_flight_per_worker",
-    }
-
 
 class AsyncSamples(PolicyOptimizer):
     """Learns from the first fragments that arrive. The driver requests a worker's next fragment
@@ -75,6 +72,14 @@ class AsyncSamples(PolicyOptimizer):
     """
 
     name = "async_samples"
+    numbers = (
+        *PEAKS,
+        *declare("""
+            num_batches (batches, counter): batches from which the policy learned
+            num_fragments_waiting (fragments, total): fragments that had already arrived when the
+                driver began to gather a batch, summed over batches
+        """),
+    )
     config_class = AsyncSamplesConfig
     config: AsyncSamplesConfig
     phases: ClassVar[tuple[str, ...]] = ("broadcast", "sample", "learn")
@@ -157,7 +162,7 @@ class AsyncSamples(PolicyOptimizer):
         ahead = taken + self.calls.num_pending + len(self.calls.kept)
         # `num_of` includes fragments that wait in the driver. Otherwise, the number of these
         # fragments would grow with each drain.
-        work = {worker: self.fragments.num_of(worker) for worker in workers}
+        work = {handle: self.fragments.num_of(handle) for handle in workers}
         ends_s = self._ends_s(workers)
         # `_learn_s` counts twice. First, the driver cannot send requests while it learns. Second,
         # if a reply arrives while the driver learns, the driver receives it up to `_learn_s` late.
@@ -165,31 +170,31 @@ class AsyncSamples(PolicyOptimizer):
         soon_s = math.inf if bound == 0 else self.workers.clock() + 2 * self._learn_s + SOON_S
         while bound is None or ahead // size <= bound:
             free = [
-                worker
-                for worker in workers
-                if work[worker] < self.calls.per_worker and ends_s[worker] <= soon_s
+                handle
+                for handle in workers
+                if work[handle] < self.calls.per_worker and ends_s[handle] <= soon_s
             ]
             if not free:
                 return
-            worker = min(free, key=lambda w: (work[w], self._requested[w.index]))
-            self.fragments.request(worker)
+            handle = min(free, key=lambda w: (work[w], self._requested[w.index]))
+            self.fragments.request(handle)
             ahead += 1
-            work[worker] += 1
-            ends_s[worker] += self._sample_s.get(worker.index, 0.0)
+            work[handle] += 1
+            ends_s[handle] += self._sample_s.get(handle.index, 0.0)
             self._num_requested += 1
-            self._requested[worker.index] = self._num_requested
+            self._requested[handle.index] = self._num_requested
 
-    def _ends_s(self, workers: list[WorkerHandle]) -> dict[WorkerHandle, float]:
+    def _ends_s(self, handles: list[WorkerHandle]) -> dict[WorkerHandle, float]:
         """Returns the time at which each worker will probably end its last requested fragment, on
         the clock of `self.workers`. Assumes that each fragment takes as long as the last fragment
         of the same worker from which the driver has learned."""
         ends_s: dict[WorkerHandle, float] = {}
         for call in self.calls.pending():
-            worker = call.worker
-            began_s = ends_s.get(worker, call.began_s)
-            ends_s[worker] = began_s + self._sample_s.get(worker.index, 0.0)
+            handle = call.worker
+            began_s = ends_s.get(handle, call.began_s)
+            ends_s[handle] = began_s + self._sample_s.get(handle.index, 0.0)
         now_s = self.workers.clock()
-        return {worker: ends_s.get(worker, now_s) for worker in workers}
+        return {handle: ends_s.get(handle, now_s) for handle in handles}
 
     def _next(self, left: int, size: int) -> Reply:
         """Waits for the next fragment of the batch. Does not count its reply yet.

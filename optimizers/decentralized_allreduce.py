@@ -17,6 +17,7 @@ import torch
 
 from polopt.common.config import ConfigError
 from polopt.common.weights import Weights
+from polopt.metrics.number import declare
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.collection_checks import check_collection, check_unused
 from polopt.optimizers.optimizer_config import OptimizerConfig
@@ -31,7 +32,7 @@ from polopt.rollouts.workers.rollout_worker import RolloutWorker
 
 logger = logging.getLogger("polopt")
 #: The seconds in which the other ranks must answer after the all-reduce of one rank has timed out.
-#: The driver adds the time between the first and the last reply to `sample`.
+#: The driver adds the time between the first and the last reply to `sample_and_keep`.
 BREAK_GRACE_S = 1.5
 #: The driver compares the weights of all ranks after each `CHECKSUM_INTERVAL` rounds. Each rank
 #: hashes its own weights, which takes some milliseconds for a million parameters.
@@ -103,7 +104,7 @@ class Learned(NamedTuple):
     broken: str | None = None
 
 
-def sample(worker: RolloutWorker) -> None:
+def sample_and_keep(worker: RolloutWorker) -> None:
     """Runs in a rank: samples a batch, and keeps it for `learn`."""
     worker.state["batch"] = worker.next_batch()
 
@@ -122,7 +123,7 @@ def learn(
     """
     policy, batch = worker.policy, worker.state.pop("batch", None)
     if batch is None or "group" not in worker.state:
-        # The call of `sample` failed. The reply to `sample` carries this failure to the driver.
+        # The call of `sample_and_keep` failed. The reply to it carries this failure to the driver.
         return Learned(0, 0, broken="this rank has no batch")
     updates = Updates(policy)
     reducer = TimedReducer(worker.state["group"], lambda: worker.phase("allreduce"))
@@ -161,6 +162,15 @@ class DecentralizedAllReduce(PolicyOptimizer):
     """
 
     name = "decentralized_allreduce"
+    numbers = declare("""
+        allreduce_backend (text): the backend that sums the gradients: `socket`, `gloo` or `nccl`
+        num_rounds (rounds, counter): rounds of sampling and learning
+        num_broken_rounds (rounds, total): rounds that broke because a rank was lost
+        num_checksums (comparisons, total): comparisons of the ranks' weights
+        num_resynchronized (comparisons, total): comparisons that found a difference caused by
+            rounding. After such a comparison, all ranks get the weights of one rank
+        num_ranks (ranks): ranks in the group now
+    """)
     config_class = DecentralizedAllReduceConfig
     config: DecentralizedAllReduceConfig
     phases: ClassVar[tuple[str, ...]] = ("group", "sample", "learn")
@@ -173,7 +183,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
         timeout_s = self.config.allreduce_timeout_s
         self.group = RankGroup(workers, self.config.backend, timeout_s)
         self.stragglers = Stragglers(self.config.fraction_workers, self.config.fraction_samples)
-        # The time between the first and the last reply to `sample` in a round.
+        # The time between the first and the last reply to `sample_and_keep` in a round.
         self._skew_s = 0.0
         self.num_rounds = 0
         self.num_broken_rounds = 0
@@ -211,8 +221,9 @@ class DecentralizedAllReduce(PolicyOptimizer):
         return self.metrics.counts_since(before)
 
     def _request_round(self) -> None:
-        """Sends the calls `sample` and `learn` to each rank. A rank can then begin to learn after
-        sampling without waiting for the driver. Does nothing while a round is pending."""
+        """Sends the calls `sample_and_keep` and `learn` to each rank. A rank can then begin to
+        learn after sampling without waiting for the driver. Does nothing while a round is
+        pending."""
         if not self.calls.idle:
             return
         with self.timers["group"]:
@@ -221,11 +232,11 @@ class DecentralizedAllReduce(PolicyOptimizer):
             want_checksum = self.num_rounds % CHECKSUM_INTERVAL == 0
             env_steps = self.metrics.num_env_steps_sampled
             limit_s = self.workers.config.rollout.worker_timeout_s
-            for rank, worker in enumerate(self.group.ranks):
+            for rank, handle in enumerate(self.group.ranks):
                 want_weights = rank == 0 and self.config.keep_local_weights_in_sync
-                self.calls.send(worker, sample, tag="sample")
+                self.calls.send(handle, sample_and_keep, tag="sample")
                 self.calls.send(
-                    worker,
+                    handle,
                     learn,
                     env_steps,
                     want_weights,
@@ -282,16 +293,16 @@ class DecentralizedAllReduce(PolicyOptimizer):
             # If a rank dies, the all-reduces of the other ranks usually fail long before the
             # timeout, so this code does not run. The other ranks may then still be computing a
             # gradient, and keep their deadlines.
-            for worker in self.group.ranks:
-                if self.calls.num_calls_of(worker) == 1:  # the worker has sampled
-                    self.calls.tighten_deadline(worker, BREAK_GRACE_S + self._skew_s)
+            for handle in self.group.ranks:
+                if self.calls.num_calls_of(handle) == 1:  # the worker has sampled
+                    self.calls.tighten_deadline(handle, BREAK_GRACE_S + self._skew_s)
 
     def _finish_round(self, sampled: list[Reply], learned: list[Reply]) -> None:
         """Counts the samples of a round, in order of worker index. If all ranks have finished the
         round, also counts the learning, and sets the weights of the driver's policy if a rank sent
         its weights."""
         self.calls.count(sorted(sampled, key=lambda reply: reply.order))
-        lost = any(worker.removed for worker in self.group.ranks)
+        lost = any(handle.removed for handle in self.group.ranks)
         if lost or self.group.broken or any(reply.value.broken for reply in learned):
             # The rest of this round is lost, and learning in this round is not counted. The updates
             # that ranks have made are not lost, because the new group starts from the latest

@@ -15,13 +15,16 @@ from polopt.common.compression import PackedGradients, unpack_gradients
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients, Weights
+from polopt.metrics import optimizer_stats
 from polopt.metrics.machine import GpuReader
+from polopt.metrics.number import Number, declare
 from polopt.metrics.optimizer_stats import OptimizerStats, StepResult
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.policies.learning.weight_updater import Updates
 from polopt.policies.policy import Policy
 from polopt.replay.buffer_files import BufferFiles
 from polopt.rollouts.rollout_config import RolloutConfig
+from polopt.rollouts.workers import calls, worker_set
 from polopt.rollouts.workers.call import Reply
 from polopt.rollouts.workers.call_workers import (
     latest_statistics,
@@ -31,6 +34,24 @@ from polopt.rollouts.workers.call_workers import (
 )
 from polopt.rollouts.workers.calls import AfterFailure, Calls
 from polopt.rollouts.workers.worker_set import WorkerSet
+
+#: The numbers of the block `optimizer/` that every strategy reports. See `PolicyOptimizer.stats`.
+NUMBERS = (
+    *declare("""
+        name (text): the name of the optimizer
+        learns_with (text): what computes the gradients in the driver: `NumPy`, `CUDA graphs` or
+            `torch`. After `torch`, the reason why no faster implementation is used, such as `torch
+            (MyPolicy changes loss)`. See [write a
+            policy](write-a-policy.md#speed-closed-form-gradients)
+    """),
+    *optimizer_stats.NUMBERS,
+    *worker_set.NUMBERS,
+    *calls.NUMBERS,
+    *declare("""
+        num_skipped_updates (updates, total): updates that were not applied because the gradient was
+            not finite or was too large
+    """),
+)
 
 
 class PolicyOptimizer(Checks, ABC):
@@ -91,6 +112,9 @@ class PolicyOptimizer(Checks, ABC):
     #: Name of the optimizer that the error for `num_workers=0` suggests. Not used by strategies
     #: that run in one process.
     in_process_instead: ClassVar[str] = "sync_samples"
+    #: The numbers that `extra_stats` adds to the block `optimizer/`, in addition to the numbers of
+    #: base classes. Their keys are relative to this block. See `Number`.
+    numbers: ClassVar[tuple[Number, ...]] = ()
     #: The rule for the calls of a worker that fails. See `AfterFailure`.
     after_failure: ClassVar[AfterFailure] = "send again"
     #: Saves and restores the rows of a replay buffer in the driver. None without such a buffer.
@@ -271,7 +295,7 @@ class PolicyOptimizer(Checks, ABC):
         return {
             "name": self.title(),
             "learns_with": self.policy.learns_with,
-            **self.metrics.report([worker.index for worker in self.workers.remote] or [0]),
+            **self.metrics.report([handle.index for handle in self.workers.remote] or [0]),
             **self.workers.message_stats(),
             "requests_in_flight": self.calls.load.report(),
             "num_skipped_updates": self.num_skipped_updates,
@@ -285,8 +309,8 @@ class PolicyOptimizer(Checks, ABC):
         return self.policy.progress.skipped_updates
 
     def extra_stats(self) -> dict[str, Any]:
-        """Returns the numbers that only this strategy reports. Every result must have the same
-        keys."""
+        """Returns the numbers that only this strategy reports. `numbers` declares them. Every
+        result must have the same keys."""
         return {}
 
     # ---- state ----------------------------------------------------------------------------------

@@ -178,8 +178,8 @@ class RankGroup:
         return self._call_each(dict.fromkeys(self.ranks, args), fn)
 
     def _call_each(self, args: dict[WorkerHandle, tuple[Any, ...]], fn: Any) -> dict[int, Any]:
-        for worker, own in args.items():
-            self._calls.send(worker, fn, *own)
+        for handle, own in args.items():
+            self._calls.send(handle, fn, *own)
         return {reply.worker.index: reply.value for reply in self._calls.all()}
 
     def fetch_policy_state(self) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class RankGroup:
                 return state
             self.broken = True
 
-    def _agree(self, workers: list[WorkerHandle]) -> str | None:
+    def _agree(self, handles: list[WorkerHandle]) -> str | None:
         """Gives all workers the same policy. This is the driver's policy for the first group and
         after a restore. Later it is usually the policy of the rank with the most updates, because
         ranks of a broken group may differ by one update. `_leader` describes the exception.
@@ -210,10 +210,10 @@ class RankGroup:
         """
         leader: WorkerHandle | None = None
         if not self._local_leads:
-            versions = self._call_each(dict.fromkeys(workers, ()), version_of)
-            if len(versions) < len(workers):
+            versions = self._call_each(dict.fromkeys(handles, ()), version_of)
+            if len(versions) < len(handles):
                 return self._last_failure()
-            leader = self._leader(workers, versions)
+            leader = self._leader(handles, versions)
         if leader is None:
             state = self._workers.local.policy.get_state()
         else:
@@ -224,13 +224,13 @@ class RankGroup:
             moments = None if normalizer is None else normalizer.get_state()
             state = {**states[leader.index], "moments": moments}
         source = self._workers.transport.put(state)
-        taken = self._call_each(dict.fromkeys(workers, (source,)), take_policy_state)
-        if len(taken) < len(workers):
+        taken = self._call_each(dict.fromkeys(handles, (source,)), take_policy_state)
+        if len(taken) < len(handles):
             return self._last_failure()
         self._local_leads = False
         return None
 
-    def _leader(self, workers: list[WorkerHandle], versions: dict[int, int]) -> WorkerHandle | None:
+    def _leader(self, handles: list[WorkerHandle], versions: dict[int, int]) -> WorkerHandle | None:
         """Returns the worker with the most updates. None if the driver's policy has more updates
         than any worker, because every rank that had learned has failed.
 
@@ -238,7 +238,7 @@ class RankGroup:
             WorkersFailedError: updates are lost, because no worker has them and the driver does not
                 have them either.
         """
-        leader = max(workers, key=lambda w: (versions[w.index], -w.index))
+        leader = max(handles, key=lambda w: (versions[w.index], -w.index))
         newest, local = versions[leader.index], self._workers.local.policy.version
         if max(newest, local) < self.version - 1:  # a broken group may lose one update
             raise WorkersFailedError(
@@ -260,21 +260,21 @@ class RankGroup:
         failure = self._workers.faults.last
         return "none" if failure is None else failure.message
 
-    def _join(self, workers: list[WorkerHandle]) -> str | None:
+    def _join(self, handles: list[WorkerHandle]) -> str | None:
         """Connects the workers as ranks of a new group. Returns None, or the reason why the group
         was not formed."""
         self._generation += 1
-        self.backend = self._resolve([worker.channel.started.node for worker in workers])
-        spec = self._spec(len(workers))
+        self.backend = self._resolve([handle.channel.started.node for handle in handles])
+        spec = self._spec(len(handles))
         listening = self._call_each(
-            {worker: (spec, rank) for rank, worker in enumerate(workers)},
+            {handle: (spec, rank) for rank, handle in enumerate(handles)},
             listen,
         )
-        if len(listening) < len(workers):
+        if len(listening) < len(handles):
             return self._last_failure()
-        addresses = [listening[worker.index] for worker in workers]
-        problems = self._call_each(dict.fromkeys(workers, (addresses,)), join)
-        if len(problems) < len(workers):
+        addresses = [listening[handle.index] for handle in handles]
+        problems = self._call_each(dict.fromkeys(handles, (addresses,)), join)
+        if len(problems) < len(handles):
             return self._last_failure()
         return next((problem for problem in problems.values() if problem is not None), None)
 

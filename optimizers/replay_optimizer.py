@@ -10,6 +10,8 @@ import numpy as np
 import pydantic
 
 from polopt.common.transitions import Transitions
+from polopt.metrics.lag import distribution
+from polopt.metrics.number import declare
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.policies.learning.weight_updater import Updates
@@ -62,11 +64,6 @@ class ReplayOptions(OptimizerConfig):
     final_prioritized_replay_beta: float = pydantic.Field(default=1.0, ge=0.0, le=10.0)
     prioritized_replay_beta_annealing_timesteps: int = pydantic.Field(default=10**6, ge=1, le=2**62)
     prioritized_replay_eps: float = pydantic.Field(default=1e-6, gt=0.0, le=1e6)
-
-    aliases: ClassVar[Mapping[str, str]] = {
-        "num_steps_sampled_before_learning_starts": "learning_starts",
-        "train_batch_size_per_learner": "train_batch_size",
-    }
 
     @classmethod
     def fit_preset(cls, options: dict[str, Any], given: Collection[str]) -> dict[str, Any]:
@@ -157,6 +154,37 @@ class ReplayOptimizer(PolicyOptimizer):
     config_class = ReplayOptions
     config: ReplayOptions
     learns_from: ClassVar[type] = Transitions
+    numbers = (
+        *declare("""
+            training_intensity (rows/row): rows learned per row sampled since learning began. It
+                should be close to the option `training_intensity`
+            buffer_fill (share, title=Fill of the replay buffer): share of the replay buffer in use.
+                Learning begins when the buffer has `learning_starts` rows
+            buffer_rows (rows): transitions in the buffer
+            buffer_bytes (bytes): memory of a full buffer
+        """),
+        *distribution(
+            "row_age",
+            "rows",
+            "age of the rows drawn in the interval: the rows that were stored after this row",
+            "age. The bins are sixteenths of `buffer_size`",
+            ("row_age", "", ""),
+        ),
+        *declare("""
+            num_gaps (fragments): fragments that did not continue the previous fragment of their
+                worker, because of a failure or of data that were not finite
+            priority_mean (metric=priority{over=mean}): mean of the absolute TD errors that became
+                priorities in the interval. NaN if rows are drawn uniformly
+            priority_max (metric=priority{over=max}): largest of these TD errors
+            priority_beta (metric=priority{over=beta}): current exponent of the importance-sampling
+                weights. NaN if rows are drawn uniformly
+            learner_blocked_s (s, total, metric=blocked_s{who=learner}): time for which the learner
+                waited for rows, since the start of this process
+            samplers_blocked_s (s, total, metric=blocked_s{who=samplers}): time for which samplers
+                waited for the learner, since the start of this process
+        """),
+    )
+
     limiter: RateLimiter
 
     @classmethod

@@ -16,6 +16,7 @@ import numpy as np
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.transitions import Transitions
+from polopt.metrics.number import Number, declare
 from polopt.replay.replay_buffer import ReplayBuffer
 from polopt.rollouts.workers.call import Reply
 from polopt.rollouts.workers.call_runner import CallRunner
@@ -25,6 +26,30 @@ from polopt.rollouts.workers.worker_set import WorkerSet
 
 #: The names of kinds of failures in result keys.
 _FAILURES = ("deaths", "hangs", "exceptions", "lost_arguments")
+_PHASES = ("insert", "draw", "prioritize", "other")
+#: The numbers of `ReplayShards.extra_stats`.
+NUMBERS = (
+    *declare("""
+        num_replay_shards_up (shards, metric=replay_shards): shards that are up now
+        num_replay_shard_restarts (shards, total): shards that were replaced
+        num_replay_shard_deaths (failures, total): failures of shards of the kind `death`
+        num_replay_shard_hangs (failures, total): failures of shards of the kind `hang`
+        num_replay_shard_exceptions (failures, total): failures of shards of the kind `exception`
+        num_replay_shard_lost_arguments (fragments, total): fragments that were lost with their
+            sampler
+        last_replay_shard_failure (text): message of the last failure of a shard
+        num_rows_lost (rows, total): rows that were lost with failed shards
+        replay_shards/<shard>/num_rows (rows, metric=): rows in the shard
+        replay_shards/<shard>/fill (share, metric=): share of the shard in use
+        replay_shards/<shard>/weight (metric=): sum of the priorities of the rows of the shard, each
+            to the power of alpha
+        replay_shards/<shard>/num_gaps (fragments, metric=): fragments of the shard as in `num_gaps`
+    """),
+    *(
+        Number(f"replay_shards/<shard>/{phase}_s", "s", f"time in the phase `{phase}`", metric="")
+        for phase in _PHASES
+    ),
+)
 
 
 class Fragment(NamedTuple):
@@ -299,5 +324,5 @@ class ReplayShards(ProcessGroup):
             "fill": report.fill,
             "weight": report.weight,
             "num_gaps": report.num_gaps,
-            **{f"{phase}_s": busy_s[phase] for phase in ("insert", "draw", "prioritize", "other")},
+            **{f"{phase}_s": busy_s[phase] for phase in _PHASES},
         }

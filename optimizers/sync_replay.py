@@ -62,13 +62,6 @@ class SyncReplayConfig(ReplayOptions):
     sequence_length: int | None = pydantic.Field(default=None, ge=1, le=10**6)
     burn_in: int = pydantic.Field(default=0, ge=0, le=10**6)
 
-    aliases: ClassVar[Mapping[str, str]] = {
-        **ReplayOptions.aliases,
-        "store_buffer_in_checkpoints": "save_replay_buffer",
-        "replay_sequence_length": "sequence_length",
-        "replay_burn_in": "burn_in",
-    }
-
     @pydantic.model_validator(mode="after")
     def _check_unit(self) -> SyncReplayConfig:
         length, burn_in = self.sequence_length, self.burn_in

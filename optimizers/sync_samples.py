@@ -7,18 +7,30 @@ workers sample while the driver learns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import pydantic
 
 from polopt.common.config import Automatic
 from polopt.common.sample_batch import SampleBatch
+from polopt.metrics.number import Number
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.sync_sampling import SyncSampling
 from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.worker_set import WorkerSet
+
+#: The highest rates of a strategy whose driver learns from the samples of its workers.
+PEAKS = tuple(
+    Number(
+        f"{phase}_peak_throughput",
+        "environment steps/s",
+        f"highest rate so far at which the run could {phase}, if it did nothing else. The phase "
+        "limits the run if the realised rate is almost as high",
+        metric=f"peak_env_steps_per_s{{phase={phase}}}",
+    )
+    for phase in ("sample", "learn")
+)
 
 
 class SyncSamplesConfig(OptimizerConfig):
@@ -39,8 +51,6 @@ class SyncSamplesConfig(OptimizerConfig):
     fraction_workers: float = pydantic.Field(default=1.0, gt=0.0, le=1.0)
     fraction_samples: float = pydantic.Field(default=0.25, ge=0.0, le=1.0)
 
-    aliases: ClassVar[Mapping[str, str]] = {"train_batch_size_per_learner": "train_batch_size"}
-
 
 class SyncSamples(SyncSampling):
     """Sends weights to all workers, gathers their samples into one batch, and learns in the driver.
@@ -60,6 +70,7 @@ class SyncSamples(SyncSampling):
     """
 
     name = "sync_samples"
+    numbers = PEAKS
     config_class = SyncSamplesConfig
     config: SyncSamplesConfig
     phases: ClassVar[tuple[str, ...]] = ("broadcast", "sample", "learn")

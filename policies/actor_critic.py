@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,11 +29,6 @@ class ActorCriticConfig(FragmentConfig):
     vf_loss_coeff: float = pydantic.Field(default=0.5, ge=0.0, le=1e6)
     entropy_coeff: ScheduleValue = 0.01
     standardize_advantages: bool = False
-
-    aliases: ClassVar[Mapping[str, str]] = {
-        **FragmentConfig.aliases,
-        "entropy_coeff_schedule": "entropy_coeff",
-    }
 
 
 class ActorCriticPolicy(FragmentPolicy):

@@ -13,9 +13,6 @@ from torch.nn import functional as F
 from polopt.common.action_mask import MASKED_LOGIT
 from polopt.common.transitions import Transitions
 from polopt.policies.epsilon_greedy_policy import EpsilonGreedyConfig, EpsilonGreedyPolicy
-from polopt.policies.fast_cpu.closed_forms import find_closed_form
-from polopt.policies.fast_cpu.numpy_masked import NumpyMasked
-from polopt.policies.fast_cpu.numpy_q import NumpyQNetwork, numpy_q_network, why_not_numpy
 from polopt.policies.learning.flat_parameters import Segment
 from polopt.policies.learning.reducer import value_stats
 from polopt.policies.learning.schedules import LearningRate
@@ -68,26 +65,11 @@ class DQNPolicy(EpsilonGreedyPolicy, ReplayPolicy):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.target: Any = self.segments["target"].module
-        self._online = self._numpy(self.model)
-        self._fast_target = self._numpy(self.target)
-        why_not = "fast_cpu is False"
-        if self.config.fast_cpu:
-            why_not = why_not_numpy(self.model, self.target)
-        self._closed_form = find_closed_form(self, why_not)
-
-    def _numpy(self, network: Any) -> NumpyQNetwork | NumpyMasked | None:
-        return numpy_q_network(network) if self.config.fast_cpu else None
 
     def make_segments(self) -> dict[str, Segment]:
         network = self.make_q_network(self.config.dueling)
         target = Segment(copy.deepcopy(network), copy_of="network")
         return {"network": Segment(network), "target": target}
-
-    def network_params(self, obs: np.ndarray) -> np.ndarray:
-        """Q-values `[N, n]` float32 of the n actions, for normalised observations `[N, ...]`."""
-        if self._online is not None:
-            return self._online.action_params(obs)
-        return super().network_params(obs)
 
     # ---- learning -------------------------------------------------------------------------------
 
@@ -119,12 +101,6 @@ class DQNPolicy(EpsilonGreedyPolicy, ReplayPolicy):
             chooser = self.model.action_params(rows.next_obs)
         best = q.gather(-1, chooser.argmax(-1, keepdim=True))[:, 0]
         return bootstrapped(rows, torch.where(best > 0.5 * MASKED_LOGIT, best, 0.0))
-
-    def backward(self, rows: Transitions) -> tuple[dict[str, float], np.ndarray]:
-        if closed_form := self._closed_form.active():
-            fast_stats, fast_errors = closed_form(self, self._online, self._fast_target, rows)
-            return fast_stats, np.abs(fast_errors)
-        return self.backward_in_torch(rows)
 
     def add_gradient(self, rows: Any) -> tuple[dict[str, Tensor], Tensor]:
         with self.training():

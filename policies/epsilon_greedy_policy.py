@@ -9,6 +9,7 @@ import pydantic
 from gymnasium import spaces
 
 from polopt.common.config import ConfigError
+from polopt.metrics.number import declare
 from polopt.policies.distributions.action_distribution import ActionDistribution
 from polopt.policies.distributions.epsilon_greedy import EpsilonGreedy
 from polopt.policies.learning.policy_config import NormalizingConfig
@@ -43,8 +44,10 @@ class EpsilonGreedyPolicy(Policy):
     allowed actions."""
 
     config: Any  # see Policy
-    #: Epsilon at the last update. NaN if each environment has its own epsilon.
-    further_statistics = ("epsilon",)
+    numbers = declare("""
+        epsilon (share): epsilon at the last update, the share of random actions. NaN if each
+            environment has its own epsilon
+    """)
 
     def apply_flat(self, lr_scale: float = 1.0) -> dict[str, float]:
         stats = super().apply_flat(lr_scale)

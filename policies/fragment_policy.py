@@ -61,12 +61,7 @@ class FragmentConfig(NormalizingConfig):
     normalize_rewards: bool = False
     clip_rewards: float = pydantic.Field(default=10.0, gt=0.0, le=1e6)
 
-    aliases: ClassVar[Mapping[str, str]] = {
-        **NormalizingConfig.aliases,
-        "lambda_": "lambda",
-        "num_epochs": "num_sgd_iter",
-        "minibatch_size": "sgd_minibatch_size",
-    }
+    aliases: ClassVar[Mapping[str, str]] = {**NormalizingConfig.aliases, "lambda_": "lambda"}
     fixed: ClassVar[tuple[str, ...]] = (
         *NormalizingConfig.fixed,
         "normalize_rewards",

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polopt.common.add_ons import faster
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Acting
 from polopt.policies import gae
 from polopt.policies.distributions.gaussians import DiagGaussian
-from polopt.policies.fast_cpu.numpy_backend import UNSUPPORTED, NumpyBackend, numpy_network
 from polopt.policies.learning.flat_parameters import Segment
 from polopt.policies.networks.actor_critics import MaskedNetwork
 from polopt.policies.networks.backend import Backend, as_tensor
@@ -26,10 +26,10 @@ from polopt.policies.policy import Policy
 class NetworkPolicy(Policy):
     """Acts with the first output of a `Network`, the distribution parameters.
 
-    A network policy supports memory, action masks and normalised observations. It computes in NumPy
-    if `make_backend` selects NumPy. A subclass must define `loss`, and at least one of the methods
-    `compute_gradients` and `learn_on_batch`. A subclass may define `make_network`. The subclass
-    `ActorCriticPolicy` also uses the second output of the network, the values.
+    A network policy supports memory, action masks and normalised observations. A subclass must
+    define `loss`, and at least one of the methods `compute_gradients` and `learn_on_batch`. A
+    subclass may define `make_network`. The subclass `ActorCriticPolicy` also uses the second output
+    of the network, the values.
 
     `Policy` describes the arguments.
 
@@ -76,18 +76,15 @@ class NetworkPolicy(Policy):
         return MaskedNetwork(network, self.mask, seen=True)
 
     def make_backend(self, network: Network) -> Backend:
-        """Makes the backend that computes the outputs of the network and the gradients of `loss`.
-        The backend computes in NumPy if `fast_cpu` is set and NumPy supports the network.
+        """Makes the backend that computes the outputs of the network and the gradients of `loss`:
+        a faster one of an add-on, or a `Backend`, which computes in torch.
 
         Args:
             network: a network from `make_network`. Its parameters must be in `flat`.
         """
-        in_numpy = numpy_network(network) if self.config.fast_cpu else None
-        if in_numpy is not None:
-            return NumpyBackend(network, in_numpy, self)
-        if self.device.type != "cpu":
-            return Backend(network, self)
-        return Backend(network, self, UNSUPPORTED if self.config.fast_cpu else "fast_cpu is False")
+        found = faster(self, "make_backend")
+        make = found.active()
+        return Backend(network, self, found.why_not) if make is None else make(network)
 
     @property
     def learns_with(self) -> str:

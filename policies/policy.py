@@ -20,6 +20,7 @@ from polopt.common.moments import Moments
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import FORMER_ACTING, Acting, Gradients, Weights
 from polopt.metrics.learner import LEARNER_KEYS
+from polopt.metrics.number import Number, declared
 from polopt.policies.acting_policy import ActingPolicy
 from polopt.policies.distributions.action_distribution import ActionDistribution
 from polopt.policies.distributions.make_distribution import make_distribution
@@ -72,9 +73,12 @@ class Policy(ActingPolicy, Checks):
     #: The type of a batch: `SampleBatch`, or `Transitions` or `Sequences` of a replay buffer. Only
     #: a `PolicyOptimizer` that makes batches of this type can train the policy.
     learns_from: ClassVar[type] = SampleBatch
-    #: Keys of learner statistics that the class computes in addition to `LEARNER_KEYS` and to the
-    #: keys that its base classes name here. Because Tune takes the columns of `progress.csv` from
-    #: the first result, results before the first update have these keys with the value NaN.
+    #: The learner statistics that the class computes in addition to `LEARNER_KEYS` and to the
+    #: numbers of its base classes. Their keys are relative to `learners/default_policy/`. Because
+    #: Tune takes the columns of `progress.csv` from the first result, results before the first
+    #: update have these keys with the value NaN.
+    numbers: ClassVar[tuple[Number, ...]] = ()
+    #: Keys of further statistics, without a declaration.
     further_statistics: ClassVar[Sequence[str]] = ()
     #: The type is Any, because each subclass has its own config class, and type checkers do not
     #: allow a subclass to narrow the type of a variable.
@@ -117,15 +121,15 @@ class Policy(ActingPolicy, Checks):
     @classmethod
     def statistic_keys(cls) -> list[str]:
         """The keys of the learner statistics in results: `LEARNER_KEYS`, and the
-        `further_statistics` of the class and of its base classes."""
+        `further_statistics` and `numbers` of the class and of its base classes."""
         named = [key for base in cls.__mro__ for key in vars(base).get("further_statistics", ())]
-        return list(dict.fromkeys([*LEARNER_KEYS, *named]))
+        return list(dict.fromkeys([*LEARNER_KEYS, *named, *(n.key for n in declared(cls))]))
 
     @property
     def learns_with(self) -> str:
-        """What computes the gradients in this process: `NumPy`, `CUDA graphs` or `torch`. If a
-        faster implementation exists but is not used, the reason follows, such as `torch (MyPolicy
-        changes loss)`."""
+        """What computes the gradients in this process: `torch`, or the name of a faster
+        implementation, such as `NumPy`. If a faster implementation exists but is not used, the
+        reason follows, such as `torch (MyPolicy changes loss)`."""
         return "torch"
 
     def make_distribution(self) -> ActionDistribution:
@@ -313,7 +317,7 @@ class Policy(ActingPolicy, Checks):
         Raises:
             ConfigError: for an unknown option, a wrong value, or an option that cannot be changed.
         """
-        name = self.config_class.aliases.get(name, name)
+        name = self.config_class.other_names().get(name, name)
         if name in self.config_class.fixed:
             raise ConfigError(f"key {name!r} cannot be changed after the policy has been made")
         options = {**self.config.to_dict(), name: value}

@@ -17,7 +17,7 @@ from polopt.policies.actor_critic import ActorCriticConfig, ActorCriticPolicy
 #: Upper bound of the adapted KL coefficient. Without this bound, the coefficient would grow as long
 #: as the KL is too large.
 MAX_KL_COEFF = 1e6
-#: In RLlib, infinity means no bound, so infinity becomes None.
+#: Infinity means no bound, so infinity becomes None.
 _Bound = Annotated[
     float | None, pydantic.BeforeValidator(lambda bound: None if bound == math.inf else bound)
 ]

@@ -14,13 +14,10 @@ import pydantic
 import torch
 from torch import Tensor, nn
 
+from polopt.common.add_ons import faster
 from polopt.common.config import Automatic, shown
-from polopt.common.overrides import Replacement
 from polopt.common.transitions import Sequences, Transitions
 from polopt.common.weights import Gradients
-from polopt.policies.fast_cpu.numpy_backend import is_supported
-from polopt.policies.fast_cpu.numpy_mlp import NumpyMLP
-from polopt.policies.fast_gpu.cuda_graphs import CudaGraphs, why_not_graphs
 from polopt.policies.learning.policy_config import NormalizingConfig
 from polopt.policies.learning.reducer import Reducer
 from polopt.policies.networks.backend import aligned, as_tensor
@@ -88,9 +85,9 @@ class ReplayPolicy(Policy):
     The buffer holds observations as rows of `encoder`. When the policy learns, it encodes these
     observations and normalises them with the current mean and variance of its normaliser.
 
-    A subclass must define `make_segments`, `backward` and `errors_of`. A policy with memory sets
-    `learns_from = Sequences`. Then `rows` are B sequences in all methods, and errors `[B]` have one
-    number for each sequence.
+    A subclass must define `make_segments` and `errors_of`, and one of `add_gradient` and
+    `backward`. A policy with memory sets `learns_from = Sequences`. Then `rows` are B sequences in
+    all methods, and errors `[B]` have one number for each sequence.
 
     Args:
         observation_space: observation space of one environment.
@@ -106,8 +103,8 @@ class ReplayPolicy(Policy):
     config_class: ClassVar[type[ReplayConfig]] = ReplayConfig
     learns_from: ClassVar[type] = Transitions
     #: Names of the methods from which `add_gradient` computes the gradient. A class that sets them
-    #: learns with CUDA graphs on a GPU, if its `backward` returns `backward_in_torch(rows)`. See
-    #: `CudaGraphs` for what these methods may use.
+    #: states that each call starts the same kernels on a GPU, which a recording can repeat. See
+    #: docs/write-a-policy.md for what these methods may use.
     graph_members: ClassVar[tuple[str, ...]] = ()
     config: Any  # see Policy
     model: Network
@@ -115,13 +112,8 @@ class ReplayPolicy(Policy):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._updated_at = 0  # environment steps at the last update
-        self._acts_fast: NumpyMLP | None = None
-        if self.config.fast_cpu and is_supported(self.model):
-            self._acts_fast = NumpyMLP(self.model)
-        #: The closed form of the gradient on the CPU. A subclass that has one replaces this value.
-        self._closed_form = Replacement(self, type(self), (), None, "its loss has no closed form")
-        why_not = why_not_graphs(self) if self.config.fast_gpu else "fast_gpu is False"
-        self._graphs = CudaGraphs(self, why_not)
+        self._faster_params = faster(self, "network_params").active()
+        self._faster_backward = faster(self, "backward")
 
     def make_normalizer(self) -> Normalizer | None:
         config = self.config
@@ -142,8 +134,9 @@ class ReplayPolicy(Policy):
 
     def network_params(self, obs: np.ndarray) -> np.ndarray:
         """Distribution parameters `[N, P]` float32 of normalised observations `[N, ...]`."""
-        if self._acts_fast is not None:
-            return self._acts_fast.action_params(obs)
+        if self._faster_params is not None:
+            faster_params: np.ndarray = self._faster_params(obs)
+            return faster_params
         with torch.inference_mode():
             params = self.model.action_params(as_tensor(aligned(obs), self.device))
         return params.cpu().numpy()
@@ -167,11 +160,8 @@ class ReplayPolicy(Policy):
 
     @property
     def learns_with(self) -> str:
-        if self.device.type == "cuda":
-            return self._graphs.replacement.described("CUDA graphs")
-        return self._closed_form.described("NumPy")
+        return self._faster_backward.described
 
-    @abstractmethod
     def backward(self, rows: Transitions) -> tuple[dict[str, float], np.ndarray]:
         """Adds the gradient of the weighted mean loss to `flat.grads`. The caller must first set
         `flat.grads` to 0.
@@ -182,6 +172,11 @@ class ReplayPolicy(Policy):
         Returns:
             learner statistics, and the absolute TD errors `[B]` before the update.
         """
+        if compute := self._faster_backward.active():
+            found: tuple[dict[str, float], np.ndarray] | None = compute(rows)
+            if found is not None:
+                return found
+        return self.backward_in_torch(rows)
 
     @abstractmethod
     def errors_of(self, rows: Transitions) -> np.ndarray:
@@ -250,11 +245,7 @@ class ReplayPolicy(Policy):
         return Transitions._make(as_tensor(array, self.device) for array in rows)
 
     def backward_in_torch(self, rows: Transitions) -> tuple[dict[str, float], np.ndarray]:
-        """Computes what `backward` computes, with `add_gradient`. On a GPU, it uses a CUDA graph if
-        possible."""
-        found = self._graphs.backward(rows)
-        if found is not None:
-            return found
+        """Computes what `backward` computes, with `add_gradient`."""
         stats, errors = self.add_gradient(self.tensors(rows))
         return as_floats(stats), errors.cpu().numpy()
 
@@ -275,13 +266,12 @@ class ReplayPolicy(Policy):
     @property
     def graph_key(self) -> Hashable:
         """What the next gradient depends on, besides the weights, the rows, noise from `normal` and
-        the config. A CUDA graph is only used for the key with which it was recorded."""
+        the config. A recorded gradient is only used for the key with which it was recorded."""
         return None
 
     def normal(self, shape: tuple[int, ...]) -> Tensor:
         """Standard normal noise `[*shape]` float32 for losses, on the device of the networks."""
-        recorded = self._graphs.normal(shape)
-        return self.drawn(shape).to(self.device) if recorded is None else recorded
+        return self.drawn(shape).to(self.device)
 
     def drawn(self, shape: tuple[int, ...]) -> Tensor:
         """New standard normal noise `[*shape]` float32 on the CPU."""

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polopt.common.transitions import Transitions
+from polopt.metrics.number import Number
 from polopt.policies.distributions.action_distribution import ActionDistribution
 from polopt.policies.distributions.gaussians import SquashedGaussian
-from polopt.policies.fast_cpu.closed_forms import find_closed_form
-from polopt.policies.fast_cpu.numpy_sac import SACLayers, sac_layers, why_not_numpy
 from polopt.policies.learning.flat_parameters import Segment
 from polopt.policies.learning.reducer import value_stats
 from polopt.policies.learning.schedules import LearningRate
@@ -94,7 +93,7 @@ class SACPolicy(ReplayPolicy):
     )
     config: SACConfig
     dist: SquashedGaussian
-    further_statistics = ("alpha_value",)
+    numbers = (Number("alpha_value", "", "the temperature alpha, the weight of the entropy"),)
     #: Bounds of log standard deviations, as in the authors' code, RLlib 0.8 and Stable-Baselines3.
     log_std_bounds: ClassVar[tuple[float, float]] = (-20.0, 2.0)
 
@@ -103,10 +102,6 @@ class SACPolicy(ReplayPolicy):
         self.critics: Any = self.segments["critics"].module
         targets = self.segments.get("target_critics", self.segments["critics"])
         self.target_critics: Any = targets.module
-        networks = self.model, self.critics, self.target_critics
-        why_not = why_not_numpy(*networks) if self.config.fast_cpu else "fast_cpu is False"
-        self._closed_form = find_closed_form(self, why_not)
-        self._layers: SACLayers | None = None if why_not else sac_layers(*networks)
         self.log_alpha: Tensor = self.segments["temperature"].module.log_alpha  # type: ignore[assignment]
 
     def make_distribution(self) -> ActionDistribution:
@@ -193,12 +188,6 @@ class SACPolicy(ReplayPolicy):
         if target is None:
             return 0.0 * self.log_alpha.sum()
         return -(self.log_alpha * (log_prob.detach() + target)).mean()
-
-    def backward(self, rows: Transitions) -> tuple[dict[str, float], np.ndarray]:
-        if closed_form := self._closed_form.active():
-            fast: tuple[dict[str, float], np.ndarray] = closed_form(self, self._layers, rows)
-            return fast
-        return self.backward_in_torch(rows)
 
     def add_actor_gradient(self, rows: Any) -> dict[str, Tensor]:
         """Adds the gradients of the actor and the temperature. Returns statistics `[]`."""

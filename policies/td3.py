@@ -163,9 +163,6 @@ class TD3Policy(ReplayPolicy):
         actions = torch.tanh(self.model.action_params(rows.obs))
         return -self.critics(rows.obs, actions, count=1).mean()
 
-    def backward(self, rows: Transitions) -> tuple[dict[str, float], np.ndarray]:
-        return self.backward_in_torch(rows)
-
     def add_gradient(self, rows: Any) -> tuple[dict[str, Tensor], Tensor]:
         with self.training():
             critic_loss, errors, stats = self.critic_loss(rows)

@@ -46,7 +46,7 @@ from polopt.rollouts.transport.channel import (
     UnsendableError,
 )
 from polopt.rollouts.transport.local_channel import run_here
-from polopt.rollouts.workers.answer import Answer
+from polopt.rollouts.workers.call_runner import Answer
 from polopt.rollouts.workers.worker_config import WorkerConfig
 
 _FAILURES: dict[str, type[RuntimeError]] = {

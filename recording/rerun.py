@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from polopt.common.config import ConfigError, canonical, differ, shown
+from polopt.common.plain_data import DecodeError, argument_for, decode
+from polopt.common.plain_data import described as described_values
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.policy_registry import POLICIES
 from polopt.recording.arrival_log import (
@@ -23,10 +25,8 @@ from polopt.recording.arrival_log import (
 from polopt.recording.run_record import this_machine
 from polopt.rollouts.envs.env_sources import env_name
 from polopt.trainers.flat_config import aliases_for
-from polopt.trainers.saved_config import argument_for, decode_config
-from polopt.trainers.saved_config import described as described_values
+from polopt.trainers.restoring import checkpoint_path
 from polopt.trainers.saved_experiment import argument_of, is_given, refuse_imports
-from polopt.trainers.saved_trainer import checkpoint_path
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 from polopt.trainers.trainer_config import merged_options
 
@@ -169,9 +169,11 @@ def _config_of(header: Mapping[str, Any], path: Path, changes: Mapping[str, Any]
     if not all(isinstance(kind, str) for kind in header["unsaved"].values()):
         raise ConfigError(f"{str(path)!r} is damaged: key 'unsaved' of the header has no types")
     try:
-        config = decode_config(header["config"], f"{path}: field 'config")
+        config = decode(header["config"], {}, "config")
     except RecursionError:
         raise ConfigError(f"{str(path)!r} is damaged: its config is nested too deeply") from None
+    except DecodeError as error:
+        raise ConfigError(f"{str(path)!r} is damaged: {error}") from None
     given = dict(changes)
     network = given.pop("network", None)
     for plugin in _REGISTRIES:

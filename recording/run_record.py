@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import json
 import logging
 import platform
 from collections.abc import Mapping
@@ -15,9 +14,9 @@ from typing import Any
 import torch
 from pyarrow import fs
 
+from polopt.common.plain_data import encode
 from polopt.policies.policy import Policy
 from polopt.recording.arrival_log import PATTERN, ArrivalLog, Rerun
-from polopt.trainers.saved_config import encode_config
 
 logger = logging.getLogger("polopt")
 
@@ -85,13 +84,16 @@ def digest_of(policy: Policy) -> str:
 def header_of(config: Mapping[str, Any], trainer: str) -> dict[str, Any]:
     """Returns the content of the record's first line: the config of the run, and the software and
     processor with which the run was made."""
-    encoded, unsaved = encode_config(config)
-    for key in list(encoded):
-        try:
-            json.dumps(encoded[key])
-        except TypeError:  # the value contains a tensor
-            unsaved[key] = type(config[key]).__name__
-            del encoded[key]
+    encoded: dict[str, Any] = {}
+    unsaved: dict[str, str] = {}
+    for key, value in config.items():
+        left_out: dict[str, str] = {}
+        tree, tensors = encode({key: value}, left_out)
+        if tensors:  # the file of a record holds only JSON
+            unsaved[key] = type(value).__name__
+        else:
+            encoded |= tree
+            unsaved |= left_out
     return {"trainer": trainer, "config": encoded, "unsaved": unsaved, "made_by": this_machine()}
 
 

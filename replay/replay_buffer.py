@@ -2,68 +2,32 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from polopt.common.config import ConfigError, shown
-from polopt.common.plain_arrays import from_plain, to_plain
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.transitions import Sequences, Transitions
 from polopt.metrics.lag import AgeHistogram
+from polopt.replay.n_step import TransitionUnit
+from polopt.replay.priorities import Priorities
+from polopt.replay.replay_unit import ReplayUnit
+from polopt.replay.row_flags import CUT, DRAWABLE, SUCCESSOR, VALID, flags_of, has_successor
 from polopt.replay.row_store import (
     ColumnSpec,
     RowFilesError,
     RowStore,
     check_size,
-    read_arrays,
     readable_bytes,
     saved_specs,
-    write_arrays,
 )
-from polopt.replay.sum_tree import SumTree
+from polopt.replay.sequences import SequenceUnit
+from polopt.replay.stream_tail import StreamTail
 
-#: Bits of the column `flags`.
-VALID = 1  # the row is a transition
-TERMINATED = 2
-TRUNCATED = 4
-CUT = 8  # windows end at this row (`ReplayBuffer` explains windows)
-DRAWABLE = 16  # the window of the row is complete, so the row can be drawn
-SUCCESSOR = 32  # the row holds only the next observation of another row
-#: `_draw_uniform` draws random places, and draws again for each place that is not drawable. After
-#: this many repetitions, it draws from a list of all drawable places.
-_MOST_ROUNDS = 20
-
-
-@dataclass(slots=True)
-class _Tail:
-    """The last steps of a stream. The windows of the rows of these steps may not be complete yet.
-    `ReplayBuffer` explains streams, windows and successors. `RowStore` explains serial numbers.
-
-    Attributes:
-        place: the `SampleBatch.place` of the fragment that would continue the stream. `None` means
-            that the place is not known.
-        steps: the serial numbers of the rows of environment 0 in the last steps, oldest first.
-        starts: one bool for each of these steps. True if a fragment begins at the step.
-        priorities: `[len(steps), N]`, the priorities that the caller of `add` passed. -1 stands for
-            a priority that the caller did not pass.
-        open: `[N]` bool. True if the last row of an environment still needs its next observation.
-        nodes: `[N]` serial numbers of the rows that will be linked to the next step. For each
-            environment, this is the last row, or the successor of the last row.
-        next_obs: `[N, ...]`, the observations after the last step.
-    """
-
-    place: tuple[int, int] | None
-    steps: list[int]
-    starts: list[bool]
-    priorities: np.ndarray
-    open: np.ndarray
-    nodes: np.ndarray
-    next_obs: np.ndarray
+_PRIORITIES = "priorities.bin"
 
 
 class ReplayBuffer:
@@ -163,38 +127,29 @@ class ReplayBuffer:
             _check("sequence_length", length, enough, f"1 to {capacity:,} for sequences")
             _check("burn_in", burn_in, 0 <= burn_in < (length or 0), f"0 to {(length or 1) - 1}")
         self.capacity = capacity
-        self.gamma = gamma
-        self.n_step = n_step
-        self.alpha = alpha
         self.beta = beta
         self.final_beta = final_beta
         self.beta_rows = beta_rows
-        self.priority_epsilon = priority_epsilon
         self.unit = unit
-        self.sequence_length = sequence_length
-        self.burn_in = burn_in
+        self._unit: ReplayUnit = (
+            SequenceUnit(sequence_length or 1, burn_in)
+            if unit == "sequence"
+            else TransitionUnit(gamma, n_step)
+        )
         self._directory = None if directory is None else Path(directory)
         self._capacity_key = capacity_key
         self._rng = np.random.default_rng(seed)
-        # The window of a row is complete at the latest when this many further steps are stored.
-        self._span = (sequence_length or 1) if unit == "sequence" else n_step
         self._store: RowStore | None = None
         self._allocated: dict[str, ColumnSpec] = {}  # from the last `allocate`
-        # Only few rows begin a sequence, and random places would rarely hit these rows. So a buffer
-        # of sequences always draws with the tree, even if it has no priorities.
-        self._tree = SumTree(capacity) if alpha is not None or unit == "sequence" else None
-        self._tails: dict[int, _Tail] = {}  # by source
-        self._states: dict[int, np.ndarray] = {}  # the memory [S], by serial number of the row
-        self._state_order: deque[int] = deque()
+        # Only few rows begin a sequence.
+        self._priorities = Priorities(capacity, alpha, priority_epsilon, few=unit == "sequence")
+        self._tails: dict[int, StreamTail] = {}  # by source
         self._end = 0  # serial number of the next row
         self._num_valid = 0
         self._num_drawable = 0
-        self._max_priority = 1.0
         self._rows_added = 0
         self._num_gaps = 0
-        self._num_stale_priorities = 0
         self._ages = AgeHistogram(capacity)
-        self._given = _Range()
 
     # ---- size ---------------------------------------------------------------------------------
 
@@ -219,9 +174,9 @@ class ReplayBuffer:
     def total_weight(self) -> float:
         """The sum of p^alpha over all drawable rows, see the class. If rows are drawn uniformly,
         this is the number of drawable rows."""
-        if self._tree is None or self.alpha is None:
+        if self._priorities.tree is None or self._priorities.alpha is None:
             return float(self._num_drawable)
-        return self._tree.total
+        return self._priorities.tree.total
 
     @property
     def num_gaps(self) -> int:
@@ -231,8 +186,8 @@ class ReplayBuffer:
     def nbytes_of(self, obs: ColumnSpec, actions: ColumnSpec) -> int:
         """Bytes of the full buffer for observations and actions of these shapes and dtypes, without
         the stored states of recurrent policies."""
-        tree = SumTree.nbytes_of(self.capacity) if self._tree is not None else 0
-        return self.capacity * RowStore.row_nbytes(_specs(obs, actions)) + tree
+        rows = self.capacity * RowStore.row_nbytes(_specs(obs, actions))
+        return rows + self._priorities.nbytes
 
     @property
     def nbytes(self) -> int:
@@ -307,97 +262,80 @@ class ReplayBuffer:
                 buffer does not fit.
             OSError: `add` calls `allocate`, and a file cannot be created.
         """
-        steps, envs = batch.shape
-        store = self._store_for(batch)
-        given = self._given_priorities(priorities, steps, envs)
-        valid = batch["valid"]
-        terminated, truncated = batch["terminated"] & valid, batch["truncated"]
-        # `own` marks the rows that have a successor. If the buffer draws transitions, it does not
-        # store the successor of a row with `terminated`, because the learner does not bootstrap
-        # from this successor.
-        own = np.zeros((steps, envs), dtype=bool)
-        own.reshape(-1)[batch.successor_index] = True
-        wanted = valid if self.unit == "sequence" else valid & ~terminated
-        stored = wanted.reshape(-1)[batch.successor_index]
-        own_rows, own_obs = batch.successor_index[stored], batch.successor_obs[stored]
-        count = steps * envs + len(own_rows)
+        self._unit.check(batch)
+        self._fit(batch)
+        given = self._given_priorities(priorities, batch)
+        flags, valid = flags_of(batch), batch["valid"]
+        stored = self._unit.needs_successor(flags).reshape(-1)[batch.successor_index]
+        count = flags.size + int(np.count_nonzero(stored))
         if count > self.capacity:
             raise ConfigError(
                 f"key {self._capacity_key!r}: got {self.capacity:,}; allowed: {count:,} or more, "
                 "the number of rows of one fragment"
             )
-
-        source = batch.worker_index
-        tail = self._tails.pop(source, None)
-        if tail is not None:
-            if follows is None:
-                follows = batch.place is not None and batch.place == tail.place
-            if not follows or len(tail.open) != envs:
-                self._cut(tail)
-                tail = None
+        before = self._tails.pop(batch.worker_index, None)
+        if before is not None and not before.continues_with(batch, follows):
+            self._end_stream(before)
+            before = None
 
         start = self._reserve(count)
-        extra = start + steps * envs
-        serials = start + np.arange(steps * envs).reshape(steps, envs)
-        extras = extra + np.arange(len(own_rows))
-        # `step_after` is the row one step later. `following` is the row with the next observation,
-        # which is the successor if the row has a successor. Until the next fragment arrives, the
-        # last row (or its successor) is linked to itself.
-        step_after = serials + envs
-        nodes = serials.copy()
-        nodes.reshape(-1)[own_rows] = extras
-        step_after[-1] = nodes[-1]
-        following = step_after.copy()
-        following[-1] = serials[-1]
-        following.reshape(-1)[own_rows] = extras
-        cut = terminated | truncated | own
-        cut[:-1] |= ~valid[1:]
-        flags = valid * VALID + terminated * TERMINATED + truncated * TRUNCATED + cut * CUT
+        serials = start + np.arange(flags.size).reshape(flags.shape)
+        nodes = self._write(batch, flags, serials, stored)
+        self._unit.added(batch, serials)
+        num_valid = int(np.count_nonzero(valid))
+        self._num_valid += num_valid
+        self._rows_added += num_valid
+        steps = len(serials)
+        tail = StreamTail(
+            place=batch.next_place,
+            steps=serials[:, 0].tolist(),
+            starts=[True] + [False] * (steps - 1),
+            priorities=given[-steps:],
+            open=~(batch["terminated"][-1] & valid[-1] | has_successor(batch)[-1]),
+            nodes=nodes[-1],
+            next_obs=batch.bootstrap_obs.copy(),
+        )
+        if before is not None:
+            self._link(before, serials[0], ~valid[0])
+            tail.prepend(before, given[:-steps])
+        self._complete(tail)
+        self._tails[batch.worker_index] = tail
+        return num_valid
 
+    def _write(
+        self, batch: SampleBatch, flags: np.ndarray, serials: np.ndarray, stored: np.ndarray
+    ) -> np.ndarray:
+        """Writes the rows of a fragment, and then the successors. The next observation of a row is
+        in its successor, or else in the row one step later. Until the next fragment arrives, the
+        last row (or its successor) is linked to itself.
+
+        Args:
+            batch: the fragment `[T, N]`.
+            flags: `[T, N]`, see `row_flags`.
+            serials: `[T, N]`, the serial numbers of the rows.
+            stored: one bool for each row of `batch.successor_obs`. True if this observation is
+                stored.
+
+        Returns:
+            `[T, N]`, the serial numbers of the rows that are linked to the next step: the
+            successors of the rows, or else the rows themselves.
+        """
+        store, start = self._store, int(serials[0, 0])
+        assert store is not None
+        own_rows, own_obs = batch.successor_index[stored], batch.successor_obs[stored]
+        successors = start + serials.size + np.arange(len(own_rows))
+        nodes = serials.copy()
+        nodes.reshape(-1)[own_rows] = successors
+        step_after = np.concatenate([serials[1:], nodes[-1:]])
+        following = np.concatenate([serials[1:], serials[-1:]])
+        following.reshape(-1)[own_rows] = successors
         store.write("obs", start, batch.flat("obs"))
         store.write("actions", start, batch.flat("actions"))
         store.write("rewards", start, batch.flat("rewards"))
         store.write("next", start, (following % self.capacity).reshape(-1))
         store.write("flags", start, flags.reshape(-1))
-        self._write_successors(extra, own_obs, step_after.reshape(-1)[own_rows])
-        if self._tree is not None:
-            self._set_leaves(serials.reshape(-1), 0.0)
-        num_valid = int(np.count_nonzero(valid))
-        self._num_valid += num_valid
-        self._rows_added += num_valid
-        if self.unit == "sequence" and "state" in batch.per_env:
-            self._keep_states(serials[0], batch.per_env["state"])
-
-        if tail is not None:
-            self._link(tail, serials[0], ~valid[0])
-        new = _Tail(
-            place=batch.next_place,
-            steps=(tail.steps if tail else []) + serials[:, 0].tolist(),
-            starts=(tail.starts if tail else []) + [True] + [False] * (steps - 1),
-            priorities=self._joined(tail, given, steps),
-            open=~(terminated[-1] | own[-1]),
-            nodes=nodes[-1],
-            next_obs=batch.bootstrap_obs.copy(),
-        )
-        self._complete(new)
-        self._tails[source] = new
-        return num_valid
-
-    def _joined(self, tail: _Tail | None, given: np.ndarray, steps: int) -> np.ndarray:
-        """The priorities of the steps of a tail, followed by the priorities of the new steps.
-
-        Args:
-            tail: the tail. `None` means that a new stream begins.
-            given: `[K + steps, N]`, from `_given_priorities`.
-            steps: number of new steps.
-        """
-        if tail is None:
-            return given[-steps:]
-        before = tail.priorities.copy()
-        again = min(len(given) - steps, len(before))
-        if again > 0:
-            before[-again:] = given[-steps - again : -steps]
-        return np.concatenate([before, given[-steps:]])
+        self._write_successors(successors, own_obs, step_after.reshape(-1)[own_rows])
+        return nodes
 
     def cut(self, source: int) -> None:
         """Ends the stream of a source, so that its next fragment starts a new stream. The last rows
@@ -409,31 +347,28 @@ class ReplayBuffer:
         """
         tail = self._tails.pop(source, None)
         if tail is not None:
-            self._cut(tail)
+            self._end_stream(tail)
 
-    def _store_for(self, batch: SampleBatch) -> RowStore:
+    def _fit(self, batch: SampleBatch) -> None:
+        """Reserves the arrays before the first fragment. Later fragments must have the same shapes
+        and dtypes."""
         obs = ColumnSpec(batch.all_obs.shape[2:], batch.all_obs.dtype)
         actions = ColumnSpec(batch["actions"].shape[2:], batch["actions"].dtype)
-        if self.sequence_length is not None and batch.shape[0] > self.sequence_length:
-            raise ConfigError(
-                f"key 'sequence_length': got {self.sequence_length}; allowed: {batch.shape[0]} or "
-                "more, the number of steps of a fragment"
-            )
         if self._store is None:
             self.allocate(obs, actions)
-        store = self._store
-        assert store is not None
+        assert self._store is not None
         for name, spec in (("obs", obs), ("actions", actions)):
-            if spec != store.specs[name]:
+            own = self._store.specs[name]
+            if spec != own:
                 raise ValueError(
-                    f"{name} must have shape {list(store.specs[name].shape)} and dtype "
-                    f"{store.specs[name].dtype} in each row; got {list(spec.shape)}, {spec.dtype}"
+                    f"{name} must have shape {list(own.shape)} and dtype {own.dtype} in each row; "
+                    f"got {list(spec.shape)}, {spec.dtype}"
                 )
-        return store
 
-    def _given_priorities(self, priorities: np.ndarray | None, steps: int, envs: int) -> np.ndarray:
+    def _given_priorities(self, priorities: np.ndarray | None, batch: SampleBatch) -> np.ndarray:
         """Converts the priorities from a caller to `[K + T, N]` float64. A missing priority becomes
         -1."""
+        steps, envs = batch.shape
         if priorities is None:
             return np.full((steps, envs), -1.0)
         given = np.array(priorities, dtype=np.float64, ndmin=2)
@@ -459,33 +394,27 @@ class ReplayBuffer:
             flags = self._store.read("flags", first, lost - first)
             self._num_valid -= int(np.count_nonzero(flags & VALID))
             self._num_drawable -= int(np.count_nonzero(flags & DRAWABLE))
-            while self._state_order and self._state_order[0] < lost:
-                del self._states[self._state_order.popleft()]
+            self._unit.overwritten(lost)
+        self._priorities.remove(start, self._end)
         return start
 
-    def _keep_states(self, serials: np.ndarray, states: np.ndarray) -> None:
-        for serial, state in zip(serials.tolist(), states, strict=True):
-            self._states[serial] = state.copy()
-            self._state_order.append(serial)
-
-    def _write_successors(self, start: int, obs: np.ndarray, step_after: np.ndarray) -> None:
-        """Writes rows that hold next observations, at consecutive serial numbers.
+    def _write_successors(
+        self, serials: np.ndarray, obs: np.ndarray, step_after: np.ndarray
+    ) -> None:
+        """Writes rows that hold next observations.
 
         Args:
-            start: serial number of the first row.
+            serials: `[K]` consecutive serial numbers of the rows.
             obs: `[K, ...]`, the next observations.
             step_after: `[K]` serial numbers of the rows one step later in the same environments.
         """
         assert self._store is not None
-        if not len(obs):
-            return
-        self._store.write("obs", start, obs)
-        self._store.write("next", start, step_after % self.capacity)
-        self._store.write("flags", start, np.full(len(obs), SUCCESSOR))
-        if self._tree is not None:
-            self._set_leaves(np.arange(start, start + len(obs)), 0.0)
+        if len(serials):
+            self._store.write("obs", int(serials[0]), obs)
+            self._store.write("next", int(serials[0]), step_after % self.capacity)
+            self._store.write("flags", int(serials[0]), np.full(len(obs), SUCCESSOR))
 
-    def _link(self, tail: _Tail, serials: np.ndarray, cut: np.ndarray) -> None:
+    def _link(self, tail: StreamTail, serials: np.ndarray, cut: np.ndarray) -> None:
         """Links the last step of a tail to the next rows.
 
         Args:
@@ -500,23 +429,22 @@ class ReplayBuffer:
         places = tail.nodes[cut] % self.capacity
         self._store.put("flags", tail.nodes[cut], self._store.arrays["flags"][places] | CUT)
 
-    def _cut(self, tail: _Tail) -> None:
+    def _end_stream(self, tail: StreamTail) -> None:
         """Ends a stream. Stores the last observations of the stream, and makes its last rows
         drawable."""
         self._num_gaps += 1
         envs = np.flatnonzero(tail.open)
         if len(envs) > self.capacity:
             return
-        start = self._reserve(len(envs))
-        successors = start + np.arange(len(envs))
-        self._write_successors(start, tail.next_obs[envs], successors)
+        successors = self._reserve(len(envs)) + np.arange(len(envs))
+        self._write_successors(successors, tail.next_obs[envs], successors)
         after = tail.nodes.copy()  # the last row of a stream is linked to itself
         after[envs] = successors
         self._link(tail, after, np.ones(len(after), dtype=bool))
         tail.open[:] = False
         self._complete(tail, ended=True)
 
-    def _complete(self, tail: _Tail, ended: bool = False) -> None:
+    def _complete(self, tail: StreamTail, ended: bool = False) -> None:
         """Makes rows of a tail drawable if their windows are complete. Then removes the steps that
         the tail no longer needs.
 
@@ -525,46 +453,16 @@ class ReplayBuffer:
             ended: whether the stream ends after this tail.
         """
         assert self._store is not None
-        envs = len(tail.open)
-        serials = np.array(tail.steps)[:, None] + np.arange(envs)  # [K, N]
-        places = serials % self.capacity
-        flags = self._store.arrays["flags"][places]
+        serials = tail.serials()  # [K, N]
+        flags = self._store.arrays["flags"][serials % self.capacity]
         kept = serials >= self._end - self.capacity  # the other rows have been overwritten
         flags[~kept] = 0
-        span = self._span
-        complete = np.zeros(serials.shape, dtype=bool)
-        complete[: max(0, len(serials) - span)] = True
-        last = slice(max(0, len(serials) - span), None)  # the last `span` steps
-        if self.unit == "sequence":
-            starts = np.array(tail.starts)[:, None]
-            if ended:
-                complete[last] = True
-            candidates = complete & starts & self._has_rows(flags, starts)
-        else:
-            closed = (flags[last] & CUT) > 0
-            closed[-1] &= ~tail.open
-            complete[last] = np.logical_or.accumulate(closed[::-1])[::-1]
-            candidates = complete & ((flags & VALID) > 0)
-        new = candidates & ((flags & DRAWABLE) == 0) & kept
+        drawable = self._unit.drawable(flags, tail, ended)
+        new = drawable & ((flags & DRAWABLE) == 0) & kept
         self._store.put("flags", serials[new], flags[new] | DRAWABLE)
         self._num_drawable += int(np.count_nonzero(new))
-        if self._tree is not None:
-            given = tail.priorities[new]
-            self._set_priorities(serials[new], np.where(given < 0, self._max_priority, given))
-        keep = min(len(serials), span)
-        tail.steps, tail.starts = tail.steps[-keep:], tail.starts[-keep:]
-        tail.priorities = tail.priorities[-keep:]
-
-    def _has_rows(self, flags: np.ndarray, starts: np.ndarray) -> np.ndarray:
-        """`[K, N]` bool: whether a sequence that begins at a step has a transition after the first
-        `burn_in` steps."""
-        assert self.sequence_length is not None
-        valid = np.concatenate([np.zeros((1, flags.shape[1]), int), (flags & VALID) > 0])
-        before = np.cumsum(valid, axis=0)
-        steps = np.arange(len(flags))
-        first = np.minimum(steps + self.burn_in, len(flags))
-        stop = np.minimum(steps + self.sequence_length, len(flags))
-        return before[stop] > before[first]
+        self._priorities.add(serials[new] % self.capacity, tail.priorities[new])
+        tail.keep(self._unit.span)
 
     # ---- priorities ---------------------------------------------------------------------------
 
@@ -580,25 +478,13 @@ class ReplayBuffer:
             ValueError: a priority is negative or not finite.
         """
         priorities = _checked(np.asarray(priorities, dtype=np.float64))
-        if self._tree is None or self.alpha is None:
+        if self._priorities.alpha is None:
             return
         stored = (indices >= self._end - self.capacity) & (indices >= 0) & (indices < self._end)
         if not stored.all():
-            self._num_stale_priorities += len(indices) - int(np.count_nonzero(stored))
+            self._priorities.num_stale += len(indices) - int(np.count_nonzero(stored))
             indices, priorities = indices[stored], priorities[stored]
-        if len(indices):
-            self._given.add(priorities)
-            self._set_priorities(indices, priorities)
-
-    def _set_priorities(self, serials: np.ndarray, priorities: np.ndarray) -> None:
-        if len(serials):
-            self._max_priority = max(self._max_priority, float(priorities.max()))
-            alpha = self.alpha or 0.0
-            self._set_leaves(serials, (priorities + self.priority_epsilon) ** alpha)
-
-    def _set_leaves(self, serials: np.ndarray, values: np.ndarray | float) -> None:
-        assert self._tree is not None
-        self._tree.update(serials % self.capacity, values)
+        self._priorities.update(indices % self.capacity, priorities)
 
     @property
     def beta_now(self) -> float:
@@ -617,34 +503,10 @@ class ReplayBuffer:
         Raises:
             ValueError: no row can be drawn yet, or the unit is `sequence`.
         """
-        if self.unit != "transition":
+        if not isinstance(self._unit, TransitionUnit):
             raise ValueError("a buffer of sequences has no transitions; call sample_sequences")
         places, weights, indices = self._draw(batch_size)
-        assert self._store is not None
-        arrays = self._store.arrays
-        rewards, flags, following = arrays["rewards"], arrays["flags"], arrays["next"]
-        last = places
-        returns = rewards.take(places)
-        ends = flags.take(places)
-        steps = np.ones(batch_size, dtype=np.int64)
-        for k in range(1, self.n_step):
-            going = (ends & CUT) == 0
-            last = np.where(going, following.take(last), last)
-            returns += np.float32(self.gamma**k) * (rewards.take(last) * going)
-            ends = np.where(going, flags.take(last), ends)
-            steps += going
-        powers = np.float32(self.gamma) ** np.arange(self.n_step + 1, dtype=np.float32)
-        discounts = powers.take(steps)
-        discounts[(ends & TERMINATED) > 0] = 0.0
-        return Transitions(
-            obs=arrays["obs"].take(places, axis=0),
-            actions=arrays["actions"].take(places, axis=0),
-            rewards=returns,
-            discounts=discounts,
-            next_obs=arrays["obs"].take(following.take(last), axis=0),
-            weights=weights,
-            indices=indices,
-        )
+        return self._unit.read(self._arrays, places, weights, indices)
 
     def sample_sequences(self, batch_size: int) -> Sequences:
         """Draws B sequences, with replacement.
@@ -660,44 +522,15 @@ class ReplayBuffer:
         Raises:
             ValueError: no sequence can be drawn yet, or the unit is `transition`.
         """
-        if self.unit != "sequence" or self.sequence_length is None:
+        if not isinstance(self._unit, SequenceUnit):
             raise ValueError("a buffer of transitions has no sequences; call sample")
         places, weights, indices = self._draw(batch_size)
+        return self._unit.read(self._arrays, places, weights, indices)
+
+    @property
+    def _arrays(self) -> Mapping[str, np.ndarray]:
         assert self._store is not None
-        arrays, length = self._store.arrays, self.sequence_length
-        rows = np.empty((length + 1, batch_size), dtype=np.int64)
-        rows[0] = places
-        stored = np.ones((length + 1, batch_size), dtype=bool)
-        successor_index, successor_rows = [], []
-        for t in range(length):
-            node = arrays["next"].take(rows[t])
-            own = (arrays["flags"].take(node) & SUCCESSOR) > 0
-            rows[t + 1] = np.where(own, arrays["next"].take(node), node)
-            own &= stored[t]
-            successor_index.append(t * batch_size + np.flatnonzero(own))
-            successor_rows.append(node[own])
-            # The stream ends at a row that is linked to itself.
-            stored[t + 1] = stored[t] & (rows[t + 1] != np.where(own, node, rows[t]))
-        obs_rows, steps, rows = rows, stored[:-1], rows[:-1]
-        flags = arrays["flags"].take(rows) * steps
-        columns = {
-            "actions": arrays["actions"].take(rows, axis=0),
-            "rewards": arrays["rewards"].take(rows) * steps,
-            "terminated": (flags & TERMINATED) > 0,
-            "truncated": (flags & TRUNCATED) > 0,
-            "valid": (flags & VALID) > 0,
-        }
-        per_env = {}
-        if self._states:
-            per_env["state"] = np.stack([self._states[serial] for serial in indices.tolist()])
-        batch = SampleBatch(
-            all_obs=arrays["obs"].take(obs_rows, axis=0),
-            columns=columns,
-            successor_index=np.concatenate(successor_index),
-            successor_obs=arrays["obs"].take(np.concatenate(successor_rows), axis=0),
-            per_env=per_env,
-        )
-        return Sequences(batch, weights, indices, self.burn_in)
+        return self._store.arrays
 
     def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Draws `count` rows. Returns the places, importance weights and serial numbers of the
@@ -711,40 +544,12 @@ class ReplayBuffer:
                 f"nothing can be drawn yet: none of the {self._num_valid:,} transitions has a "
                 "complete window. Add more fragments"
             )
-        if self._tree is None:
-            places = self._draw_uniform(count)
-            weights = np.ones(count, dtype=np.float32)
-        else:
-            places = self._tree.find(self._rng.random(count))
-            if self.alpha is None:
-                weights = np.ones(count, dtype=np.float32)
-            else:
-                leaves = self._tree.leaves.take(places)
-                # Weights are divided by the largest weight. So R and the sum of all priorities,
-                # which are the same for every row, cancel out.
-                weights = (leaves / leaves.min()) ** -self.beta_now
-                weights = weights.astype(np.float32)
+        flags = self._arrays["flags"][: min(self._end, self.capacity)]
+        places, weights = self._priorities.draw(self._rng, count, flags, self.beta_now)
         newest = self._end - 1
         ages = (newest - places) % self.capacity
         self._ages.add(ages)
         return places, weights, newest - ages
-
-    def _draw_uniform(self, count: int) -> np.ndarray:
-        assert self._store is not None
-        flags = self._store.arrays["flags"]
-        filled = min(self._end, self.capacity)
-        places = self._rng.integers(0, filled, count)
-        wrong = np.flatnonzero((flags.take(places) & DRAWABLE) == 0)
-        for _ in range(_MOST_ROUNDS):
-            if not len(wrong):
-                return places
-            again = self._rng.integers(0, filled, len(wrong))
-            places[wrong] = again
-            wrong = wrong[(flags.take(again) & DRAWABLE) == 0]
-        if len(wrong):
-            drawable = np.flatnonzero(flags[:filled] & DRAWABLE)
-            places[wrong] = drawable[self._rng.integers(0, len(drawable), len(wrong))]
-        return places
 
     # ---- state --------------------------------------------------------------------------------
 
@@ -754,18 +559,18 @@ class ReplayBuffer:
         return {
             "rng": self._rng.bit_generator.state,
             "rows_added": self._rows_added,
-            "max_priority": self._max_priority,
+            "max_priority": self._priorities.largest,
             "num_gaps": self._num_gaps,
-            "num_stale_priorities": self._num_stale_priorities,
+            "num_stale_priorities": self._priorities.num_stale,
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores a state from `get_state`, and removes all rows."""
         self._rng.bit_generator.state = state["rng"]
         self._rows_added = int(state["rows_added"])
-        self._max_priority = float(state["max_priority"])
+        self._priorities.largest = float(state["max_priority"])
         self._num_gaps = int(state["num_gaps"])
-        self._num_stale_priorities = int(state["num_stale_priorities"])
+        self._priorities.num_stale = int(state["num_stale_priorities"])
         self._clear()
 
     def save(self, directory: str | Path) -> dict[str, Any]:
@@ -786,32 +591,17 @@ class ReplayBuffer:
             OSError: a file cannot be written.
         """
         directory, state = Path(directory), self.get_state()
-        state |= {"kind": self._kind(), "end": self._end, "rows": None}
-        state |= {"alpha": self.alpha, "priority_epsilon": self.priority_epsilon}
+        state |= {"kind": self._options(), "end": self._end, "rows": None}
+        state |= {"alpha": self._priorities.alpha, "priority_epsilon": self._priorities.epsilon}
         if self._store is None:
             return state
         filled = min(self._end, self.capacity)
         state["rows"] = self._store.save(directory, filled)
-        if self._tree is not None:
-            leaves = self._tree.leaves[:filled]
-            state["priorities_sha256"] = write_arrays(directory / "priorities.bin", [leaves])
+        state |= self._priorities.save(directory / _PRIORITIES, filled)
         state["tails"] = [
-            {
-                "source": source,
-                "place": None if tail.place is None else list(tail.place),
-                "steps": tail.steps,
-                "starts": tail.starts,
-                "priorities": tail.priorities,
-                "open": tail.open,
-                "nodes": tail.nodes,
-                "next_obs": to_plain(tail.next_obs),
-            }
-            for source, tail in self._tails.items()
+            {"source": source, **tail.get_state()} for source, tail in self._tails.items()
         ]
-        if self._states:
-            state["state_serials"] = np.array(self._state_order)
-            state["states"] = np.stack([self._states[serial] for serial in self._state_order])
-        return state
+        return state | self._unit.get_state()
 
     @staticmethod
     def checksums(state: Mapping[str, Any]) -> dict[str, str]:
@@ -822,7 +612,7 @@ class ReplayBuffer:
         """
         sums = {} if state["rows"] is None else RowStore.checksums(state["rows"])
         if "priorities_sha256" in state:
-            sums["priorities.bin"] = state["priorities_sha256"]
+            sums[_PRIORITIES] = state["priorities_sha256"]
         return sums
 
     def misfit(self, state: Mapping[str, Any]) -> str:
@@ -833,7 +623,7 @@ class ReplayBuffer:
         Raises:
             RowFilesError: a dtype or a shape in the state is invalid.
         """
-        for key, value in self._kind().items():
+        for key, value in self._options().items():
             if (saved := state["kind"].get(key)) != value:
                 name = {"prioritized": "prioritized_replay"}.get(key, key)
                 return (
@@ -894,64 +684,29 @@ class ReplayBuffer:
         self._num_valid = int(np.count_nonzero(flags & VALID))
         drawable = (flags & DRAWABLE) > 0
         self._num_drawable = int(np.count_nonzero(drawable))
-        if self._tree is not None:
-            leaves, path = np.zeros(filled), Path(directory) / "priorities.bin"
-            read_arrays(path, [leaves], state["priorities_sha256"])
-            if not (np.isfinite(leaves).all() and ((leaves > 0) == drawable).all()):
-                raise RowFilesError(f"{path}: the priorities do not fit the rows")
-            leaves = self._rescaled(leaves, drawable, state)
-            if not (np.isfinite(leaves).all() and ((leaves > 0) == drawable).all()):
-                raise RowFilesError(f"{path}: the priorities do not fit the saved exponent")
-            self._tree.update(np.arange(filled), leaves)
+        self._priorities.load(Path(directory) / _PRIORITIES, state, drawable)
         for saved in state["tails"]:
-            place = saved["place"]
-            nodes = np.array(saved["nodes"], dtype=np.int64)
-            if not ((nodes >= 0) & (nodes < self._end)).all():
+            tail = StreamTail.from_state(saved)
+            fits = tail.next_obs.dtype == specs["obs"].dtype
+            if not fits or not ((tail.nodes >= 0) & (tail.nodes < self._end)).all():
                 raise RowFilesError(f"{directory}: the ends of the streams do not fit the rows")
-            self._tails[int(saved["source"])] = _Tail(
-                place=None if place is None else (int(place[0]), int(place[1])),
-                steps=[int(step) for step in saved["steps"]],
-                starts=[bool(start) for start in saved["starts"]],
-                priorities=np.array(saved["priorities"], dtype=np.float64),
-                open=np.array(saved["open"], dtype=bool),
-                nodes=nodes,
-                next_obs=from_plain(np.asarray(saved["next_obs"]), specs["obs"].dtype),
-            )
-        if "states" in state:
-            self._keep_states(np.asarray(state["state_serials"]), np.asarray(state["states"]))
+            self._tails[int(saved["source"])] = tail
+        self._unit.set_state(state)
 
-    @np.errstate(all="ignore")
-    def _rescaled(
-        self, leaves: np.ndarray, drawable: np.ndarray, state: Mapping[str, Any]
-    ) -> np.ndarray:
-        """Converts saved leaves `[B]`, which are (priority + epsilon)^alpha, to the exponent and
-        the epsilon of this buffer."""
-        alpha, epsilon = state.get("alpha"), state.get("priority_epsilon")
-        if alpha is None or epsilon is None or self.alpha is None:
-            return leaves  # no priorities, or the state of an older version
-        if (alpha, epsilon) == (self.alpha, self.priority_epsilon):
-            return leaves
-        priorities = np.maximum(leaves ** np.divide(1.0, alpha) - epsilon, 0.0)
-        return np.where(drawable, (priorities + self.priority_epsilon) ** self.alpha, 0.0)
-
-    def _kind(self) -> dict[str, Any]:
+    def _options(self) -> dict[str, Any]:
         """The options that must be the same in a saved buffer and in the buffer that loads it."""
-        prioritized = self.alpha is not None
-        kind = {self._capacity_key: self.capacity, "replay_unit": self.unit}
-        if self.unit == "sequence":
-            kind |= {"sequence_length": self.sequence_length, "burn_in": self.burn_in}
-        else:
-            kind["n_step"] = self.n_step
-        return {**kind, "prioritized": prioritized}
+        prioritized = self._priorities.alpha is not None
+        capacity = {self._capacity_key: self.capacity}
+        return {**capacity, **self._unit.options(), "prioritized": prioritized}
 
     def _clear(self) -> None:
         """Removes all rows."""
         self._store = None
-        self._tails, self._states, self._state_order = {}, {}, deque()
-        if self._tree is not None:
-            self._tree = SumTree(self.capacity)
+        self._tails = {}
+        self._unit.set_state({})
+        self._priorities.clear()
         self._end = self._num_valid = self._num_drawable = 0
-        self._ages, self._given = AgeHistogram(self.capacity), _Range()
+        self._ages = AgeHistogram(self.capacity)
 
     # ---- reports ------------------------------------------------------------------------------
 
@@ -977,33 +732,13 @@ class ReplayBuffer:
             "row_age": self._ages.report(),
             "num_gaps": self._num_gaps,
         }
-        if self.alpha is not None:
-            stats["priority"] = self._given.take()
-            stats["max_priority"] = self._max_priority
-            stats["beta"] = self.beta_now
-            stats["num_stale_priorities"] = self._num_stale_priorities
+        if priorities := self._priorities.stats():
+            stats |= {**priorities, "beta": self.beta_now}
         return stats
 
     def __repr__(self) -> str:
         size = readable_bytes(self.nbytes)
         return f"ReplayBuffer({self._num_valid:,} of {self.capacity:,} rows, {size} when full)"
-
-
-class _Range:
-    """The mean and the maximum of the numbers that were added since the last `take`."""
-
-    def __init__(self) -> None:
-        self._sum, self._count, self._max = 0.0, 0, 0.0
-
-    def add(self, values: np.ndarray) -> None:
-        self._sum += float(values.sum())
-        self._count += len(values)
-        self._max = max(self._max, float(values.max()))
-
-    def take(self) -> dict[str, float]:
-        report = {"mean": self._sum / max(1, self._count), "max": self._max}
-        self._sum, self._count, self._max = 0.0, 0, 0.0
-        return report
 
 
 def _specs(obs: ColumnSpec, actions: ColumnSpec) -> Mapping[str, ColumnSpec]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from polopt.common.config import ConfigError
 from polopt.common.files import open_regular
+from polopt.common.plain_data import describe_dtype, read_dtype
 from polopt.metrics.memory import memory
 
 #: Approximate size of a file of rows. If one row of a file changes, `save` writes the whole file
@@ -170,7 +171,9 @@ class RowStore:
             self._saved[part] = path, entry
             self._changed[part] = False
             files.append(entry)
-        columns = {n: [list(spec.shape), _described(spec.dtype)] for n, spec in self.specs.items()}
+        columns = {
+            n: [list(spec.shape), describe_dtype(spec.dtype)] for n, spec in self.specs.items()
+        }
         return {"columns": columns, "rows_per_file": self._part, "files": files}
 
     @staticmethod
@@ -231,29 +234,12 @@ def saved_specs(saved: Mapping[str, Any]) -> dict[str, ColumnSpec]:
     specs = {}
     for name, (shape, dtype) in saved["columns"].items():
         try:
-            specs[name] = ColumnSpec(_shape(shape), _dtype(dtype))
+            specs[name] = ColumnSpec(_shape(shape), read_dtype(dtype, "biuf"))
         except (TypeError, ValueError, RecursionError):
             raise RowFilesError(
                 f"column {name!r:.80}: invalid; got shape {shape!r:.80}, dtype {dtype!r:.80}"
             ) from None
     return specs
-
-
-def _described(dtype: np.dtype[Any]) -> Any:
-    """A dtype as JSON: its text, or a list `[name, dtype, shape]` for each field of a structure."""
-    if dtype.names is None:
-        return dtype.str
-    fields = [(name, dtype[name]) for name in dtype.names]
-    return [[name, _described(field.base), list(field.shape)] for name, field in fields]
-
-
-def _dtype(described: Any) -> np.dtype[Any]:
-    """The dtype that `_described` described. Raises ValueError or TypeError for anything else."""
-    if isinstance(described, str):
-        if described[1:2] not in tuple("biuf"):  # for example an object
-            raise ValueError(described)
-        return np.dtype(described)
-    return np.dtype([(str(name), _dtype(of), _shape(shape)) for name, of, shape in described])
 
 
 def _shape(sizes: Any) -> tuple[int, ...]:

@@ -6,40 +6,67 @@ the imports change.
 Most of this package works without `ray[rllib]`. Only `from_rllib`, `load_rl_module` and
 `to_rl_module` require it, because they read or make objects of RLlib
 (`pip install 'polopt[rllib]'`).
+
+Each name is imported on first use, because the core loads the add-on of this package in every
+program.
 """
 
-from polopt.rllib.builders import (
-    A2CConfig,
-    A3CConfig,
-    ApexDQNConfig,
-    APPOConfig,
-    DDPPOConfig,
-    DefaultModelConfig,
-    DQNConfig,
-    IMPALAConfig,
-    ImpalaConfig,
-    PPOConfig,
-    SACConfig,
-)
-from polopt.rllib.from_rllib import from_rllib
-from polopt.rllib.rl_modules import load_rl_module, to_rl_module
-from polopt.rllib.user_callbacks import DefaultCallbacks, RLlibCallback
+from __future__ import annotations
 
-__all__ = [
-    "A2CConfig",
-    "A3CConfig",
-    "APPOConfig",
-    "ApexDQNConfig",
-    "DDPPOConfig",
-    "DQNConfig",
-    "DefaultCallbacks",
-    "DefaultModelConfig",
-    "IMPALAConfig",
-    "ImpalaConfig",
-    "PPOConfig",
-    "RLlibCallback",
-    "SACConfig",
-    "from_rllib",
-    "load_rl_module",
-    "to_rl_module",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from polopt.rllib.builders import A2CConfig as A2CConfig
+    from polopt.rllib.builders import A3CConfig as A3CConfig
+    from polopt.rllib.builders import ApexDQNConfig as ApexDQNConfig
+    from polopt.rllib.builders import APPOConfig as APPOConfig
+    from polopt.rllib.builders import DDPPOConfig as DDPPOConfig
+    from polopt.rllib.builders import DefaultModelConfig as DefaultModelConfig
+    from polopt.rllib.builders import DQNConfig as DQNConfig
+    from polopt.rllib.builders import IMPALAConfig as IMPALAConfig
+    from polopt.rllib.builders import ImpalaConfig as ImpalaConfig
+    from polopt.rllib.builders import PPOConfig as PPOConfig
+    from polopt.rllib.builders import SACConfig as SACConfig
+    from polopt.rllib.rl_modules import load_rl_module as load_rl_module
+    from polopt.rllib.rl_modules import to_rl_module as to_rl_module
+    from polopt.rllib.rllib_config import from_rllib as from_rllib
+    from polopt.rllib.user_callbacks import DefaultCallbacks as DefaultCallbacks
+    from polopt.rllib.user_callbacks import RLlibCallback as RLlibCallback
+
+_NAMES_OF = {
+    "builders": (
+        "A2CConfig",
+        "A3CConfig",
+        "APPOConfig",
+        "ApexDQNConfig",
+        "DDPPOConfig",
+        "DQNConfig",
+        "DefaultModelConfig",
+        "IMPALAConfig",
+        "ImpalaConfig",
+        "PPOConfig",
+        "SACConfig",
+    ),
+    "rl_modules": ("load_rl_module", "to_rl_module"),
+    "rllib_config": ("from_rllib",),
+    "user_callbacks": ("DefaultCallbacks", "RLlibCallback"),
+}
+_MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
+
+__all__ = [*_MODULE_OF]
+
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+
+    def __getattr__(name: str) -> object:
+        """Imports a public name on first use and keeps it."""
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

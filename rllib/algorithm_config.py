@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from ray.tune import tune
 
 from polopt.common.config import ConfigError, nearest
-from polopt.common.other_libraries import RLLIB_FIXED, fixed, instead_of_algorithm
 from polopt.rllib.exploration_config import as_exploration
+from polopt.rllib.other_libraries import FIXED, instead_of_algorithm
 from polopt.rllib.replay_buffer_config import as_replay_buffer
 from polopt.rllib.translation import checked, defaults, key_of, resolved
 from polopt.rllib.user_callbacks import as_polopt_callbacks
@@ -371,9 +371,8 @@ class AlgorithmConfig:
         if key == "exploration_config" and "epsilon" in known:
             value = as_exploration(self["epsilon"], self["per_worker_epsilon"])
             return _Live(value, self, name)
-        row = fixed(key, RLLIB_FIXED)
-        if row is not None and row.allowed(key):
-            value = copy.deepcopy(row.allowed(key)[0])
+        if FIXED.get(key):
+            value = copy.deepcopy(FIXED[key][0])
             return _Live(value, self, name) if isinstance(value, dict) else value
         raise KeyError(f"{type(self).__name__} has no option {name!r}{nearest(name, known)}")
 

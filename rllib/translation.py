@@ -1,7 +1,7 @@
 """Translates options of RLlib to options of a preset: renames options, ignores them, or raises an
 error.
 
-The names and their replacements come from `polopt.common.other_libraries`.
+The names and their replacements come from `polopt.rllib.other_libraries`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from polopt.common.config import ConfigError, nearest, shown, without_fixed
-from polopt.common.other_libraries import RLLIB, RLLIB_FIXED, RLLIB_IGNORED, fixed, instead_of
 from polopt.rllib.exploration_config import of_exploration
+from polopt.rllib.other_libraries import FIXED, RLLIB, RLLIB_IGNORED, instead_of
 from polopt.rllib.replay_buffer_config import of_replay_buffer
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.flat_config import aliases_for
@@ -139,9 +139,9 @@ def checked(
         return {_UPDATES: 1, _TIMESTEPS: None}
     if key in defaults(preset) or key in _TOGETHER:
         return {key: value}
-    row = fixed(key, RLLIB_FIXED)
+    accepted = FIXED.get(key)
     if key in RLLIB_IGNORED:
-        if row is None or not _is_accepted(value, row.allowed(key)):
+        if accepted is None or not _is_accepted(value, accepted):
             instead = instead_of(key) or _IGNORED
             if key == "num_learners" and isinstance(value, int) and value > 1:
                 instead += (
@@ -150,9 +150,9 @@ def checked(
                 )
             logger.warning("%s: %s=%s is ignored. %s", where, name, shown(value), instead)
         return {}
-    if row is not None:
+    if accepted is not None:
         try:
-            return without_fixed({key: value}, RLLIB_FIXED, (), where)
+            return without_fixed({key: value}, FIXED, (), where)
         except ConfigError as error:
             raise ConfigError(str(error).replace(repr(key), repr(name))) from None
     try:  # raises an error with the owner if the option belongs to another optimizer or policy
@@ -229,7 +229,7 @@ def resolved(
     if observation_filter in ("MeanStdFilter", "ConcurrentMeanStdFilter"):
         options["normalize_observations"] = True
     elif observation_filter not in (None, "NoFilter"):
-        without_fixed({"observation_filter": observation_filter}, RLLIB_FIXED, (), where)
+        without_fixed({"observation_filter": observation_filter}, FIXED, (), where)
     if options.get("clip_rewards") in (None, False):
         options.pop("clip_rewards", None)
     elif not options.get("normalize_rewards"):

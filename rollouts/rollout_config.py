@@ -21,7 +21,7 @@ class RolloutConfig(Config):
     """The options of sampling: environments, workers, resources and limits for failures.
 
     "RLlib:" gives the key in RLlib with the same or a similar meaning. "0.8:" gives the key in
-    RLlib 0.8, if it differs. A config may also use the keys of RLlib that are listed in `aliases`.
+    RLlib 0.8, if it differs.
 
     Attributes:
         env: a Gymnasium id, `module:id` or `module:callable`, a name registered with
@@ -175,13 +175,3 @@ class RolloutConfig(Config):
         return self.num_workers * max(self.num_workers_below, 1)
 
     renamed: ClassVar[Mapping[str, str]] = {"fast_sync": "fast_cpu"}
-    aliases: ClassVar[Mapping[str, str]] = {
-        "num_env_runners": "num_workers",
-        "num_envs_per_env_runner": "num_envs_per_worker",
-        "num_cpus_per_env_runner": "num_cpus_per_worker",
-        "num_gpus_per_env_runner": "num_gpus_per_worker",
-        "custom_resources_per_env_runner": "custom_resources_per_worker",
-        "num_rollout_workers": "num_workers",
-        "gym_env_vectorize_mode": "vectorization_mode",
-        "sample_batch_size": "rollout_fragment_length",
-    }

@@ -10,8 +10,7 @@ from typing import Any
 
 from polopt.rollouts.transport.channel import Channel, Message, Ticket, Transport
 from polopt.rollouts.transport.control_page import ControlPage
-from polopt.rollouts.workers.answer import Answer
-from polopt.rollouts.workers.call_runner import CallRunner
+from polopt.rollouts.workers.call_runner import Answer, CallRunner
 
 LIMIT_S = 60.0
 #: Options of a process that needs no resources.

@@ -80,6 +80,13 @@ def _names_of_this_module() -> Iterator[None]:
 
 
 @pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Returns a folder for results. Readers of results cache them in the folder of the test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "results"
+
+
+@pytest.fixture
 def quick_collections() -> Iterator[None]:
     """Makes `gc.collect()` fast: it visits only the objects that the test makes, and not a million
     older objects."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from faulty_envs import num_faults
 from toy_envs import Drift
 
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
@@ -80,6 +81,7 @@ def counted_by(optimizer: PolicyOptimizer) -> Totals:
         metrics.num_env_steps_sampled
         + metrics.num_env_steps_discarded
         + sum(counts.env_steps + counts.env_steps_discarded for counts in kept),
-        faults.num_env_faults + sum(counts.faults.env_faults for counts in kept),
-        faults.num_non_finite + sum(counts.num_non_finite for counts in kept),
+        faults.counts["raised"] + sum(num_faults(counts.faults, "raised") for counts in kept),
+        faults.counts["non_finite"]
+        + sum(num_faults(counts.faults, "non_finite", "bad_rows") for counts in kept),
     )

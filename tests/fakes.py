@@ -36,7 +36,7 @@ from polopt.rollouts.transport.simulated_channel import (
 from polopt.rollouts.transport.simulated_channel import in_order as processes_in_order
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
-from polopt.rollouts.workers.worker_handle import WorkerHandle
+from polopt.rollouts.workers.worker_handle import ProcessState, WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 #: If this file exists, one process with a `StallingPPO` or `NonFiniteGradientPPO` removes the file
@@ -175,8 +175,8 @@ class FakeWorkerSet(WorkerSet):
             del self.starting[worker.channel.start]
             worker.channel.finish()  # type: ignore[attr-defined]
             worker.set_up.clear()
-            worker.came_up(self.clock())
-            self.changes += 1
+            worker.last_answer_s = self.clock()
+            self._to(worker, ProcessState.UP)
         return worker
 
 

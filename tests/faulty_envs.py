@@ -12,10 +12,18 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
-from toy_envs import Clock, Drift
+from toy_envs import Clock, Drift, make_policy, make_sampler, set_value_function
 
+from polopt.common.faults import FaultKind, Faults
+from polopt.common.sample_batch import SampleBatch
+from polopt.policies.a2c import A2CPolicy
+from polopt.rollouts.envs.env_sources import resolve_env
 from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
 from polopt.rollouts.envs.fault_tolerant_env import EnvPlace, FaultTolerantEnv
+from polopt.rollouts.envs.vector_env import probe_spaces
+from polopt.rollouts.rollout_config import RolloutConfig
+from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.worker_config import WorkerConfig
 
 
 class CrashingClock(Clock):
@@ -206,3 +214,61 @@ def _only_in_process(pid: int) -> Any:
     if pid != os.getpid():
         raise ModuleNotFoundError("No module named 'users_module'")
     return NotInWorkers()
+
+
+GAMMA, CRASH_AT, LONGEST = 0.9, 3, 8
+
+
+def table_before_a_crash(last: float) -> np.ndarray:
+    """Returns the value at each time. The reward is 1 for `CRASH_AT` steps, and the value after
+    these steps is `last`. The values at later times, which are never reached, are far off."""
+    values = np.full(LONGEST + 1, 99.0)
+    discount = GAMMA ** np.arange(CRASH_AT, -1, -1)
+    values[: CRASH_AT + 1] = (1.0 - discount) / (1.0 - GAMMA) + discount * last
+    return values
+
+
+def crash_batches(mode: str, fragment: int, kind: Any = FastSyncVectorEnv) -> list[SampleBatch]:
+    """Samples 30 steps of two `Clock` environments. The first clock raises in each episode, and the
+    second never raises. The policy's value function is exact for the first clock up to the
+    exception, and wrong for the second clock."""
+    makers = [lambda: CrashingClock(CRASH_AT, LONGEST), lambda: CrashingClock(10**6, LONGEST, 7)]
+    env = guarded(makers, mode, kind)
+    policy = make_policy("a2c", env, gamma=GAMMA, model={"fcnet_hiddens": []}, **{"lambda": 0.95})
+    set_value_function(policy, table_before_a_crash(last=5.0))
+    sampler = make_sampler(env, policy, fragment)
+    try:
+        return [policy.postprocess(sampler.sample()) for _ in range(-(-30 // fragment))]
+    finally:
+        sampler.close()
+
+
+def crashed(batch: SampleBatch, name: str) -> np.ndarray:
+    return batch[name][:, 0]
+
+
+def check_row_before_a_crash_is_bootstrapped(batches: list[SampleBatch]) -> None:
+    for batch in batches:
+        valid = crashed(batch, "valid")
+        np.testing.assert_allclose(crashed(batch, "advantages")[valid], 0.0, atol=2e-5)
+
+
+def worker(env: Any, index: int = 3, **options: Any) -> RolloutWorker:
+    options = {"num_envs_per_worker": 2, "rollout_fragment_length": 25, **options}
+    config = RolloutConfig.parse({"env": env, **options})
+    source = resolve_env(env)
+    policy = A2CPolicy.config_class.parse({"model": {"fcnet_hiddens": [4]}})
+    probe = (Drift.observation_space, Drift.action_space)
+    if env is crashing_cartpole or not isinstance(env, type):
+        probe = probe_spaces(source, config)
+    return RolloutWorker(WorkerConfig(config, source, A2CPolicy, policy, *probe, seed=0), index)
+
+
+def sample_often(made: RolloutWorker) -> None:
+    for _ in range(20):
+        made.sample()
+
+
+def num_faults(faults: Faults, *kinds: FaultKind) -> int:
+    """Returns how many faults of these kinds a batch or a record has."""
+    return sum(faults[kind].count for kind in kinds if kind in faults)

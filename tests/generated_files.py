@@ -1,8 +1,8 @@
-"""Generates files from config classes, signatures and docstrings: `docs/options.md`, `docs/api.md`,
-and the type stub of the presets.
+"""Generates files from config classes, signatures, docstrings and declarations of numbers:
+`docs/options.md`, `docs/api.md`, the tables of `docs/metrics.md`, and the type stub of the presets.
 
 `python tests/generated_files.py` writes the files. `tests/unit/project/test_options.py` compares
-them with the config classes.
+them with the code.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import keyword
 import re
+import runpy
 import subprocess
 import sys
 import types
@@ -45,6 +46,8 @@ ROOT = Path(__file__).parents[1]
 STUB = ROOT / "trainers" / "typed_presets.pyi"
 PAGE = ROOT / "docs" / "options.md"
 API_PAGE = ROOT / "docs" / "api.md"
+#: Writes the tables of `docs/metrics.md`.
+METRICS_PAGE = ROOT / "tests" / "unit" / "project" / "metrics_page.py"
 _NESTED = {ModelConfig: "ModelOptions", EvaluationConfig: "EvaluationOptions"}
 _HEAD = '''"""The signatures of the presets and of `polopt.train` for type checkers and editors.
 
@@ -291,9 +294,8 @@ def _page_lines() -> Iterator[str]:
         "",
         "In the tables, the column *default* begins with the default of most presets. Other "
         "defaults follow with the names of the presets, or with the names of policies and "
-        "optimizers that no preset uses. The last column has aliases of the key, which polopt "
-        "accepts, and names of this option in RLlib. If polopt does not accept a name of RLlib, "
-        "the error message names the key to use.",
+        "optimizers that no preset uses. The last column has other names that polopt accepts. Most "
+        "of them are names in RLlib.",
         "",
         "This page is made from the config classes: `python tests/generated_files.py` writes it.",
         "",
@@ -302,7 +304,7 @@ def _page_lines() -> Iterator[str]:
     users = _users()
     for title, owners in _groups():
         yield from ("", f"### {title}", "")
-        yield "| key | default | allowed | meaning | other names, RLlib's names |"
+        yield "| key | default | allowed | meaning | other names |"
         yield "|---|---|---|---|---|"
         for owner in owners:
             for option in own_options(owner):
@@ -317,7 +319,7 @@ def _row(users: Mapping[str, Option]) -> str:
     """Returns the row of an option. `users` maps each preset that has the option to the option."""
     option = next(iter(users.values()))
     assert option.owner is not None
-    names = ", ".join(f"`{name}`" for name in option.other_names)
+    names = ", ".join(f"`{name}`" for name in option.aliases)
     cells = (
         f"`{option.key}`",
         _variants({name: f"`{shown_default(one.default)}`" for name, one in users.items()}, "; "),
@@ -562,6 +564,7 @@ def _as_markdown(doc: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    runpy.run_path(str(METRICS_PAGE), run_name="__main__")
     STUB.write_text(stub())
     PAGE.write_text(page())
     API_PAGE.write_text(api_page())

@@ -57,3 +57,20 @@ def train_cartpole(options: dict[str, Any], budget: int = 600_000, goal: float =
         return best
     finally:
         trainer.stop()
+
+
+#: One worker of each kind, and short iterations.
+TINY: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "policy": "a2c",
+    "num_workers": 1,
+    "num_envs_per_worker": 2,
+    "rollout_fragment_length": 16,
+    "min_sample_timesteps_per_iteration": 64,
+    "min_time_s_per_iteration": 0.05,
+    "model": {"fcnet_hiddens": [8]},
+    "seed": 1,
+    "evaluation_interval": 1,
+    "evaluation_duration": 3,
+    "evaluation_num_workers": 1,
+}

@@ -6,6 +6,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import pytest
 from gymnasium import Space, spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
@@ -131,3 +132,13 @@ class MaskedVector(VectorEnv[Any, Any, Any]):
     @staticmethod
     def _stacked(parts: list[Any]) -> dict[str, Any]:
         return {key: np.stack([part[key] for part in parts]) for key in parts[0]}
+
+
+every_kind = pytest.mark.parametrize("kind", ACTIONS)
+
+
+def masked_rows(kind: str, rows: int = 64) -> tuple[np.ndarray, np.ndarray]:
+    """Returns encoded observations `[N, D]` and their masks."""
+    rng = np.random.default_rng(0)
+    masks = random_masks(ACTIONS[kind], rng, rows)
+    return encoded(ACTIONS[kind], rng, masks), masks

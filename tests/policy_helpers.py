@@ -1,4 +1,4 @@
-"""Policies with every kind of network and distribution, and batches for these policies."""
+"""Policies with every kind of network, distribution and loss, and batches for these policies."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import Space, spaces
+from torch import Tensor
 from toy_envs import POLICIES, TwoNumbers, make_policy, random_batch
 
+from polopt.common.moments import Moments
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
 from polopt.metrics import EpisodeStats
@@ -136,3 +138,45 @@ def made_batch(steps: int, envs: int, mode: str, seed: int) -> SampleBatch:
 def value_of(obs: np.ndarray) -> np.ndarray:
     """A value function of the observations of `made_batch`. It is linear."""
     return 2.0 * obs[..., 0] - 3.0 * obs[..., 1] + 1.0
+
+
+#: Policies with options for each term of their losses.
+LOSSES: dict[str, tuple[str, dict[str, Any]]] = {
+    "a2c": ("a2c", {"entropy_coeff": 0.05, "vf_loss_coeff": 0.7}),
+    "a2c, no entropy": ("a2c", {"entropy_coeff": 0.0}),
+    "ppo": ("ppo", {"entropy_coeff": 0.05, "vf_loss_coeff": 0.7}),
+    "ppo, KL penalty": ("ppo", {"entropy_coeff": 0.0, "kl_coeff": 0.3}),
+    "ppo, clipped values": ("ppo", {"vf_clip_range": 0.1, "clip_param": 0.05}),
+    "ppo, clipped errors": ("ppo", {"vf_clip_param": 0.5, "vf_clip_range": 0.1}),
+    "appo, clipped errors": ("appo", {"vf_clip_param": 0.5}),
+    "impala": ("impala", {"entropy_coeff": 0.05, "torch_optimizer": "adam"}),
+    "appo": ("appo", {"entropy_coeff": 0.05, "kl_coeff": 0.3}),
+    "decoupled ppo": ("decoupled_ppo", {"entropy_coeff": 0.05, "kl_coeff": 0.3}),
+}
+
+
+def split(column: np.ndarray, batches: list[SampleBatch]) -> list[np.ndarray]:
+    """Splits a column `[max T, sum of N, ...]` into the parts of each batch."""
+    bounds = np.cumsum([0] + [batch.shape[1] for batch in batches])
+    return [
+        column[: b.shape[0], low:][:, : b.shape[1]]
+        for b, low in zip(batches, bounds[:-1], strict=True)
+    ]
+
+
+def gradient_of(loss: Tensor, policy: Policy) -> np.ndarray:
+    parameters = list(policy.model.parameters())
+    grads = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
+    pairs = zip(parameters, grads, strict=True)
+    return torch.cat([(torch.zeros_like(p) if g is None else g).ravel() for p, g in pairs]).numpy()
+
+
+#: Normalisation of observations and of rewards.
+BOTH = {"normalize_observations": True, "normalize_rewards": True}
+
+
+def assert_equal_moments(got: Moments | None, expected: Moments) -> None:
+    assert got is not None
+    assert got.rows == expected.rows
+    np.testing.assert_allclose(got.mean, expected.mean, rtol=1e-12)
+    np.testing.assert_allclose(got.m2, expected.m2, rtol=1e-12)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
+import time
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
-from gymnasium import spaces
+from gymnasium import Space, spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from polopt.common.sample_batch import SampleBatch
@@ -20,7 +22,7 @@ from polopt.policies.impala import ImpalaPolicy
 from polopt.policies.policy import Policy
 from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.sampling.sampler import VectorSampler
-from polopt.rollouts.sampling.seeds import worker_seeds
+from polopt.rollouts.seeds import worker_seeds
 
 # One thread, as in workers, because more threads than cores slow each other down.
 limit_threads(1)
@@ -192,3 +194,72 @@ def random_batch(
         state = rng.normal(size=(envs, policy.state_size))
         batch.per_env["state"] = state.astype(np.float32)
     return policy.postprocess(batch)
+
+
+NESTED = spaces.Dict(
+    {
+        "at": spaces.Box(-1.0, 1.0, (2, 2), np.float32),
+        "picture": spaces.Box(0, 255, (3, 3, 1), np.uint8),
+        "pair": spaces.Tuple([spaces.Discrete(3, start=4), spaces.MultiDiscrete([2, 3])]),
+        "time": spaces.Box(-np.inf, np.inf, (), np.float64),
+    }
+)
+
+
+class Samples(gymnasium.Env[Any, int]):
+    """An environment that returns random observations of a space. Episodes have four steps."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space: Space[Any], spoiled: bool = False) -> None:
+        self.observation_space, self.spoiled = space, spoiled
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.time = 0
+        return self.look(), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.time += 1
+        return self.look(), 1.0, False, self.time >= 4, {}
+
+    def look(self) -> Any:
+        self.observation_space.seed(int(self.np_random.integers(2**31)))
+        observation = self.observation_space.sample()
+        if self.spoiled and self.time == 2:
+            observation["at"][1, 0] = np.nan
+        return observation
+
+
+class TimestampEnv(gymnasium.Env[np.ndarray, int]):
+    """An environment whose observations are `[time, process id]`. The time is the monotonic clock,
+    which all processes of a machine share.
+
+    Args:
+        step_s: the number of seconds that a step takes.
+        slow: the index of the slow worker.
+        slow_s: the number of seconds that a step takes in the slow worker.
+        length: the number of steps in an episode.
+    """
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, config: Any) -> None:
+        slow = config.get("slow") == config.worker_index
+        self.step_s = config.get("slow_s" if slow else "step_s", 0.0)
+        self.length = config.get("length", 10**9)
+        self.time = 0
+
+    def _obs(self) -> np.ndarray:
+        return np.array([time.monotonic(), os.getpid()])
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.time = 0
+        return self._obs(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        time.sleep(self.step_s)
+        self.time += 1
+        return self._obs(), float(action), self.time >= self.length, False, {}

@@ -12,10 +12,16 @@ from typing import Any, NamedTuple
 
 from pyarrow import fs
 
+from polopt.metrics.number import declare
 from polopt.trainers.checkpoints import CheckpointError, write_checkpoint
-from polopt.trainers.saved_trainer import BEST, is_score
+from polopt.trainers.restoring import BEST, is_score
 
 _MANIFEST = "manifest.json"
+#: The numbers of `BestCheckpoint.report`.
+NUMBERS = declare("""
+    best_episode_return_mean (return, metric=): mean return of `best_checkpoint`
+    best_policy_version (updates, metric=): version of the weights of `best_checkpoint`
+""")
 
 
 class Score(NamedTuple):

@@ -1,54 +1,71 @@
 """Writes and reads checkpoints, which are directories of tensors and JSON. Loading a checkpoint
 never executes code from the checkpoint.
 
-tensors.pt     a flat dict of tensors, in the format of `torch.save`
-state.json     the whole state, with `{"__tensor__": name}` in place of each tensor
-replay/        the steps in a replay buffer, if the buffer is saved. These files may be large, and
-               `read_checkpoint` does not read them
-manifest.json  the SHA-256 of each other file and of the manifest's own content. This file is
-               written last. A checkpoint without a manifest is incomplete
+tensors.safetensors  all tensors and arrays of the state, in the format of the library safetensors
+state.json           the whole state as `polopt.common.plain_data` encodes it. It names the tensors
+replay/              the rows of a replay buffer, if the buffer is saved. These files may be large,
+                     and `read_checkpoint` does not read them
+manifest.json        the SHA-256 of each other file and of the manifest's own content. This file is
+                     written last. A checkpoint without a manifest is incomplete
+
+These classes and functions write the parts of the state of a trainer:
+
+config, unsaved                    `Experiment.to_dict`. `unsaved` names the values that are no data
+spaces                             `saved_spaces.describe_space`
+trainer, training_iteration,       `PolicyOptimizerTrainer`
+time_total_s, runs
+evaluation                         `Evaluation.get_state`
+best                               `BestCheckpoint`, only in the best checkpoint
+optimizer                          `PolicyOptimizer.get_state`: counts, episodes, and what a
+                                   strategy adds, such as the counts of a rate limiter
+optimizer/policy                   `Policy.get_state`: parameters, torch optimizers, versions
+optimizer/workers                  `RolloutWorker.get_state`: random generators, the current
+                                   episodes, and what environments return as their state
+optimizer/files, replay/           `BufferFiles.write`
 
 A checkpoint may come from an untrusted user. This module therefore reads only regular files of
-limited size. The memory for the tensors is at most a few times the size of `tensors.pt`.
+limited size. The memory for the tensors is at most a few times the size of the file of tensors.
+`checkpoints_0_3.py` reads what is different in checkpoints of version 0.3 and earlier.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import io
 import json
 import os
-import pickletools
 import re
 import shutil
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
+import safetensors.torch
 from torch import Tensor
 
 from polopt.common.files import open_regular, printable, read_regular
+from polopt.common.plain_data import DecodeError, decode, encode
+from polopt.trainers import checkpoints_0_3
 
 #: Version of the checkpoint format. Increment it with each change that older code cannot read.
-FORMAT = 2
-#: Versions that this code reads. In version 1, all values of the config are JSON values.
-_READ_FORMATS = (1, FORMAT)
-#: Files that every checkpoint has in addition to the manifest.
-FILES = ("tensors.pt", "state.json")
+FORMAT = 3
+#: Versions that this code reads.
+_READ_FORMATS = (1, 2, FORMAT)
+TENSORS, STATE = "tensors.safetensors", "state.json"
+#: Files of checkpoints, without the manifest and the files of the replay buffer. Every checkpoint
+#: has `STATE` and one of the files of tensors.
+FILES = (TENSORS, checkpoints_0_3.TENSORS, STATE)
 #: Directory for the files of the replay buffer in a checkpoint.
 REPLAY = "replay"
 #: Names of the replay buffer's files in the manifest.
 _FURTHER_FILE = re.compile(rf"{REPLAY}/\w[\w.-]{{0,99}}")
-#: Maximum size of each file in bytes. `data.pkl` is the pickle inside `tensors.pt`. Its maximum is
-#: enough for the names and shapes of about 150,000 tensors.
+#: Maximum size of each file in bytes. `header` is the first part of `tensors.safetensors`. Its
+#: maximum is enough for the names and shapes of about 150,000 tensors.
 _MOST_BYTES = {
-    "tensors.pt": 4 << 30,
-    "data.pkl": 16 << 20,
-    "state.json": 64 << 20,
+    TENSORS: 4 << 30,
+    checkpoints_0_3.TENSORS: 4 << 30,
+    "header": 16 << 20,
+    STATE: 64 << 20,
     "manifest.json": 64 << 10,
 }
 
@@ -85,16 +102,15 @@ def write_checkpoint(
 
     Args:
         directory: directory of the checkpoint.
-        state: the state. `read_checkpoint` will return it, with lists in place of tuples, and
-            with strings as the keys of dicts. The values are tensors, arrays, numbers, strings,
-            None, and lists, tuples and dicts of these.
+        state: the state: plain data (see `polopt.common.plain_data`). `read_checkpoint` will
+            return an equal state.
         add_files: a function that writes data that is too large for `state`. Its argument is the
             path of a directory that does not exist yet. The function returns the SHA-256 of each
             file that it has written to this directory, by file name. It is called before `state` is
             written. Changes that it makes to `state` are saved if it returns at least one file.
 
     Raises:
-        TypeError: `state` holds a value of another type.
+        TypeError: `state` holds a value that is not plain data.
         CheckpointError: a file is too large, or cannot be written. No temporary file is left.
     """
     directory = Path(directory)
@@ -103,7 +119,9 @@ def write_checkpoint(
         directory.mkdir(parents=True, exist_ok=True)
         # Until the new manifest exists, the directory counts as incomplete.
         (directory / "manifest.json").unlink(missing_ok=True)
-        if (directory / REPLAY).exists():  # from an older checkpoint in this directory
+        # These may exist from an older checkpoint in this directory.
+        (directory / checkpoints_0_3.TENSORS).unlink(missing_ok=True)
+        if (directory / REPLAY).exists():
             shutil.rmtree(directory / REPLAY)
         further = add_files(directory / REPLAY)
         if further:
@@ -120,19 +138,13 @@ def write_checkpoint(
         ) from error
 
 
-def _files(directory: Path, state: Mapping[str, Any]) -> dict[str, bytes | memoryview]:
+def _files(directory: Path, state: Mapping[str, Any]) -> dict[str, bytes]:
     """Returns the contents of the files that hold `state`, by file name."""
-    tensors: dict[str, Tensor] = {}
-    tree = _encode(state, tensors, "")
-    packed = io.BytesIO()  # in memory, because torch's error for a full disk lacks the reason
-    torch.save(tensors, packed)
-    files: dict[str, bytes | memoryview] = {
-        "tensors.pt": packed.getbuffer(),
-        "state.json": json.dumps(tree, indent=1).encode(),
-    }
+    tree, tensors = encode(state)
+    packed = safetensors.torch.save(tensors)
+    files = {TENSORS: packed, STATE: json.dumps(tree, indent=1).encode()}
     sizes = {name: len(data) for name, data in files.items()}
-    with zipfile.ZipFile(packed) as archive:
-        sizes["data.pkl"] = archive.getinfo("archive/data.pkl").file_size
+    sizes["header"] = int.from_bytes(packed[:8], "little")
     for name, size in sizes.items():
         if size > _MOST_BYTES[name]:
             raise CheckpointError(
@@ -143,34 +155,39 @@ def _files(directory: Path, state: Mapping[str, Any]) -> dict[str, bytes | memor
 
 
 def read_checkpoint(directory: str | Path) -> dict[str, Any]:
-    """Reads a checkpoint, and returns the state that was given to `write_checkpoint`.
+    """Reads a checkpoint, and returns a state that equals the state that was given to
+    `write_checkpoint`.
 
     Raises:
         CheckpointError: the checkpoint cannot be read. The message names the file and the reason.
     """
     directory = Path(directory)
-    sums = _read_manifest(directory)
+    written, sums = _read_manifest(directory)
+    tensors_file = TENSORS if written == FORMAT else checkpoints_0_3.TENSORS
     files = {}
-    for name in FILES:
+    for name in (tensors_file, STATE):
         files[name] = _read(directory / name)
         if _sha256(files[name]) != sums.get(name):
-            raise DamagedCheckpoint(
-                f"checkpoint {directory} is damaged: the SHA-256 of {name} differs from the "
-                "SHA-256 in the manifest"
-            )
-    tensors = _load_tensors(directory, files["tensors.pt"])
-    tree = _parse_json(directory / "state.json", files["state.json"])
+            raise _other_sum(directory, name)
+    load = _load_tensors if written == FORMAT else checkpoints_0_3.load_tensors
     try:
-        state: dict[str, Any] = _decode(tree, tensors)
-    except RecursionError:
-        raise CheckpointError(f"checkpoint {directory}: state.json is nested too deeply") from None
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        # tensors.pt does not have the tensor, state.json names the tensor twice, or NumPy does not
-        # support its dtype or dimensions.
-        reason = f"{type(error).__name__}: {error}"
+        tensors = load(files[tensors_file])
+    except Exception as error:  # a file of arbitrary bytes can raise anything
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise CheckpointError(
-            f"checkpoint {directory}: state.json names a tensor that cannot be used: {reason:.200}"
+            f"checkpoint {directory}: {tensors_file} does not hold plain tensors: {reason:.300}"
         ) from None
+    tree = _parse_json(directory / STATE, files[STATE])
+    try:
+        state = decode(tree, tensors)
+        if not isinstance(state, dict):
+            raise DecodeError("the state is not a mapping")
+        if written != FORMAT:
+            checkpoints_0_3.convert(state)
+    except RecursionError:
+        raise CheckpointError(f"checkpoint {directory}: {STATE} is nested too deeply") from None
+    except DecodeError as error:
+        raise CheckpointError(f"checkpoint {directory}: {STATE}: {error}") from None
     return state
 
 
@@ -183,7 +200,7 @@ def check_further_files(directory: str | Path) -> None:
             read.
     """
     directory = Path(directory)
-    for name, expected in _read_manifest(directory).items():
+    for name, expected in _read_manifest(directory)[1].items():
         if name in FILES:
             continue
         if not _FURTHER_FILE.fullmatch(name):
@@ -210,51 +227,41 @@ def check_further_files(directory: str | Path) -> None:
                 f"checkpoint {directory}: {name} cannot be read: {error.strerror}"
             ) from None
         if found.hexdigest() != expected:
-            raise DamagedCheckpoint(
-                f"checkpoint {directory} is damaged: the SHA-256 of {name} differs from the "
-                "SHA-256 in the manifest"
-            )
+            raise _other_sum(directory, name)
 
 
 def read_state_file(directory: str | Path) -> dict[str, Any]:
-    """Returns the content of `state.json` of a checkpoint, with `{"__tensor__": name}` in place of
-    each tensor. The tensors and the replay files are not read. If the manifest is intact, this
-    function checks `state.json` with the manifest. If the manifest is missing or damaged, there is
-    no such check.
+    """Returns the content of `state.json` of a checkpoint, without decoding it. The tensors and the
+    replay files are not read. If the manifest is intact, this function checks `state.json` with the
+    manifest. If the manifest is missing or damaged, there is no such check.
 
     Raises:
         CheckpointError: the file is missing, is not JSON, or does not match the manifest, or the
             manifest has another format.
     """
-    path = Path(directory) / "state.json"
+    path = Path(directory) / STATE
     data = _read(path)
     try:
-        whole = _read_manifest(path.parent).get(path.name) == _sha256(data)
+        whole = _read_manifest(path.parent)[1].get(path.name) == _sha256(data)
     except DamagedCheckpoint:
         # The manifest is missing or damaged. `state.json` is complete, because it is renamed only
         # after it is written.
         whole = True
     if not whole:
-        raise DamagedCheckpoint(
-            f"checkpoint {directory} is damaged: {path.name} does not match the manifest"
-        )
+        raise _damaged(directory, f"{path.name} does not match the manifest")
     return _parse_json(path, data)
 
 
-def _read_manifest(directory: Path) -> dict[str, Any]:
-    """Returns the SHA-256 sums in the manifest, by file name."""
+def _read_manifest(directory: Path) -> tuple[int, dict[str, Any]]:
+    """Returns the version of the format, and the SHA-256 sums of the files by file name."""
     path = directory / "manifest.json"
     manifest = _parse_json(path, _read(path))
     try:
         seal = _seal(manifest.get("format"), manifest.get("sha256"))
     except RecursionError:
-        raise DamagedCheckpoint(
-            f"checkpoint {directory} is damaged: manifest.json is nested too deeply"
-        ) from None
+        raise _damaged(directory, "manifest.json is nested too deeply") from None
     if manifest.get("seal", seal) != seal:
-        raise DamagedCheckpoint(
-            f"checkpoint {directory} is damaged: manifest.json does not match its own checksum"
-        )
+        raise _damaged(directory, "manifest.json does not match its own checksum")
     if manifest.get("format") not in _READ_FORMATS:
         raise CheckpointError(
             f"checkpoint {directory} has format {manifest.get('format')!r:.80}, but "
@@ -262,10 +269,8 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
         )
     sums = manifest.get("sha256")
     if not isinstance(sums, dict):
-        raise DamagedCheckpoint(
-            f"checkpoint {directory} is damaged: manifest.json has no SHA-256 of the files"
-        )
-    return sums
+        raise _damaged(directory, "manifest.json has no SHA-256 of the files")
+    return manifest["format"], sums
 
 
 def _read(path: Path) -> bytes:
@@ -281,113 +286,29 @@ def _read(path: Path) -> bytes:
         ) from None
 
 
-def _load_tensors(directory: Path, data: bytes) -> dict[str, Tensor]:
-    try:
-        stored = _stored(data)
-        tensors = torch.load(stored, weights_only=True, map_location="cpu")
-    except Exception as error:  # a file of arbitrary bytes can raise anything
-        first_line = (str(error) or type(error).__name__).splitlines()[0]
-        raise CheckpointError(
-            f"checkpoint {directory}: tensors.pt does not hold plain tensors: {first_line}"
-        ) from None
-    if not isinstance(tensors, dict):
-        raise CheckpointError(f"checkpoint {directory}: tensors.pt does not hold a dict of tensors")
-    total = 0
-    for name, tensor in tensors.items():
-        problem = _problem(name, tensor)
-        if not problem:
-            total += tensor.nbytes
-            if total > len(data):
-                raise CheckpointError(
-                    f"checkpoint {directory}: tensors.pt: the tensors up to field {name!r:.200} "
-                    "need more bytes than the file has"
-                )
-        else:
-            raise CheckpointError(
-                f"checkpoint {directory}: tensors.pt: field {name!r:.200}: got {problem}. "
-                "Allowed: a dense tensor"
-            )
-    return {name: tensor.detach() for name, tensor in tensors.items()}
-
-
-def _problem(name: Any, tensor: Any) -> str:
-    """Returns why `write_checkpoint` cannot have written this entry of `tensors.pt`. Returns an
-    empty string if the entry is valid."""
-    if not isinstance(name, str):
-        return f"a name of type {type(name).__name__}"
-    if not isinstance(tensor, Tensor):
-        return f"a {type(tensor).__name__}"
-    if not tensor.is_contiguous():
-        return f"a tensor of shape {list(tensor.shape)} with strides {list(tensor.stride())}"
-    return ""
-
-
-#: Names of the entries of the ZIP file that `torch.save` writes, without the top-level folder that
-#: all entries share.
-_ENTRY = re.compile(
-    r"data\.pkl|data/[0-9]+|version|byteorder"
-    r"|\.format_version|\.storage_alignment|\.data/serialization_id"
-)
-
-
-def _stored(data: bytes) -> io.BytesIO:
-    """Checks a file that `torch.save` wrote, and returns a copy of it.
-
-    In the copy, no entry is compressed, and the pickle refers only to names that a dense tensor
-    needs. Without these checks, a small file could take all memory: `torch.load` decompresses any
-    amount of zeros, and `weights_only` allows constructors such as `bytearray(10**10)`.
-
-    `torch.load` reads the copy instead of the original file. `zipfile` and the reader of torch may
-    interpret a manipulated file differently, but they agree about the copy.
+def _load_tensors(data: bytes) -> dict[str, Tensor]:
+    """Returns the tensors in the content of `tensors.safetensors`, as copies.
 
     Raises:
-        ValueError: an entry of the file is not allowed, or the pickle refers to a name that a dense
-            tensor does not need.
-        Exception: `zipfile` or `pickletools` cannot read the file.
+        Exception: the content is not valid. The tensors of a valid file cover its bytes without
+            gaps and overlaps, so they need no more memory than the file.
     """
-    copy = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(copy, "w") as stored:
-        folder = archive.namelist()[0].partition("/")[0]
-        entries = {entry.filename: entry for entry in archive.infolist()}
-        if sum(entry.file_size for entry in entries.values()) > len(data):
-            raise ValueError("its entries are larger than the file")
-        for name, entry in entries.items():
-            inside = name.removeprefix(f"{folder}/")
-            if not _ENTRY.fullmatch(inside):
-                raise ValueError(f"it has an entry {name!r:.200}")
-            content = archive.read(entry)
-            if inside == "data.pkl":
-                _check_pickle(content)
-            stored.writestr(f"archive/{inside}", content)
-    copy.seek(0)
-    return copy
+    header = int.from_bytes(data[:8], "little")
+    if header > _MOST_BYTES["header"]:
+        raise ValueError(f"its header has {header:,} bytes. Allowed: {_MOST_BYTES['header']:,}")
+    # safetensors takes the last of several entries with the same name.
+    json.loads(data[8 : 8 + header].decode(), object_pairs_hook=_without_duplicates)
+    return safetensors.torch.load(data)
 
 
-def _check_pickle(data: bytes) -> None:
-    most = _MOST_BYTES["data.pkl"]
-    if len(data) > most:
-        raise ValueError(f"its pickle has {len(data):,} bytes. Allowed: {most:,}")
-    for operation, argument, _ in pickletools.genops(data):
-        if operation.name == "GLOBAL" and not _is_of_tensors(str(argument)):
-            raise ValueError(f"its pickle refers to {argument!r:.200}")
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        raise ValueError("its header has two entries with the same name")
+    return entries
 
 
-def _is_of_tensors(name: str) -> bool:
-    """Returns whether the pickle of a dense tensor may refer to `name`, for example
-    `torch FloatStorage`. Such a name is a storage class, a dtype, a function that builds a tensor,
-    or `OrderedDict`, which is an argument of these functions."""
-    module, _, attribute = name.partition(" ")
-    if module in ("torch", "torch.storage"):
-        known = vars(torch).get(attribute)  # `getattr` would import what the file names
-        return attribute.endswith("Storage") or isinstance(known, torch.dtype)
-    return name in (
-        "torch._utils _rebuild_tensor_v2",
-        "torch._utils _rebuild_tensor_v3",
-        "collections OrderedDict",
-    )
-
-
-def _write(path: Path, data: bytes | memoryview) -> None:
+def _write(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:
@@ -406,18 +327,21 @@ def _parse_json(path: Path, data: bytes) -> dict[str, Any]:
     try:
         read: dict[str, Any] = json.loads(data)
     except RecursionError:
-        raise DamagedCheckpoint(
-            f"checkpoint {path.parent} is damaged: {path.name} is nested too deeply"
-        ) from None
+        raise _damaged(path.parent, f"{path.name} is nested too deeply") from None
     except ValueError as error:  # not JSON, not UTF-8, or an integer of thousands of digits
-        raise DamagedCheckpoint(
-            f"checkpoint {path.parent} is damaged: {path.name}: {error}"
-        ) from None
+        raise _damaged(path.parent, f"{path.name}: {error}") from None
     if not isinstance(read, dict):
-        raise DamagedCheckpoint(
-            f"checkpoint {path.parent} is damaged: {path.name} is not a mapping"
-        )
+        raise _damaged(path.parent, f"{path.name} is not a mapping")
     return read
+
+
+def _damaged(directory: str | Path, why: str) -> DamagedCheckpoint:
+    return DamagedCheckpoint(f"checkpoint {directory} is damaged: {why}")
+
+
+def _other_sum(directory: Path, name: str) -> DamagedCheckpoint:
+    why = f"the SHA-256 of {name} differs from the SHA-256 in the manifest"
+    return _damaged(directory, why)
 
 
 def _seal(*parts: Any) -> str:
@@ -426,41 +350,5 @@ def _seal(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _sha256(data: bytes | memoryview) -> str:
+def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
-    if isinstance(value, Tensor):
-        # The tensor is copied, because `torch.save` writes the whole storage of a view.
-        tensors[path] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        return {"__tensor__": path}
-    if isinstance(value, np.ndarray):
-        tensors[path] = torch.tensor(value)
-        return {"__array__": path}
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, Mapping):
-        return {str(k): _encode(v, tensors, f"{path}/{k}") for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_encode(v, tensors, f"{path}/{i}") for i, v in enumerate(value)]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(
-        f"a checkpoint holds only tensors, arrays and JSON values. Got {type(value).__name__} at "
-        f"{path!r}"
-    )
-
-
-def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
-    if isinstance(value, dict):
-        # `_encode` names each tensor once. If a file could name a tensor many times, and each use
-        # copies it, a small file could take all memory.
-        if "__tensor__" in value:
-            return tensors.pop(value["__tensor__"])
-        if "__array__" in value:
-            return tensors.pop(value["__array__"]).numpy()
-        return {k: _decode(v, tensors) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_decode(v, tensors) for v in value]
-    return value

@@ -19,24 +19,33 @@ import numpy as np
 
 from polopt.common.config import ConfigError
 from polopt.common.episodes import EpisodeStats
+from polopt.common.faults import non_finite_values
 from polopt.common.weights import Weights
+from polopt.metrics import episode_window
 from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episode_window import EpisodeWindow
-from polopt.rollouts.envs.env_api import same_encoding
+from polopt.metrics.number import Number, declare, find, unexported, within
+from polopt.rollouts.envs.env_api import misfit
 from polopt.rollouts.envs.env_sources import EnvSource, env_name, resolve_env
 from polopt.rollouts.envs.env_state import set_evaluation_statistics
-from polopt.rollouts.envs.random_state import kept_global_generators, seed_global_generators
 from polopt.rollouts.envs.vector_env import ENV_KEYS, probe_spaces
-from polopt.rollouts.sampling.seeds import Seeds, evaluation_seeds
-from polopt.rollouts.sampling.whole_episodes import WholeEpisodes, shares
+from polopt.rollouts.seeds import (
+    Seeds,
+    evaluation_seeds,
+    kept_global_generators,
+    seed_global_generators,
+)
+from polopt.rollouts.workers import process_group
 from polopt.rollouts.workers.call import Reply
-from polopt.rollouts.workers.calls import WEIGHTS, Calls
+from polopt.rollouts.workers.calls import Calls
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.snapshots import WEIGHTS
 from polopt.rollouts.workers.worker_config import WorkerConfig, check_picklable
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.best_checkpoint import BestCheckpoint
 from polopt.trainers.results import custom_block
 from polopt.trainers.trainer_config import TrainerConfig
+from polopt.trainers.whole_episodes import WholeEpisodes, shares
 
 logger = logging.getLogger("polopt")
 
@@ -55,6 +64,31 @@ EPISODE_KEYS = (
     "episode_return_max",
     "episode_len_mean",
     "num_episodes",
+)
+
+
+def _of_evaluation(key: str) -> Number:
+    number = find(episode_window.NUMBERS, key)
+    assert number is not None
+    what = number.meaning.partition(" of the last")[0].replace(
+        "that ended since the last result", ""
+    )
+    meaning = f"{what.strip()} of the evaluation that ended in this iteration"
+    metric = "evaluation_return" if key == "episode_return_mean" else ""
+    return number._replace(meaning=meaning, metric=metric)
+
+
+#: The numbers of `Evaluation.report`.
+NUMBERS = (
+    *within("env_runners", map(_of_evaluation, EPISODE_KEYS)),
+    *declare("""
+        policy_version (updates, metric=): version of the weights of the last evaluation
+        policy_env_steps (environment steps, metric=): steps that training had sampled when these
+            weights were copied
+        duration_s (s, metric=): time of the last evaluation in the worker that played longest
+        num_evaluations (evaluations, total, metric=): evaluations since training began
+    """),
+    *unexported(*within("fault_tolerance", process_group.NUMBERS)),
 )
 
 
@@ -101,11 +135,8 @@ def play(worker: RolloutWorker, weights: Weights | None, part: Part) -> EpisodeS
             worker.state["evaluation"] = part.serial, playing
         while True:
             faults = playing.play()
-            if faults.non_finite:
-                worker.not_finite("fragments", faults)
-            else:
-                worker.record.fault(faults)
-                worker.not_finite("fragments", faults, count=0)
+            worker.record.add_faults(faults.values())
+            worker.note_finite("fragments", non_finite_values(faults))
             if playing.done or worker.clock() >= ends_s:
                 break
     if not playing.done:
@@ -225,12 +256,13 @@ def evaluation_config(config: TrainerConfig, worker_config: WorkerConfig) -> Wor
 
 
 def _check_spaces(spaces: tuple[Any, Any], trained: tuple[Any, Any], env: EnvSource) -> None:
-    for name, one, other in zip(("observation", "action"), spaces, trained, strict=True):
-        if not (same_encoding(one, other) if name == "observation" else one == other):
-            raise ConfigError(
-                f"key 'evaluation_config': {env_name(env)!r} has the {name} space {one!s:.200}. "
-                f"Allowed: the same space as in training, {other!s:.200}"
-            )
+    if name := misfit(spaces, trained):
+        index = name == "action"
+        raise ConfigError(
+            f"key 'evaluation_config': {env_name(env)!r} has the {name} space "
+            f"{spaces[index]!s:.200}. Allowed: the same space as in training, "
+            f"{trained[index]!s:.200}"
+        )
 
 
 class Evaluation:
@@ -296,28 +328,28 @@ class Evaluation:
             statistics: see `Part`.
         """
         workers, config = self.workers, self._config
-        indices = [worker.index for worker in workers.remote] or [0]
+        indices = [handle.index for handle in workers.remote] or [0]
         parts = dict(zip(indices, shares(config.evaluation_duration, len(indices)), strict=True))
         workers.local.set_weights(weights)
         if workers.remote:  # `force`, because older weights may have the same version number
             workers.weights.take(force=True)
         timeout_s = workers.config.rollout.worker_timeout_s
         serial = next(self._serials)
-        for worker in workers.remote or [workers.here]:
+        for handle in workers.remote or [workers.here]:
             part = Part(
                 serial,
-                parts[worker.index],
+                parts[handle.index],
                 config.evaluation_config.explore,
                 evaluation_seeds(
                     workers.config.seed,
                     self.num_begun,
-                    worker.index,
+                    handle.index,
                     workers.config.rollout.num_envs_per_worker,
                 ),
                 statistics,
                 _CALL_HERE_S if self.in_driver else _CALL_SHARE * timeout_s,
             )
-            self._calls.send(worker, play, WEIGHTS, part, tag=part)
+            self._calls.send(handle, play, WEIGHTS, part, tag=part)
         self.num_begun += 1
         self.due = False
         self._running = _Running(weights, state, len(parts))

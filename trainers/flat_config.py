@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from polopt.common.add_ons import add_ons
+from polopt.common.add_ons import add_ons, fixed_options, hint
 from polopt.common.config import (
     Config,
     ConfigError,
@@ -20,7 +20,6 @@ from polopt.common.config import (
     unknown_key,
     without_fixed,
 )
-from polopt.common.other_libraries import RLLIB_FIXED, fixed, instead_of, instead_of_algorithm
 from polopt.common.registry import Registry, load_path
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
@@ -60,9 +59,9 @@ def read_config(options: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[s
         "optimizer": _name(optimizer_name, OPTIMIZERS),
         "policy": _name(policy_name, POLICIES),
     }
-    problems, known = Problems(), _known(owners)
+    problems, known, fixed = Problems(), _known(owners), fixed_options("config")
     with problems.collected():
-        without_fixed(options, RLLIB_FIXED, known)
+        without_fixed(options, fixed, known)
     former = {key for owner in owners.values() for key in (*owner.renamed, *owner.removed)}
     for owner in owners.values():
         with problems.collected():
@@ -70,7 +69,7 @@ def read_config(options: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[s
     options = {
         key: value
         for key, value in options.items()
-        if key in known or not (key in former or fixed(key, RLLIB_FIXED))
+        if key in known or key not in former | fixed.keys()
     }
     merged = canonical(preset, aliases) | canonical(options, aliases)
     parts: dict[str, dict[str, Any]] = {name: {} for name in owners}
@@ -81,16 +80,14 @@ def read_config(options: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[s
     for plugin, only in (("optimizer", optimizer_only), ("policy", policy_only)):
         keys = _keys(owners[plugin])
         with problems.collected():
-            without_fixed(only, RLLIB_FIXED, keys)
-        own = {
-            key: value for key, value in only.items() if key in keys or not fixed(key, RLLIB_FIXED)
-        }
-        foreign = [key for key in own if key not in keys and instead_of(key)]
+            without_fixed(only, fixed, keys)
+        own = {key: value for key, value in only.items() if key in keys or key not in fixed}
+        foreign = [key for key in own if key not in keys and hint("option", key)]
         problems.lines += [
             f"{plugin} {names[plugin]!r}: {unknown_key(key, keys)}" for key in foreign
         ]
         own = {key: value for key, value in own.items() if key not in foreign}
-        parts[plugin] |= canonical(own, owners[plugin].aliases)
+        parts[plugin] |= canonical(own, owners[plugin].other_names())
     given = {*canonical(options, aliases), *canonical(optimizer_only, aliases)}
     parts["optimizer"] = optimizer_class.config_class.fit_preset(parts["optimizer"], given)
     parsed: dict[str, Any] = {}
@@ -188,7 +185,7 @@ def _preset_options(name: Any) -> Mapping[str, Any]:
         except (ImportError, AttributeError) as error:
             problem = f": {error}."
     elif isinstance(name, str) and found is None:
-        instead = instead_of_algorithm(name)
+        instead = hint("preset", name)
         problem = f". {instead}." if instead else f"{nearest_of(name, presets)}."
     if isinstance(found, type) and issubclass(found, presets["PolicyOptimizerTrainer"]):
         trainer: Any = found
@@ -222,7 +219,7 @@ def _owners(
 
 
 def _aliases(owners: Mapping[str, type[Config]]) -> dict[str, str]:
-    return {alias: key for owner in owners.values() for alias, key in owner.aliases.items()}
+    return {alias: key for owner in owners.values() for alias, key in owner.other_names().items()}
 
 
 def _check_mapping(options: Any) -> None:
@@ -230,7 +227,7 @@ def _check_mapping(options: Any) -> None:
         environment = f"If this is the environment, pass it as env={shown(options)}"
         raise ConfigError(
             f"config: got {shown(options)}. Allowed: a dict of keys to values, or keyword "
-            f"arguments. {instead_of(options) or environment}"
+            f"arguments. {hint('policy', options) or environment}"
         )
     if not isinstance(options, Mapping):
         raise ConfigError(f"config: got {shown(options)}. Allowed: a dict of keys to values")
@@ -246,7 +243,7 @@ def _check_not_fixed(plugin: str, options: Mapping[str, Any], preset: Mapping[st
         other = "To choose another, use PolicyOptimizerTrainer"
         raise ConfigError(
             f"key {plugin!r}: got {shown(name)}, but this preset always uses {fixed!r}. "
-            f"{instead_of(name) or other}"
+            f"{hint(plugin, name) or other}"
         )
 
 
@@ -308,7 +305,7 @@ def _owner(
         raise ConfigError(
             f"key {key!r} is an option of the network. Set it with model={{{key!r}: ...}}"
         )
-    listed = "" if instead_of(key) else " (`polopt list PRESET` lists all keys)"
+    listed = "" if hint("option", key) else " (`polopt list PRESET` lists all keys)"
     raise ConfigError(f"{unknown_key(key, _known(owners))}{listed}")
 
 
@@ -321,4 +318,4 @@ def _known(owners: Mapping[str, type[Config]]) -> list[str]:
 
 
 def _keys(owner: type[Config]) -> list[str]:
-    return [*owner.keys(), *owner.aliases]
+    return [*owner.keys(), *owner.other_names()]

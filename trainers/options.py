@@ -16,7 +16,6 @@ from pydantic.fields import FieldInfo
 
 from polopt.common.add_ons import add_ons
 from polopt.common.config import Config
-from polopt.common.other_libraries import RLLIB
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.rollout_config import RolloutConfig
@@ -39,11 +38,6 @@ _ANY_PRESET = (
     "None; the name, the class or 'module:Class' of a preset; or a dict of `name` and options that "
     "apply only to this preset"
 )
-#: Options that have the same name in RLlib.
-_SAME_IN_RLLIB = {
-    name for row in RLLIB for name in row.names if name in re.findall(r"`(\w+)`", row.here)
-}
-_RLLIB_NAME = re.compile(r"RLlib(?:\s0\.8)?:\s`(\w+)`")
 
 
 @dataclass(frozen=True)
@@ -57,7 +51,6 @@ class Option:
         allowed: the allowed values in words.
         meaning: meaning of the option, from the docstring of the config class.
         aliases: other keys that configs may use for this option.
-        rllib: names of the option in RLlib. Configs may use the names in current versions of RLlib.
         annotation: type of the option without pydantic's constraints.
         owner: the class that introduces this option, which is the config class or one of its base
             classes. It is None for `optimizer`, `policy` and `preset`.
@@ -68,14 +61,8 @@ class Option:
     allowed: str
     meaning: str
     aliases: tuple[str, ...]
-    rllib: tuple[str, ...]
     annotation: Any
     owner: type[Config] | None
-
-    @property
-    def other_names(self) -> list[str]:
-        """The aliases of the option and its names in RLlib."""
-        return list(dict.fromkeys([*self.aliases, *self.rllib]))
 
     @property
     def names(self) -> list[str]:
@@ -120,9 +107,9 @@ def options_of(preset: Mapping[str, Any]) -> list[Option]:
             allowed = ", ".join(map(repr, registry.names()))
         else:
             allowed = f"{fixed!r}, which the preset fixes"
-        found.append(Option(key, chosen[key], allowed, meaning, (), (), Any, None))
+        found.append(Option(key, chosen[key], allowed, meaning, (), Any, None))
     if not preset:
-        found.append(Option("preset", None, _ANY_PRESET, _PRESET, (), (), Any, None))
+        found.append(Option("preset", None, _ANY_PRESET, _PRESET, (), Any, None))
     return found
 
 
@@ -133,13 +120,11 @@ def own_options(cls: type[Config], preset: Mapping[str, Any] | None = None) -> l
         cls: the config class.
         preset: options of a preset. They replace the defaults of the config class.
     """
-    meanings, found = _meanings(cls), []
+    meanings, other, found = _meanings(cls), cls.other_names(), []
     for name, field in cls.model_fields.items():
         key = field.alias or name
         meaning = meanings.get(name, meanings.get(key, ""))
-        aliases = tuple(alias for alias, target in cls.aliases.items() if target == key)
-        same = [key] if key in _SAME_IN_RLLIB else []
-        rllib = tuple(dict.fromkeys([*same, *aliases, *_RLLIB_NAME.findall(meaning)]))
+        aliases = tuple(name for name, target in other.items() if target == key)
         default = field.get_default(call_default_factory=True)
         found.append(
             Option(
@@ -148,7 +133,6 @@ def own_options(cls: type[Config], preset: Mapping[str, Any] | None = None) -> l
                 _allowed(field),
                 meaning,
                 aliases,
-                rllib,
                 field.annotation,
                 _introduced_by(cls, name),
             )

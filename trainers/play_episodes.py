@@ -16,24 +16,23 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.wrappers import TimeLimit, TransformObservation, TransformReward
+from gymnasium.wrappers import TransformObservation, TransformReward
 
 from polopt.common.config import ConfigError, shown
 from polopt.common.episodes import Episode
+from polopt.common.faults import non_finite_values
 from polopt.policies.policy import Policy
-from polopt.rollouts.envs.close_env import close_env
-from polopt.rollouts.envs.creators import EnvContext, make_env
-from polopt.rollouts.envs.env_api import reward_of, same_encoding
+from polopt.rollouts.envs.env_api import misfit, reward_of
+from polopt.rollouts.envs.env_errors import close_env, missing_package
 from polopt.rollouts.envs.env_sources import env_name, resolve_env
 from polopt.rollouts.envs.env_state import set_evaluation_statistics
 from polopt.rollouts.envs.fault_tolerant_env import cast_floats
-from polopt.rollouts.envs.missing_packages import missing_package
-from polopt.rollouts.envs.random_state import kept_global_generators
+from polopt.rollouts.envs.vector_env import make_one_env
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.sampling.sampler import VectorSampler
-from polopt.rollouts.sampling.seeds import seeds_from
-from polopt.rollouts.sampling.whole_episodes import WholeEpisodes
+from polopt.rollouts.seeds import kept_global_generators, seeds_from
 from polopt.trainers.checkpoints import CheckpointError
+from polopt.trainers.whole_episodes import WholeEpisodes
 
 if TYPE_CHECKING:
     from polopt.optimizers.policy_optimizer import PolicyOptimizer
@@ -92,8 +91,8 @@ def check_spaces(policy: Policy, env: Any) -> None:
     Raises:
         CheckpointError: a space of the environment does not fit the policy.
     """
-    same = same_encoding(env.observation_space, policy.encoder.space)
-    if not same or env.action_space != policy.action_space:
+    spaces = env.observation_space, env.action_space
+    if misfit(spaces, (policy.encoder.space, policy.action_space)):
         raise CheckpointError(
             "the environment does not fit the checkpoint's policy. The environment has observation "
             f"space {env.observation_space!s:.200} and action space {env.action_space!s:.200}. "
@@ -124,11 +123,10 @@ def environment(rollout: RolloutConfig, video: Path | None = None) -> Iterator[A
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     try:
-        if callable(source):
-            index = rollout.last_worker_index + 1
-            env = make_env(source, EnvContext(options, index, 0, 0, in_evaluation=True))
-        else:
-            env = gymnasium.make(source, **options)
+        alone = rollout.model_copy(update={"env_config": options, "num_workers": 0})
+        env = make_one_env(source, alone, rollout.last_worker_index + 1, in_evaluation=True)
+    except ConfigError:
+        raise
     except Exception as error:  # an environment may raise anything
         problem = f"environment {name!r} cannot be made: {type(error).__name__}: {error}"
         raise ConfigError(missing_package(error, name) or problem) from error
@@ -138,8 +136,6 @@ def environment(rollout: RolloutConfig, video: Path | None = None) -> Iterator[A
                 f"environment {name!r} is a vector environment, but evaluation needs a single "
                 "environment. Give a single environment as `env` (on the command line: --env)"
             )
-        if limit := rollout.max_frames_per_traj:
-            env = TimeLimit(env, limit)
         if video is not None:
             if env.render_mode not in ("rgb_array", "rgb_array_list"):
                 raise ConfigError(
@@ -189,7 +185,7 @@ def play(
     num_ended, steps, begun_s, wait_s = 0, 0, time.monotonic(), _LONG_S
     try:
         while not playing.done:
-            problem = playing.play().non_finite
+            problem = non_finite_values(playing.play())
             if problem:
                 raise ConfigError(f"the environment cannot be evaluated: {problem}")
             steps, number = steps + 1, len(playing.episodes)

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from polopt.common.tune_registry import registered_trainable, rllib_is_imported
+from polopt.common.add_ons import hint
+from polopt.common.tune_registry import registered_trainable
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 from polopt.trainers.tune_callbacks import add_callbacks
 
@@ -157,8 +158,6 @@ PRESETS: dict[str, type[PolicyOptimizerTrainer]] = {
 
 #: Prefix of names that no other library registers with Tune.
 PREFIX = "polopt/"
-#: Names that RLlib registers, too. RLlib does so when Tune looks up a name that is not registered.
-_ALSO_OF_RLLIB = ("APPO", "IMPALA", "DQN", "PPO", "SAC")
 _warned: set[str] = set()
 
 
@@ -167,29 +166,20 @@ def register(override: bool | None = None) -> None:
     `A3C`, and a name such as `polopt/A3C`, which no other library uses. `Tuner("A3C", ...)` then
     finds the preset.
 
-    RLlib registers its algorithms under some of the same class names. Tune uses the class that was
-    registered last.
+    Other libraries may register their algorithms under some of the same class names. Tune uses the
+    class that was registered last.
 
     Args:
         override: whether to register a preset under a class name that is already registered for
             another class. `None` registers it and logs a warning. True registers it without a
             warning. False does not register it, and only `polopt/A3C` and so on are available.
 
-    polopt has no name `PPO`, because its preset is `SyncPPO`. If Tune trains an algorithm of RLlib
-    under such a name, polopt logs a warning.
+    polopt has no name `PPO`, because its preset is `SyncPPO`. If Tune trains an algorithm of
+    another library under such a name, polopt logs a warning.
 
-    Stop conditions use the result keys of RLlib 2.60. If the first result of a trial does not
-    contain a stop key, the experiment ends with a ConfigError:
-
-    | old key | current key |
-    |---|---|
-    | `episode_reward_mean` (also `_min`, `_max`) | `env_runners/episode_return_mean` |
-    | `episode_len_mean` | `env_runners/episode_len_mean` |
-    | `episodes_total` | `env_runners/num_episodes_lifetime` |
-    | `num_env_steps_sampled`, `agent_timesteps_total` | `num_env_steps_sampled_lifetime` |
-    | `num_env_steps_trained` | `num_env_steps_trained_lifetime` |
-
-    `docs/results.md` lists all keys.
+    Stop conditions use the result keys that `docs/results.md` lists. If the first result of a trial
+    does not contain a stop key, the experiment ends with a ConfigError, which names the current key
+    for a key of older libraries.
     """
     register_names(PRESETS, override)
 
@@ -216,12 +206,8 @@ def register_names(
                 f"polopt.register(override=False) to keep the other {name!r}, or "
                 "polopt.register(override=True) to hide this warning",
             )
-        elif override is None and name in _ALSO_OF_RLLIB and rllib_is_imported():
-            _warn(
-                name,
-                f"RLlib is imported. It registers {name!r} with Tune as soon as Tune looks up a "
-                f"name that is not registered. {PREFIX + name!r} always names the preset of polopt",
-            )
+        elif override is None and (warning := hint("tune name", name)):
+            _warn(name, f"{warning}. {PREFIX + name!r} always names the preset of polopt")
         register_trainable(name, cls)
 
 

@@ -7,10 +7,14 @@ from typing import Any
 
 from ray.tune.utils import flatten_dict
 
+from polopt.common.add_ons import hint
 from polopt.common.config import ConfigError, nearest_of
+from polopt.metrics import episode_window
 from polopt.metrics.custom_metrics import CustomMetrics
-from polopt.metrics.episode_window import EpisodeWindow
+from polopt.metrics.number import declare, within
+from polopt.optimizers import policy_optimizer
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
+from polopt.rollouts.workers import process_group
 
 _TUNE_KEYS = ("training_iteration", "time_total_s", "time_this_iter_s", "timesteps_total")
 _COUNTS = (
@@ -20,6 +24,47 @@ _COUNTS = (
     "num_env_steps_sampled_per_second",
     "env_runners/num_env_steps_sampled",
     "env_runners/num_env_steps_sampled_lifetime",
+)
+_CUSTOM = "of the values that callbacks returned since the last result. NaN if they returned none"
+#: The numbers of `make_result`, except those that only one optimizer or one policy has.
+NUMBERS = (
+    *declare("""
+        episode_return_mean (return, metric=): the same as `env_runners/episode_return_mean`, at the
+            top level so that Tune's table of trials shows it. See [how schedulers handle
+            NaN](train.md#schedulers-of-tune)
+        num_env_steps_sampled_per_second (environment steps/s, metric=): the same as
+            `optimizer/env_steps_per_s`
+        num_env_steps_trained_lifetime (environment steps, counter, metric=): steps from which the
+            policy learned, since training began
+        num_env_steps_sampled_lifetime (environment steps, counter, metric=): steps that were
+            sampled since training began
+        timesteps_this_iter (environment steps, metric=): steps of this iteration
+    """),
+    *within(
+        "env_runners",
+        (
+            *episode_window.NUMBERS,
+            *declare(f"""
+                num_env_steps_sampled (environment steps, metric=): steps of this iteration
+                num_env_steps_sampled_lifetime (environment steps, counter, metric=): steps that
+                    were sampled since training began
+                custom_metrics/<name>_mean (metric=): mean {_CUSTOM}
+                custom_metrics/<name>_min (metric=): smallest {_CUSTOM}
+                custom_metrics/<name>_max (metric=): largest {_CUSTOM}
+            """),
+        ),
+    ),
+    *within("optimizer", policy_optimizer.NUMBERS),
+    *within("fault_tolerance", process_group.NUMBERS),
+    *declare("""
+        learners/__all_modules__/num_env_steps_trained_lifetime (environment steps, counter,
+            metric=): the same as `num_env_steps_trained_lifetime`
+        info/learner/default_policy/<statistic> (metric=): the same as
+            `learners/default_policy/<statistic>`
+        timers/training_iteration (s, metric=): time of the iteration
+        timers/training_step (s, metric=): mean time of a step of the optimizer
+        timers/<phase>_s (s, metric=): mean of the last 100 timings of the phase
+    """),
 )
 #: Blocks of a result whose keys depend on the config.
 _OPEN_BLOCKS = (
@@ -31,25 +76,6 @@ _OPEN_BLOCKS = (
     "env_runners/custom_metrics/",
     "evaluation/",
 )
-#: Keys of RLlib's old API stack, and the keys that replace them.
-RENAMED_KEYS = {
-    "episode_reward_mean": "env_runners/episode_return_mean",
-    "episode_reward_min": "env_runners/episode_return_min",
-    "episode_reward_max": "env_runners/episode_return_max",
-    "env_runners/episode_reward_mean": "env_runners/episode_return_mean",
-    "env_runners/episode_reward_min": "env_runners/episode_return_min",
-    "env_runners/episode_reward_max": "env_runners/episode_return_max",
-    "sampler_results/episode_reward_mean": "env_runners/episode_return_mean",
-    "episode_len_mean": "env_runners/episode_len_mean",
-    "episodes_total": "env_runners/num_episodes_lifetime",
-    "num_env_steps_sampled": "num_env_steps_sampled_lifetime",
-    "num_env_steps_trained": "num_env_steps_trained_lifetime",
-    "agent_timesteps_total": "num_env_steps_sampled_lifetime",
-    "num_agent_steps_sampled": "num_env_steps_sampled_lifetime",
-    "num_agent_steps_trained": "num_env_steps_trained_lifetime",
-    "info/num_steps_sampled": "num_env_steps_sampled_lifetime",
-    "info/num_steps_trained": "num_env_steps_trained_lifetime",
-}
 
 
 def make_result(
@@ -58,8 +84,8 @@ def make_result(
     """Returns the result of one iteration.
 
     Tune's CSV logger takes its columns from the first result. Therefore, the first result already
-    has all keys. Exceptions are custom metrics, and statistics that a policy does not name in
-    `Policy.further_statistics`. The order of the keys matters: Tune's table of trials shows the
+    has all keys. Exceptions are custom metrics, and statistics that a policy does not declare in
+    `Policy.numbers`. The order of the keys matters: Tune's table of trials shows the
     first four numbers of the top level, or the first three in a notebook. On a terminal, the
     current output of Tune has no option to choose other columns.
 
@@ -111,8 +137,8 @@ def custom_block(metrics: CustomMetrics) -> dict[str, dict[str, float]]:
 def result_keys() -> list[str]:
     """Returns paths of numbers that every result contains, with any optimizer. A stop condition may
     use these paths."""
-    report = EpisodeWindow().report().items()
-    episodes = [f"env_runners/{key}" for key, value in report if not isinstance(value, list)]
+    numbers = within("env_runners", episode_window.NUMBERS)
+    episodes = [number.key for number in numbers if number.kind != "histogram"]
     return [*_TUNE_KEYS, *_COUNTS, *episodes]
 
 
@@ -121,12 +147,14 @@ def check_stop_key(path: str) -> None:
     The keys in these blocks are not known before the first result.
 
     Raises:
-        ConfigError: the key is neither. The message has the new name of a renamed key, or the most
-            similar known key.
+        ConfigError: the key is neither. The message has the hint of an add-on, or the most similar
+            known key.
     """
-    if path in RENAMED_KEYS:
-        raise ConfigError(f"stop: result key {path!r} is now {RENAMED_KEYS[path]!r}")
-    if path not in result_keys() and not path.startswith(_OPEN_BLOCKS):
+    if path in result_keys():
+        return
+    if now := hint("result key", path):
+        raise ConfigError(f"stop: result key {path!r} is now {now!r}")
+    if not path.startswith(_OPEN_BLOCKS):
         raise ConfigError(
             f"stop: unknown result key {path!r}{nearest_of(path, result_keys())} (all keys in "
             "optimizer/ are also allowed)"
@@ -149,8 +177,8 @@ def check_stop_keys(keys: Iterable[str], result: Mapping[str, Any]) -> None:
     problems = []
     for key in keys:
         if key not in known and "/custom_metrics/" not in key:
-            now = RENAMED_KEYS.get(key)
-            instead = nearest_of(key, known) if now is None else f". It is now {now!r}"
+            now = hint("result key", key)
+            instead = f". It is now {now!r}" if now else nearest_of(key, known)
             problems.append(f"stop: results have no key {key!r}, so no run would reach it{instead}")
     if problems:
         raise ConfigError("\n".join(problems))

@@ -14,7 +14,7 @@ from polopt.common.add_ons import RunListener
 from polopt.common.threads import limit_threads
 from polopt.metrics.timers import EVALUATION
 from polopt.policies.policy import Policy
-from polopt.rollouts.envs.random_state import GlobalGenerators, kept_global_generators
+from polopt.rollouts.seeds import GlobalGenerators, kept_global_generators
 from polopt.rollouts.workers.callbacks import CallbackCaller
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet

@@ -8,12 +8,12 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from polopt.common.plain_data import described, plain
 from polopt.replay.buffer_files import BufferFiles
 from polopt.trainers.checkpoints import REPLAY, CheckpointError, write_checkpoint
+from polopt.trainers.restoring import misfit, restore_state
 from polopt.trainers.run import Run
-from polopt.trainers.saved_config import described, encode_config
 from polopt.trainers.saved_spaces import describe_space
-from polopt.trainers.saved_trainer import misfit, restore_state
 
 logger = logging.getLogger("polopt")
 
@@ -60,7 +60,8 @@ class RunState:
         experiment = dataclasses.replace(run.experiment, policy=run.policy.config)
         # If the config has no seed, the checkpoint holds the seed that the workers drew.
         workers = run.workers.config
-        config, unsaved = encode_config(experiment.to_dict() | {"seed": workers.seed})
+        unsaved: dict[str, str] = {}
+        config = plain(experiment.to_dict() | {"seed": workers.seed}, unsaved)
         self._warn_unsaved(unsaved)
         return {
             "trainer": trainer,

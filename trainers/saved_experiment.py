@@ -6,18 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from polopt.common.config import ConfigError, canonical
+from polopt.common.plain_data import argument_for, described
 from polopt.common.registry import Registry
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.envs.env_sources import resolve_env
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.flat_config import aliases_for, plugin_names, with_preset
-from polopt.trainers.saved_config import PLUGIN_PLACES, argument_for, described
+from polopt.trainers.restoring import plugin_places
 from polopt.trainers.trainer_config import merged_options
 
-#: Options that may name a module. A module that a saved config names is imported only if the user
-#: names it, too.
-_CODE = (("callbacks",), *PLUGIN_PLACES)
 _REGISTRIES = {"optimizer": OPTIMIZERS, "policy": POLICIES}
 
 
@@ -152,7 +150,9 @@ def _check_imports(
     changes: Mapping[str, Any],
     advice: Callable[[str], str],
 ) -> None:
-    for keys in _CODE:
+    # Options that may name a module. polopt imports a module that a saved config names only if the
+    # user names it, too.
+    for keys in (("callbacks",), *plugin_places()):
         value = _at(config, keys)
         if isinstance(value, str) and ":" in value and not is_given(changes, keys):
             key = "model" if "model" in keys else keys[0]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from polopt.trainers.checkpoints import CheckpointError
+from polopt.common.plain_data import DecodeError
 
 _MOST_DISCRETE = 2**62
 
@@ -55,15 +55,15 @@ def space_of(description: Any, field: str) -> Space[Any]:
         field: path of the description in the checkpoint, for messages.
 
     Raises:
-        CheckpointError: the description is not valid. The message names the field.
+        DecodeError: the description is not valid. The message names the field.
     """
     try:
         return _space_of(description, field)
     except RecursionError:
-        raise CheckpointError(f"field {field!r} is nested too deeply") from None
+        raise DecodeError(f"field {field!r} is nested too deeply") from None
     except (KeyError, ValueError, TypeError, AssertionError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise CheckpointError(
+        raise DecodeError(
             f"field {field!r} is not a valid description of a space: {reason:.200}"
         ) from None
 

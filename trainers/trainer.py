@@ -21,8 +21,7 @@ from polopt.common.add_ons import RunListener, add_ons
 from polopt.common.config import ConfigError, shown
 from polopt.common.tested_versions import warn_of_untested_versions
 from polopt.policies.policy import Policy
-from polopt.rollouts.envs.env_sources import env_name, refuse_made_env
-from polopt.rollouts.envs.own_copy import OwnCopies
+from polopt.rollouts.envs.env_sources import OwnCopies, env_name, refuse_made_env
 from polopt.rollouts.ray_session import warn_if_larger
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.evaluation import Evaluation
@@ -30,18 +29,18 @@ from polopt.trainers.experiment import Experiment
 from polopt.trainers.flat_config import with_keywords
 from polopt.trainers.play_episodes import EvaluationResult, evaluate_now
 from polopt.trainers.preset_help import PresetDoc, PresetSignature
-from polopt.trainers.result_files import ResultFiles
-from polopt.trainers.results import make_result
-from polopt.trainers.run import Iteration, Run
-from polopt.trainers.run_state import RunState
-from polopt.trainers.saved_experiment import config_of
-from polopt.trainers.saved_trainer import (
+from polopt.trainers.restoring import (
     SavedCheckpoint,
     check_directory,
     checkpoint_path,
     find_checkpoint,
     read_or_fall_back,
 )
+from polopt.trainers.result_files import ResultFiles
+from polopt.trainers.results import make_result
+from polopt.trainers.run import Iteration, Run
+from polopt.trainers.run_state import RunState
+from polopt.trainers.saved_experiment import config_of
 from polopt.trainers.stop_when import StopWhen
 from polopt.trainers.tune_callbacks import ProgressMetrics
 from polopt.trainers.tune_trial import (

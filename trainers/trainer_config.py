@@ -43,14 +43,13 @@ class EvaluationConfig(Config):
     max_frames_per_traj: int | None = pydantic.Field(default=None, ge=1)
 
     advises: ClassVar[bool] = False
-    aliases: ClassVar[Mapping[str, str]] = {"num_envs_per_env_runner": "num_envs_per_worker"}
 
     @pydantic.model_validator(mode="before")
     @classmethod
     def _resolve_aliases(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
+        if not isinstance(data, Mapping) or cls.model_fields.keys() >= data.keys():
             return data
-        return canonical(data, cls.aliases, "evaluation_config")
+        return canonical(data, cls.other_names(), "evaluation_config")
 
     def changes(self, training: RolloutConfig) -> dict[str, Any]:
         """Returns the options of `RolloutConfig` that evaluation overrides, with their values in
@@ -102,14 +101,6 @@ class TrainerConfig(Config):
     evaluation_num_workers: int = pydantic.Field(default=0, ge=0, le=10_000)
     evaluation_config: EvaluationConfig = EvaluationConfig()
     callbacks: Any = None
-
-    aliases: ClassVar[Mapping[str, str]] = {
-        "timesteps_per_iteration": "min_sample_timesteps_per_iteration",
-        "min_iter_time_s": "min_time_s_per_iteration",
-        "num_cpus_for_main_process": "num_cpus_for_driver",
-        "num_gpus_per_learner": "num_gpus",
-        "evaluation_num_env_runners": "evaluation_num_workers",
-    }
 
     @pydantic.model_validator(mode="after")
     def _check_evaluation(self) -> TrainerConfig:

@@ -13,7 +13,7 @@ from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.utils import flatten_dict
 from ray.widgets.util import in_notebook
 
-from polopt.common.other_libraries import instead_of_algorithm
+from polopt.common.add_ons import hint
 from polopt.trainers.results import check_stop_keys
 
 logger = logging.getLogger("polopt")
@@ -22,7 +22,7 @@ logger = logging.getLogger("polopt")
 class Checks(tune.Callback):
     """Checks trials when they start, and their first results.
 
-    - Warns if a name such as `PPO` has made Tune train an algorithm of RLlib instead of a preset.
+    - Warns if an add-on has a hint for what Tune trains instead of a preset.
     - Ends the experiment with a ConfigError if a stop criterion names a key that the first result
       of a preset lacks. Tune itself would only log a warning, and the trial would never stop. A
       stopper or a function cannot be checked, because it does not say which keys it reads.
@@ -33,14 +33,15 @@ class Checks(tune.Callback):
         self._checked: set[str] = set()
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Warns of an algorithm of RLlib. Tune calls this method when a trial starts."""
-        module = getattr(trial.get_trainable_cls(), "__module__", "")
-        instead = instead_of_algorithm(trial.trainable_name)
-        if instead and module.startswith("ray.rllib.") and not self._has_warned:
+        """Warns of a class that is not a preset. Tune calls this method when a trial starts."""
+        trainable = trial.get_trainable_cls()
+        if self._has_warned or is_preset(trainable):
+            return
+        module = getattr(trainable, "__module__", "")
+        warning = hint("trainable", f"{module}.{trial.trainable_name}")
+        if warning:
             self._has_warned = True
-            logger.warning(
-                "Tune trains %s of RLlib, and not of polopt. %s", trial.trainable_name, instead
-            )
+            logger.warning(warning)
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any

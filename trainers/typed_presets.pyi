@@ -41,6 +41,7 @@ class EvaluationOptions(TypedDict, total=False):
     num_envs_per_worker: int | None
     num_envs_per_env_runner: int | None
     vectorization_mode: Literal["sync", "async", "vector_entry_point"] | None
+    gym_env_vectorize_mode: Literal["sync", "async", "vector_entry_point"] | None
     autoreset_mode: Literal["next_step", "same_step", "disabled"] | None
     max_frames_per_traj: int | None
 
@@ -205,6 +206,7 @@ class _AsyncReplayConfig(TypedDict, total=False):
 
 class _AsyncSamplesConfig(TypedDict, total=False):
     train_batch_size: int | None
+    train_batch_size_per_learner: int | None
     max_rollout_lag: int | None
     max_requests_in_flight_per_worker: int
     max_requests_in_flight_per_env_runner: int

@@ -1,4 +1,8 @@
-"""Downsamples curves to at most as many points as a plot has columns of pixels."""
+"""Downsamples curves to at most as many points as a plot has columns of pixels.
+
+`tsdownsample` is faster (0.03 instead of 0.16 ms for 10,000 values), but it selects single values
+and does not compute the mean of a column.
+"""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ of improvement. Scores are arrays of shape `[runs]`, with one array per task. So
 al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (2021).
 
 `scipy.stats` has similar functions, and tests compare the numbers with these functions. This module
-does not use `scipy.stats`, because it would slow down the page: its import is slow, and so is its
-bootstrap of a single number. `docs/dashboards.md` gives the times.
+does not use `scipy.stats`, because it would slow down the page: its import takes 0.5 s, and its
+bootstrap of a single number takes 8 ms instead of 0.1 to 2 ms.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Tab`: an optimizer's declaration of its plots and metrics, as plain data.
+"""`Tab`: an optimizer's declaration of its plots, and the declarations of its numbers.
 
 The trainer writes the declaration to the trial's directory as `TAB_FILE`. The dashboard page and
 the report read this file, and do not import the optimizer.
@@ -7,17 +7,25 @@ the report read this file, and do not import the optimizer.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
-from polopt.dashboards.data.prometheus import Metric
+from polopt.metrics import episode_window, learner, optimizer_stats
+from polopt.metrics.number import Kind as NumberKind
+from polopt.metrics.number import Number, find, within
 
 #: Name of the file with the declaration in the trial's directory.
 TAB_FILE = "optimizer.json"
 _FORMAT = 1
 _MOST_TEXT = 1000  # maximum characters of a text
 _MOST_ENTRIES = 100  # maximum entries of a list or mapping
+
+_COMMON = (
+    *within("optimizer", optimizer_stats.NUMBERS),
+    *within("env_runners", episode_window.NUMBERS),
+    *within("learners/default_policy", learner.NUMBERS),
+)
 
 Kind = Literal["lines", "runs", "heatmap"]
 
@@ -28,9 +36,10 @@ class Plot:
 
     Attributes:
         key: name of the plot in file names, unique in the tab.
-        title: title in plain text.
-        help: a few sentences that explain how to read the plot.
-        unit: unit of the values, which labels the axis.
+        title: title in plain text. Empty: the title of the first number.
+        help: a few sentences that explain how to read the plot. If the plot shows a single number,
+            the meaning of this number stands before them.
+        unit: unit of the values, which labels the axis. Empty: the unit of the first number.
         keys: maps the name of each line to a result key, such as
             `{"accepted": "optimizer/num_gradients_accepted"}`.
         kind: `lines` draws all keys of one run. `runs` draws a single key, with a line for each
@@ -58,21 +67,20 @@ class Plot:
 
 @dataclass(frozen=True)
 class Tab:
-    """The class attribute `tab` of an optimizer: its declaration for the dashboards.
+    """The class attribute `tab` of an optimizer: plots of several numbers, for the dashboards.
 
     The tabs of all optimizers show the same plots of time shares, phases, workers, traffic,
-    episodes and actions. Each number that the optimizer's `extra_stats` returns gets a plot
-    automatically if no declared plot shows this number, up to a maximum number of such plots.
+    episodes and actions. Each number that the optimizer declares (`PolicyOptimizer.numbers`) or
+    that its `extra_stats` returns gets a plot automatically if no plot of the tab shows this
+    number, up to a maximum number of such plots.
 
     Attributes:
         driver: help text that explains how to read the shares of the driver's phases.
         plots: further plots, in the order in which the tab shows them.
-        metrics: further metrics for Prometheus, for result keys of this optimizer.
     """
 
     driver: str = "Shares of the driver's wall time since the last result."
     plots: tuple[Plot, ...] = ()
-    metrics: tuple[Metric, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,8 @@ class OptimizerTab:
         name: name of the optimizer in results.
         title: title of the tab.
         phases: the driver's phases of the optimizer's `step()`, in their order.
-        extra_stats: names of the numbers that the optimizer adds to the block `optimizer/`.
+        numbers: declarations of the numbers of the optimizer, of the policy, and of add-ons, with
+            their paths in results.
         tab: the optimizer's declaration.
         limits: the values of the options that the plots name as `limit`, if they are numbers.
     """
@@ -91,13 +100,31 @@ class OptimizerTab:
     name: str
     title: str
     phases: tuple[str, ...] = ()
-    extra_stats: tuple[str, ...] = ()
+    numbers: tuple[Number, ...] = ()
     tab: Tab = field(default_factory=Tab)
     limits: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Returns the content of the file."""
-        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1) + "\n"
+        numbers = [number._asdict() for number in self.numbers]
+        return json.dumps({"format": _FORMAT, **asdict(self), "numbers": numbers}, indent=1) + "\n"
+
+    def number(self, key: str) -> Number:
+        """Returns the declaration of the number with this path in results. If the number is not
+        declared, the declaration has only the key."""
+        return find((*self.numbers, *_COMMON), key) or undeclared(key)
+
+    def described(self, plot: Plot) -> Plot:
+        """Returns the plot with the title, unit and meaning of its first number, where the plot
+        itself has none. If it shows a single number, the help begins with the meaning."""
+        number = self.number(next(iter(plot.keys.values())))
+        is_meant = not plot.help or (len(plot.keys) == 1 and number != undeclared(number.key))
+        return replace(
+            plot,
+            title=plot.title or number.heading,
+            help=f"{number.sentence} {plot.help}".strip() if is_meant else plot.help,
+            unit=plot.unit or number.unit + ("/s" if plot.per == "s" else ""),
+        )
 
     @classmethod
     def from_json(cls, text: str | bytes) -> OptimizerTab:
@@ -118,11 +145,10 @@ class OptimizerTab:
             name=_text(content.get("name")),
             title=_text(content.get("title")),
             phases=tuple(map(_text, _list(content.get("phases")))),
-            extra_stats=tuple(map(_text, _list(content.get("extra_stats")))),
+            numbers=tuple(_numbers(content)),
             tab=Tab(
                 driver=_text(declared.get("driver")),
                 plots=tuple(map(_plot, _list(declared.get("plots")))),
-                metrics=tuple(map(_metric, _list(declared.get("metrics")))),
             ),
             limits={
                 _text(name): _number(value)
@@ -131,8 +157,26 @@ class OptimizerTab:
         )
 
 
+def undeclared(key: str) -> Number:
+    """Returns the declaration of a number of which only the key is known."""
+    return Number(key, "", f"the key `{key}` of the results")
+
+
+def _numbers(content: Mapping[str, Any]) -> Iterator[Number]:
+    for name in _list(content.get("extra_stats", [])):  # in files of earlier versions
+        yield undeclared(f"optimizer/{_text(name)}")
+    for value in _list(content.get("numbers", [])):
+        given = _known(value, Number._fields)
+        texts = {name: _text(text) for name, text in given.items() if text is not None}
+        if given.keys() - texts.keys() - {"metric"} or texts["kind"] not in get_args(NumberKind):
+            raise ValueError(
+                f"number {given['key']!r:.80}: a text is missing, or its kind is wrong"
+            )
+        yield Number(**texts)  # type: ignore[arg-type]
+
+
 def _plot(value: Any) -> Plot:
-    given = _known(value, Plot)
+    given = _known(value, [each.name for each in fields(Plot)])
     keys = {_text(name): _text(key) for name, key in _mapping(given.pop("keys")).items()}
     steps = given.pop("steps")
     texts = {name: _text(text) for name, text in given.items()}
@@ -146,16 +190,11 @@ def _plot(value: Any) -> Plot:
     return Plot(**texts, keys=keys, steps=steps)  # type: ignore[arg-type]
 
 
-def _metric(value: Any) -> Metric:
-    return Metric(**{name: _text(text) for name, text in _known(value, Metric).items()})
-
-
-def _known(value: Any, of: type) -> dict[str, Any]:
-    """Returns `value` if it is a mapping whose keys are exactly the fields of a dataclass."""
+def _known(value: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Returns `value` if it is a mapping whose keys are exactly `names`."""
     given = dict(_mapping(value))
-    names = {each.name for each in fields(of)}
-    if given.keys() != names:
-        raise ValueError(f"{of.__name__}: expected {sorted(names)}; got {sorted(given)}")
+    if given.keys() != {*names}:
+        raise ValueError(f"expected {sorted(names)}; got {sorted(given)}")
     return given
 
 

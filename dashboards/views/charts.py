@@ -39,7 +39,7 @@ def smoothing_note(selection: Selection, which: str = "Smoothed") -> str:
     return f"{which} with weight {selection.smoothing:g}. Faint lines show the measured values."
 
 
-def _is_count(name: str) -> bool:
+def is_count(name: str) -> bool:
     """Returns whether a column contains counts. Counts are drawn on a linear axis, unsmoothed."""
     return name.rsplit("/", 1)[-1].startswith("num_")
 
@@ -137,7 +137,7 @@ def run_lines(
             drawn.append((run, x, y if transform is None else transform(run, y)))
     if not drawn:
         return not_in_results(*panel, name)
-    if _is_count(name) and transform is None:
+    if is_count(name) and transform is None:
         selection = replace(selection, smoothing=0.0, log=False, robust=False)
     return line_plot(
         panel,
@@ -161,13 +161,14 @@ def plot_lines(selection: Selection, run: Run, plot: Plot) -> Panel:
         run: the run.
         plot: a plot of the kind `lines`.
     """
+    plot = run.trial.optimizer_tab.described(plot)
     panel = (plot.key, plot.title, plot.help)
     x = selection.x_of(run)
     found = {name: run.trial.values(key) for name, key in plot.keys.items()}
     drawn = {name: values for name, values in found.items() if values is not None}
     if x is None or not drawn:
         return not_in_results(*panel, *plot.keys.values())
-    if all(_is_count(plot.keys[name]) for name in drawn):
+    if all(is_count(plot.keys[name]) for name in drawn):
         selection = replace(selection, smoothing=0.0, log=False)
     return line_plot(
         panel,

@@ -2,86 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from polopt.dashboards.data.colors import evaluation_dash
 from polopt.dashboards.data.downsample import Array
 from polopt.dashboards.data.selection import Run, Selection
+from polopt.dashboards.data.tab import OptimizerTab
 from polopt.dashboards.views.charts import Line, line_plot, run_lines, scale_of_runs
 from polopt.dashboards.views.drawing import MOST_BANDS, Panel, not_in_results
+from polopt.metrics import learner
+from polopt.metrics.number import Number, within
 
-_BLOCK = "learners/default_policy/"
-_PREDICTED, _TARGET = _BLOCK + "vf_predicted_mean", _BLOCK + "vf_target_mean"
-#: The largest number of plots of statistics that are not in `_PLOTS`.
+_BLOCK = "learners/default_policy"
+_PREDICTED, _TARGET = f"{_BLOCK}/vf_predicted_mean", f"{_BLOCK}/vf_target_mean"
+#: The largest number of plots of statistics that only some policies compute.
 _MOST_FURTHER = 20
-_FURTHER_HELP = "A statistic that the policy of these runs computes."
-_PLOTS = {
-    "policy_loss": (
-        "Policy loss",
-        "If advantages are standardised, as in PPO, the policy loss is close to 0, and a growing "
-        "magnitude is a warning sign. In SAC and TD3, it falls when the predicted returns rise.",
-    ),
-    "vf_loss": (
-        "Value loss",
-        "The value loss falls while the critic learns. It rises again when returns grow.",
-    ),
-    "total_loss": ("Total loss", "The weighted sum of the losses, which the learner minimises."),
-    "entropy": (
-        "Entropy",
-        "The entropy of the action distribution. With discrete actions, a fall to 0 early in "
-        "training means that exploration has ended. With continuous actions, the entropy may be "
-        "negative.",
-    ),
-    "mean_kl_loss": (
-        "KL divergence",
-        "The divergence between the old policy and the updated policy. In PPO, the old policy is "
-        "the policy that chose the actions.",
-    ),
-    "grad_norm": (
-        "Gradient norm",
-        "The norm of the gradient before clipping. Spikes are a sign of instability.",
-    ),
-    "default_optimizer_learning_rate": (
-        "Learning rate",
-        "The current learning rate, which follows the schedule.",
-    ),
-    "vf_explained_var": (
-        "Explained variance",
-        "The explained variance of the value function. 1 means that predictions are exact up to a "
-        "constant error. 0 means that they are not better than a constant.",
-    ),
-    "clip_fraction": ("Clip fraction", "The share of rows whose probability ratio is clipped."),
-}
 
 
 def panels(selection: Selection) -> list[Panel]:
     """Returns the panels of the tab."""
-    statistics = [
-        run_lines((key, title, help_), selection, f"{_BLOCK}{key}", title.lower())
-        for key, (title, help_) in _PLOTS.items()
+    common = within(_BLOCK, learner.NUMBERS)
+    values = {_PREDICTED, _TARGET}
+    return [
+        *(_statistic(selection, each, "") for each in common if each.key not in values),
+        _values(selection),
+        _bias(selection),
+        _rows(selection),
+        *(_statistic(selection, each, "learner-") for each in _further(selection, common)),
     ]
-    further = [
-        run_lines(
-            (f"learner-{key}", key.replace("_", " ").capitalize(), _FURTHER_HELP),
-            selection,
-            f"{_BLOCK}{key}",
-            key,
-        )
-        for key in _further(selection)
-    ]
-    return [*statistics, _values(selection), _bias(selection), _rows(selection), *further]
 
 
-def _further(selection: Selection) -> list[str]:
-    """The keys of the statistics that only some policies compute, in alphabetical order."""
-    names = {
-        name
+def _statistic(selection: Selection, number: Number, prefix: str) -> Panel:
+    key = prefix + number.key.removeprefix(f"{_BLOCK}/")
+    panel = (key, number.heading, number.sentence)
+    return run_lines(panel, selection, number.key, number.unit or number.heading.lower())
+
+
+def _further(selection: Selection, common: Sequence[Number]) -> list[Number]:
+    """The statistics that only some policies compute, in alphabetical order."""
+    found = {
+        name: run.trial.optimizer_tab.number(name)
         for run in selection.runs
         for name in run.trial.rows.names()
-        if name.startswith(_BLOCK) and np.isfinite(run.trial.last(name))
+        if name.startswith(f"{_BLOCK}/") and np.isfinite(run.trial.last(name))
     }
-    known = {_PREDICTED, _TARGET, *(f"{_BLOCK}{key}" for key in _PLOTS)}
-    return [name.removeprefix(_BLOCK) for name in sorted(names - known)][:_MOST_FURTHER]
+    known = {number.key for number in common}
+    return [found[name] for name in sorted(found.keys() - known)][:_MOST_FURTHER]
 
 
 def _values(selection: Selection) -> Panel:
@@ -137,10 +105,6 @@ def _bias(selection: Selection) -> Panel:
 
 
 def _rows(selection: Selection) -> Panel:
-    panel = (
-        "rows-per-update",
-        "Rows per update",
-        "The number of rows in the gradient of an update, summed over all learners or workers. 0 "
-        "means that the interval had no update.",
-    )
-    return run_lines(panel, selection, "optimizer/rows_per_update", "rows", from_zero=True)
+    number = OptimizerTab("", "").number("optimizer/rows_per_update")
+    panel = ("rows-per-update", number.heading, number.sentence)
+    return run_lines(panel, selection, number.key, number.unit, from_zero=True)

@@ -8,7 +8,7 @@ from polopt.dashboards.data.downsample import downsample_rows
 from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.data.tab import OptimizerTab, Plot
 from polopt.dashboards.data.trials import TRAINING_S
-from polopt.dashboards.views.charts import plot_lines, run_lines
+from polopt.dashboards.views.charts import is_count, plot_lines, run_lines
 from polopt.dashboards.views.drawing import (
     Panel,
     add_heat_map,
@@ -28,8 +28,15 @@ from polopt.dashboards.views.time_shares import (
     worker_shares,
 )
 from polopt.dashboards.views.worker_panels import worker_panels
+from polopt.metrics.number import Number
 
 _MOST_EXTRA = 20
+_DRAWN = ("counter", "total", "gauge")  # kinds of numbers that get a plot automatically
+
+
+def _is_own(key: str) -> bool:
+    """Returns whether the tab draws a number: a single number that no other tab draws."""
+    return "<" not in key and not key.startswith("learners/")
 
 
 def panels(selection: Selection, tab: OptimizerTab) -> list[Panel]:
@@ -44,12 +51,12 @@ def panels(selection: Selection, tab: OptimizerTab) -> list[Panel]:
         return []
     declared = [_declared(selection, run, plot) for plot in tab.tab.plots]
     shown = {key for plot in tab.tab.plots for key in plot.keys.values()}
-    extra = [key for key in tab.extra_stats if f"optimizer/{key}" not in shown]
+    extra = [n for n in tab.numbers if n.kind in _DRAWN and n.key not in shown and _is_own(n.key)]
     return [
         *driver_panels(selection, run, tab.phases, tab.tab.driver),
         *worker_shares(selection, run),
         *declared,
-        *(_extra(selection, key) for key in extra[:_MOST_EXTRA]),
+        *(_extra(selection, number) for number in extra[:_MOST_EXTRA]),
         phase_times("driver-times", selection, run, tab.phases, "optimizer/driver"),
         phase_times("worker-times", selection, run, worker_parts([run]), "optimizer/workers"),
         *worker_panels(selection, run),
@@ -62,6 +69,7 @@ def _declared(selection: Selection, run: Run, plot: Plot) -> Panel:
     """Draws a plot that the optimizer declares."""
     if plot.kind == "lines":
         return plot_lines(selection, run, plot)
+    plot = run.trial.optimizer_tab.described(plot)
     if plot.kind == "heatmap":
         return _histogram(selection, run, plot)
     (key,) = plot.keys.values()
@@ -106,10 +114,20 @@ def _histogram(selection: Selection, run: Run, plot: Plot) -> Panel:
     return Panel(*panel, figure=figure, run=run.label)
 
 
-def _extra(selection: Selection, key: str) -> Panel:
-    title = key.removeprefix("num_").replace("_", " ").capitalize()
-    panel = (f"extra-{key}", title, f"The key `optimizer/{key}` of the results.")
-    return run_lines(panel, selection, f"optimizer/{key}", key)
+def _extra(selection: Selection, number: Number) -> Panel:
+    """Draws a number that the optimizer declares: a counter as its rate, and other numbers as they
+    are."""
+    panel = (f"extra-{number.key.removeprefix('optimizer/')}", number.heading, number.sentence)
+    is_rate = number.kind == "counter"
+    return run_lines(
+        panel,
+        selection,
+        number.key,
+        f"{number.unit}/s" if is_rate else number.unit or number.heading,
+        transform=(lambda run, values: rise_per(run, values, TRAINING_S)) if is_rate else None,
+        from_zero=is_rate,
+        shape="hv" if is_count(number.key) and not is_rate else "linear",
+    )
 
 
 def _efficiency(selection: Selection) -> list[Panel]:

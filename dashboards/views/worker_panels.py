@@ -64,14 +64,14 @@ _PROCESSORS = Plot(
     "The mean number of processors that the driver's process and a worker's process use. A worker "
     "that samples all the time uses about one processor. If cores are free, more workers can use "
     "them.",
-    "processors",
+    "",
     _of_processes("cpus"),
 )
 _MEMORY = Plot(
     "memory",
     "Memory of driver and workers",
     "The resident memory of each process. A line that never stops rising is a memory leak.",
-    "bytes",
+    "",
     _of_processes("memory_bytes"),
 )
 _GPU = Plot(
@@ -80,7 +80,7 @@ _GPU = Plot(
     "The share of time in which the GPU of the driver or of a worker is busy with work of any "
     "process. If the share is low on the GPU of a learner, use larger minibatches, or more "
     "environments per update.",
-    "share",
+    "",
     _of_processes("gpu_share"),
 )
 _REQUESTS = Plot(

@@ -9,6 +9,7 @@ gradients of the weights to the `.grad` of the networks. Tests compare each clos
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -42,26 +43,32 @@ _Form = TypeVar("_Form", bound=Callable[..., Any])
 
 
 class _Registered(NamedTuple):
-    """A closed form, and the names of the class members that the loss uses."""
+    """A closed form, the names of the class members that the loss uses, and `networks` of
+    `closed_form_of`."""
 
     compute: Callable[..., Any]
     members: tuple[str, ...]
+    networks: Callable[[Any], tuple[Any, ...] | str]
 
 
-#: Closed forms of the built-in policies, by `module:Class`. This folder cannot import the classes,
-#: because their files import this folder.
+#: Says in `Policy.learns_with` that a closed form is used.
+TITLE = "NumPy"
+#: Closed forms of the built-in policies, by `module:Class`.
 _BUILT_IN: dict[str, _Registered] = {}
 #: Names of members of `ActorCriticPolicy`: the loss, and the members that every loss uses.
 _OF_ACTOR_CRITICS = ("loss", "outputs", "entropy_coeff")
 #: Names of members of `ReplayPolicy` with which every such policy learns in torch.
-OF_REPLAY_POLICIES = ("backward_in_torch", "add_gradient", "tensors", "training")
+OF_REPLAY_POLICIES = ("backward", "backward_in_torch", "add_gradient", "tensors", "training")
 #: The attribute in which the policy class of a plugin holds its closed form. So every process that
 #: has the class also has the closed form.
 _ATTRIBUTE = "_closed_form"
 
 
 def closed_form_of(
-    policy_class: type | str, *parts: str, of_family: tuple[str, ...] = _OF_ACTOR_CRITICS
+    policy_class: type | str,
+    *parts: str,
+    of_family: tuple[str, ...] = _OF_ACTOR_CRITICS,
+    networks: Callable[[Any], tuple[Any, ...] | str] = lambda policy: (),
 ) -> Callable[[_Form], _Form]:
     """Returns a decorator that registers a function as the closed form of a policy's loss.
 
@@ -71,16 +78,19 @@ def closed_form_of(
 
     Args:
         policy_class: the policy class. The closed form of a subclass of `NetworkPolicy` is a
-            `ClosedForm`. Any other policy class must itself call `find_closed_form`, and decides
-            which arguments its closed form gets. A built-in class is given as text, `module:Class`.
+            `ClosedForm`. The closed form of a subclass of `ReplayPolicy` is a function
+            `fn(policy, *networks, rows)`, which adds the gradient, and returns what
+            `ReplayPolicy.backward` returns. A built-in class is given as text, `module:Class`.
         parts: names of further methods that the closed form replaces, because only the loss of this
             class calls them.
         of_family: names of the members that the closed forms of all policies of the same family
             replace: the loss, and the members that every such loss uses.
+        networks: for a subclass of `ReplayPolicy`, a function that returns the networks of a policy
+            in NumPy, or a text that says why the policy learns in torch.
     """
 
     def register(compute: _Form) -> _Form:
-        registered = _Registered(compute, (*of_family, *parts))
+        registered = _Registered(compute, (*of_family, *parts), networks)
         if isinstance(policy_class, str):
             _BUILT_IN[policy_class] = registered
         else:
@@ -98,12 +108,39 @@ def find_closed_form(policy: Any, why_not: str = "") -> Replacement:
         policy: the policy.
         why_not: why the policy learns in torch, if the caller already knows a reason.
     """
+    owner, found = _registered(policy)
+    if found is None:
+        return Replacement(policy, owner, (), None, "its loss has no closed form")
+    return Replacement(policy, owner, found.members, found.compute, why_not, TITLE)
+
+
+def gradient_of(policy: Any, why_not: str = "") -> Replacement:
+    """Returns the closed form of the gradient of a `ReplayPolicy`, as an implementation of its
+    `backward`.
+
+    Args:
+        policy: the policy, on the CPU.
+        why_not: why the policy learns in torch, if the caller already knows a reason.
+    """
+    owner, found = _registered(policy)
+    if found is None:
+        return find_closed_form(policy)
+    networks = why_not or found.networks(policy)
+    if isinstance(networks, str):
+        return Replacement(policy, owner, found.members, None, networks)
+    compute = partial(found.compute, policy, *networks)
+    return Replacement(policy, owner, found.members, compute, "", TITLE)
+
+
+def _registered(policy: Any) -> tuple[type, _Registered | None]:
+    """The closed form for the class of a policy or for one of its base classes, and the class for
+    which it is registered."""
     for base in type(policy).__mro__:
         path = f"{base.__module__}:{base.__qualname__}"
         found: _Registered | None = vars(base).get(_ATTRIBUTE, _BUILT_IN.get(path))
         if found is not None:
-            return Replacement(policy, base, found.members, found.compute, why_not)
-    return Replacement(policy, type(policy), (), None, "its loss has no closed form")
+            return base, found
+    return type(policy), None
 
 
 @closed_form_of("polopt.policies.a2c:A2CPolicy")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -63,6 +64,19 @@ def numpy_network(network: nn.Module) -> NumpyMLP | NumpyMasked | None:
     return NumpyMLP(network) if is_supported(network) else None
 
 
+def numpy_backend(policy: Any) -> Callable[[Network], Backend]:
+    """Returns a function that makes the backend of a network of a policy on the CPU. If NumPy does
+    not support the network, the backend computes in torch."""
+
+    def make(network: Network) -> Backend:
+        in_numpy = numpy_network(network)
+        if in_numpy is None:
+            return Backend(network, policy, UNSUPPORTED)
+        return NumpyBackend(network, in_numpy, policy)
+
+    return make
+
+
 class NumpyBackend(Backend):
     """A `Backend` that computes outputs in NumPy, and gradients in NumPy if possible.
 
@@ -86,7 +100,7 @@ class NumpyBackend(Backend):
     @property
     def learns_with(self) -> str:
         """See `Backend`."""
-        return self._closed_form.described("NumPy")
+        return self._closed_form.described
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:
         """See `Backend`."""

@@ -68,14 +68,26 @@ def numpy_q_network(network: nn.Module) -> NumpyQNetwork | NumpyMasked | None:
     return NumpyQNetwork(network) if is_supported(network.network) else None
 
 
-def why_not_numpy(network: nn.Module, target: nn.Module) -> str:
-    """Why a Q-network with this target network learns in torch. Empty if it learns in NumPy."""
-    if numpy_q_network(network) is None or numpy_q_network(target) is None:
-        return UNSUPPORTED
-    return why_not_small(network)
+def acting_network(network: nn.Module) -> NumpyQNetwork | NumpyMasked | NumpyMLP | None:
+    """Returns a NumPy version of the network with which a `ReplayPolicy` acts, or None if NumPy
+    does not support the network."""
+    return NumpyMLP(network) if is_supported(network) else numpy_q_network(network)
 
 
-@closed_form_of("polopt.policies.dqn:DQNPolicy", "loss", "targets", of_family=OF_REPLAY_POLICIES)
+def _networks(policy: Any) -> tuple[Any, ...] | str:
+    """The network that learns and the target network of a `DQNPolicy`, or why the policy learns in
+    torch."""
+    both = [policy.segments[name].module for name in ("network", "target")]
+    found = tuple(numpy_q_network(network) for network in both)
+    return UNSUPPORTED if None in found else why_not_small(both[0]) or found
+
+
+@closed_form_of(
+    "polopt.policies.dqn:DQNPolicy",
+    *("loss", "targets"),
+    of_family=OF_REPLAY_POLICIES,
+    networks=_networks,
+)
 def dqn(
     policy: Any,
     online: NumpyQNetwork | NumpyMasked,
@@ -91,7 +103,7 @@ def dqn(
         rows: normalised `Transitions`.
 
     Returns:
-        the statistics of `loss`, and the TD errors `[B]`.
+        the statistics of `loss`, and the absolute TD errors `[B]`.
     """
     count = len(rows.rewards)
     targets = dqn_targets(policy, online, target, rows)
@@ -107,7 +119,8 @@ def dqn(
     by_q = np.zeros_like(q)
     by_q[places] = rows.weights * slopes / np.float32(count)
     online.backward(done, by_q)
-    return {"vf_loss": loss, "total_loss": loss, **value_stats_of(errors, targets)}, errors
+    stats = {"vf_loss": loss, "total_loss": loss, **value_stats_of(errors, targets)}
+    return stats, np.abs(errors)
 
 
 def dqn_targets(

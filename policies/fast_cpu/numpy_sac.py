@@ -40,18 +40,15 @@ class _Sample(NamedTuple):
     log_prob: np.ndarray  # [B]
 
 
-def why_not_numpy(actor: Any, critics: Any, target_critics: Any) -> str:
-    """Why a `SACPolicy` with these networks learns in torch. Empty if it learns in NumPy."""
-    every = [actor, *critics.networks, *target_critics.networks]
-    if not all(is_supported(network) for network in every):
+def _layers(policy: Any) -> tuple[SACLayers] | str:
+    """The layers of the networks of a `SACPolicy`, or why the policy learns in torch."""
+    segments = policy.segments
+    targets = segments.get("target_critics", segments["critics"])
+    both: list[Any] = [part.module.networks for part in (segments["critics"], targets)]
+    if not all(is_supported(network) for network in [policy.model, *both[0], *both[1]]):
         return UNSUPPORTED
-    return why_not_threads()
-
-
-def sac_layers(actor: Any, critics: Any, target_critics: Any) -> SACLayers:
-    """Returns the layers of the networks of a `SACPolicy` that learns in NumPy."""
-    both = ([value_layers(n) for n in part.networks] for part in (critics, target_critics))
-    return SACLayers(acting_layers(actor), *both)
+    critics, target_critics = ([value_layers(network) for network in part] for part in both)
+    return why_not_threads() or (SACLayers(acting_layers(policy.model), critics, target_critics),)
 
 
 @closed_form_of(
@@ -59,6 +56,7 @@ def sac_layers(actor: Any, critics: Any, target_critics: Any) -> SACLayers:
     *("critic_loss", "targets", "add_actor_gradient", "actor_loss", "alpha_loss"),
     *("sampled", "params_in_torch", "normal", "drawn"),
     of_family=OF_REPLAY_POLICIES,
+    networks=_layers,
 )
 def sac(policy: Any, layers: SACLayers, rows: Any) -> tuple[dict[str, float], np.ndarray]:
     """Adds the gradients of the losses of a `SACPolicy` to the `.grad` of its networks.

@@ -7,7 +7,6 @@ GPU needs to run them. A CUDA graph starts all kernels of a gradient with one ca
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +21,9 @@ _MAX_GRAPHS = 8
 #: Gradients before the recording. They let cuBLAS and cuDNN choose and load their kernels.
 _WARM_UP = 2
 #: The members of `ReplayPolicy` that a graph replaces, in addition to the policy's `graph_members`.
-MEMBERS = ("add_gradient", "normal", "drawn", "tensors", "training")
+MEMBERS = (
+    *("backward", "backward_in_torch", "add_gradient", "tensors", "training", "normal", "drawn"),
+)
 
 
 class _Graph(NamedTuple):
@@ -54,39 +55,28 @@ class CudaGraphs:
 
     Args:
         policy: the policy.
-        why_not: why the policy learns without graphs. See `why_not_graphs`.
 
     Attributes:
-        replacement: says whether the policy learns with graphs.
+        replacement: the recorded gradients as an implementation of `ReplayPolicy.backward`.
     """
 
-    def __init__(self, policy: Any, why_not: str) -> None:
+    def __init__(self, policy: Any) -> None:
         owner = next(base for base in type(policy).__mro__ if "graph_members" in vars(base))
         names = (*MEMBERS, *policy.graph_members)
-        self.replacement = Replacement(policy, owner, names, self._backward, why_not)
+        why_not = why_not_graphs(policy) if policy.config.fast_gpu else "fast_gpu is False"
+        self.replacement = Replacement(policy, owner, names, self._backward, why_not, "CUDA graphs")
         self._policy = policy
         self._config = policy.config
         self._graphs: dict[Any, _Graph] = {}
         self._failed = False
-        #: While a gradient is recorded, a function that returns the next tensor of noise.
-        self._next_noise: Callable[[tuple[int, ...]], Tensor] | None = None
 
-    def normal(self, shape: tuple[int, ...]) -> Tensor | None:
-        """While a gradient is recorded, returns the tensor `[*shape]` from which the graph reads
-        noise. At other times, returns None."""
-        return None if self._next_noise is None else self._next_noise(shape)
-
-    def backward(self, rows: Any) -> tuple[dict[str, float], np.ndarray] | None:
-        """Does the same as `ReplayPolicy.backward_in_torch`. Returns None if the policy learns
-        without graphs. In this case, the gradient stays as it was.
+    def _backward(self, rows: Any) -> tuple[dict[str, float], np.ndarray] | None:
+        """Does the same as `ReplayPolicy.backward`. Returns None if the gradient cannot be
+        recorded. In this case, the gradient stays as it was.
 
         Args:
             rows: `Transitions` with arrays of B rows.
         """
-        return self._backward(rows) if self.replacement.active() else None
-
-    def _backward(self, rows: Any) -> tuple[dict[str, float], np.ndarray] | None:
-        """Returns None if the gradient cannot be recorded."""
         policy = self._policy
         if policy.config is not self._config:
             self._config = policy.config
@@ -113,7 +103,7 @@ class CudaGraphs:
         name = type(self._policy).__name__
         _LOG.warning("%s learns without further CUDA graphs: %s", name, cause)
         if not self._graphs:
-            self.replacement = Replacement(self._policy, type(self._policy), (), None, cause)
+            self.replacement.withdraw(cause)
 
     def _record(self, rows: Any) -> _Graph:
         policy = self._policy
@@ -129,24 +119,25 @@ class CudaGraphs:
 
         graph = torch.cuda.CUDAGraph()
         before = policy.flat.buffer.clone()
+        # During the recording, `policy.normal` gets its noise from these tensors.
+        policy.drawn = allocate
         current, stream = torch.cuda.current_stream(), torch.cuda.Stream()
         stream.wait_stream(current)
         try:
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UP):
                     noise.clear()
-                    self._next_noise = allocate
                     policy.add_gradient(inputs)
             current.wait_stream(stream)
             # The tensors exist before the recording. Otherwise the graph would set them to 0.
             remaining = iter(noise)
-            self._next_noise = lambda shape: next(remaining)
+            policy.drawn = lambda shape: next(remaining)
             # Other threads of this process may use the GPU at the same time.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 stats, errors = policy.add_gradient(inputs)
                 outputs = torch.cat([torch.stack([*stats.values()]).float(), errors.float()])
         finally:
-            self._next_noise = None
+            del policy.drawn
             torch.cuda.set_stream(current)  # a recording that fails does not return to it
             current.wait_stream(stream)
             policy.flat.buffer.copy_(before)
@@ -170,14 +161,12 @@ def _torch_dtype(array: np.ndarray) -> torch.dtype:
 def why_not_graphs(policy: Any) -> str:
     """Why a graph cannot repeat the gradient of a policy. Empty if it can.
 
-    The policy must be on a GPU. All modules of the networks must be modules of torch and polopt
+    All modules of the networks must be modules of torch and polopt
     without hooks, because other Python code may decide in each call what to compute. Networks with
     buffers learn without graphs, because the recording would change the buffers. So do networks
     that scale each element of an image with its own number, because they copy these numbers to the
     GPU in each call.
     """
-    if policy.device.type != "cuda":
-        return "the policy is not on a GPU"
     if not policy.graph_members:
         return "the class does not set graph_members"
     if any(name.endswith(".buffers") for name in policy.flat.segments):

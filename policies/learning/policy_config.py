@@ -58,7 +58,6 @@ class PolicyConfig(Config):
     clip_actions: bool = True
     model: ModelConfig = ModelConfig()
 
-    aliases: ClassVar[Mapping[str, str]] = {"lr_schedule": "lr"}
     #: Options that cannot be changed once the policy exists.
     fixed: ClassVar[tuple[str, ...]] = (
         "model",

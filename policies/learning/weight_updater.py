@@ -7,8 +7,8 @@
 constructors of these two torch classes import torch's compiler, which takes about 2 s and loads 800
 modules per process. So `RMSprop` calls the function `torch.optim.rmsprop.rmsprop` instead. `Adam`
 calls the kernel of `torch.optim.adam.adam(fused=True)`, because the function itself would cost the
-driver of A3C about 40 us more for each update (docs/performance.md). The kernel is the only private
-name of torch in this file.
+driver of A3C about 40 us more for each update. The kernel is the only private name of torch in this
+file.
 """
 
 from __future__ import annotations

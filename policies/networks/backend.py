@@ -1,8 +1,7 @@
 """`Backend`: computes the outputs and the gradients of a policy's network.
 
-There are two backends with the same interface. `Backend` computes in torch, and supports every
-network and loss. `fast_cpu.numpy_backend.NumpyBackend` computes in NumPy, and is faster for small
-networks on the CPU.
+`Backend` computes in torch, and supports every network and loss. An add-on may make a faster
+subclass (see `AddOn.faster`).
 """
 
 from __future__ import annotations

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 from torch import nn
 
+from polopt.common.add_ons import fixed_options
 from polopt.common.config import Config, ConfigError, canonical, without_fixed
-from polopt.common.other_libraries import RLLIB_MODEL_FIXED
 from polopt.common.registry import Registry, load_path
 
 NETWORKS = Registry("network", "polopt.networks", "torch.nn:Module", {})
@@ -74,8 +74,7 @@ def _json_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 class ModelConfig(Config):
-    """Options of the network. Options that RLlib also has use RLlib's names, or accept these names
-    as aliases.
+    """Options of the network. Options that RLlib also has have RLlib's names.
 
     Attributes:
         fcnet_hiddens: the widths of the hidden layers. This option and `fcnet_activation` have no
@@ -133,11 +132,6 @@ class ModelConfig(Config):
         pydantic.Field(default_factory=dict)
     )
 
-    aliases: ClassVar[Mapping[str, str]] = {
-        "custom_model": "custom",
-        "custom_model_config": "custom_options",
-    }
-
     def named(self) -> dict[str, Any]:
         """The options by key, for JSON. If `custom` is set, its value is a name instead of a
         class."""
@@ -149,10 +143,10 @@ class ModelConfig(Config):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _resolve_aliases(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
+        if not isinstance(data, Mapping) or cls.model_fields.keys() >= data.keys():
             return data
-        options = canonical(data, cls.aliases, "model")
-        return without_fixed(options, RLLIB_MODEL_FIXED, cls.keys(), "model")
+        options = canonical(data, cls.other_names(), "model")
+        return without_fixed(options, fixed_options("model"), cls.keys(), "model")
 
     @pydantic.model_validator(mode="after")
     def _check_options_have_a_module(self) -> ModelConfig:

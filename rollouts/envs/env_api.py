@@ -147,6 +147,25 @@ def same_encoding(space: Space[Any], other: Space[Any]) -> bool:
     return bool(space == other)
 
 
+def misfit(
+    found: tuple[Space[Any], Space[Any]],
+    expected: tuple[Space[Any], Space[Any]],
+    action_bounds: bool = True,
+) -> str:
+    """Returns which space of an environment does not fit a policy: `observation` or `action`.
+    Returns an empty string if both fit. The bounds of observations may differ.
+
+    Args:
+        found: the observation space and the action space of one environment.
+        expected: the spaces for which the policy was made.
+        action_bounds: whether the bounds of actions must be equal.
+    """
+    if not same_encoding(found[0], expected[0]):
+        return "observation"
+    fits = found[1] == expected[1] if action_bounds else same_encoding(found[1], expected[1])
+    return "" if fits else "action"
+
+
 def _check_array(observation: Any, space: Space[Any], where: str) -> None:
     kind = (space.dtype, space.shape)
     if not isinstance(observation, np.ndarray) or (observation.dtype, observation.shape) != kind:

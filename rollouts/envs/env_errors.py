@@ -1,16 +1,19 @@
-"""Errors and warnings about environments, and tracebacks without polopt's own frames."""
+"""Errors and warnings about environments: their texts and tracebacks, missing packages, and
+environments that fail to close."""
 
 from __future__ import annotations
 
 import inspect
 import logging
 import os
+import re
 import threading
 import traceback
 from types import TracebackType
 from typing import Any
 
-from gymnasium.vector import AutoresetMode, VectorWrapper
+from gymnasium.error import DependencyNotInstalled
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv, VectorWrapper
 
 logger = logging.getLogger("polopt")
 _ROLLOUTS = os.path.dirname(os.path.dirname(__file__))
@@ -18,6 +21,26 @@ _formatted: dict[Any, str] = {}  # maps exceptions and their code positions to t
 _MAX_FORMATTED = 20
 _warned: set[tuple[type, str]] = set()
 _MOST_QUOTED = 300
+#: Maps modules that Gymnasium's environments and wrappers import to the extra of Gymnasium that
+#: installs the module. Some environments do not say how to install the module that they import.
+_EXTRAS = {
+    "ale_py": "atari",
+    "array_api_compat": "array-api",
+    "Box2D": "box2d",
+    "cv2": "other",
+    "flax": "jax",
+    "jax": "jax",
+    "jaxlib": "jax",
+    "matplotlib": "other",
+    "moviepy": "other",
+    "mujoco": "mujoco",
+    "pygame": "classic-control",
+    "seaborn": "other",
+}
+#: Matches the variants of Gymnasium's message "MuJoCo is not installed, run `pip install ...`".
+_NOT_INSTALLED = re.compile(r"(?P<what>.+?)(?: packages?)? (?:is |are )?not installed")
+#: Matches all text from the first command in backquotes to the last.
+_COMMANDS = re.compile(r"`(pip install .*)`")
 
 
 class EnvironmentFailedError(RuntimeError):
@@ -152,3 +175,56 @@ def _definition(env: Any, method: str) -> str:
         return ""
     where = inspect.getfile(code)
     return f'  File "{where}", line {code.co_firstlineno}, in {code.co_name}\n'
+
+
+def missing_package(error: BaseException | None, env: str) -> str | None:
+    """Returns one line that names the missing package and, if known, the command that installs it.
+    Returns None if no package is missing, or if the error is an ImportError and the command is not
+    known. An example:
+
+        HalfCheetah-v5 needs MuJoCo: pip install "gymnasium[mujoco]"
+
+    Args:
+        error: the error that `gymnasium.make`, a user's callable or a method of an environment
+            raised.
+        env: the name of the environment.
+    """
+    if not isinstance(error, ImportError | DependencyNotInstalled):
+        return None
+    env = "the environment" if env.startswith("<") else env  # a lambda
+    message = " ".join(str(error).split())
+    what, commands = _NOT_INSTALLED.match(message), _COMMANDS.search(message)
+    if commands is not None:
+        command = commands[1].replace("` followed by `", " && ").replace("`", "")
+        return f"{env} needs {what['what'] if what else 'a package'}: {command}"
+    module = (getattr(error, "name", None) or "").partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and module in _EXTRAS:
+        return f'{env} needs {module}: pip install "gymnasium[{_EXTRAS[module]}]"'
+    return f"{env} cannot be used: {message}" if isinstance(error, DependencyNotInstalled) else None
+
+
+def close_env(env: Any, name: str, terminate: bool = False) -> None:
+    """Closes an environment or a vector environment.
+
+    If `close()` raises, this function logs the exception and returns. Training can continue,
+    because this environment is no longer used.
+
+    Args:
+        env: an environment in any state, including one that has raised.
+        name: the name of the environment in the log.
+        terminate: whether to end the processes of an `AsyncVectorEnv` without closing the
+            environments in them. Use this after the vector has raised. The processes of such a
+            vector may no longer answer.
+    """
+    try:
+        if terminate and isinstance(env.unwrapped, AsyncVectorEnv):
+            env.close(terminate=True)
+        else:
+            env.close()
+    except Exception as error:
+        logger.warning("%s: close() raised %s: %s", name, type(error).__name__, error)
+        if isinstance(env, VectorEnv):
+            env.unwrapped.closed = True  # keeps the finalizer from calling close() again
+            if isinstance(env.unwrapped, AsyncVectorEnv):
+                for process in env.unwrapped.processes:
+                    process.terminate()

@@ -4,9 +4,10 @@ Gymnasium has no interface for the state of an environment, and unpickling envir
 checkpoint is not safe. An environment therefore supports checkpoints with two optional methods:
 
 - `get_checkpoint_state()` returns the state of the environment, including the state of its random
-  generator. The state may contain None, booleans, numbers, strings, arrays and tensors, and lists,
-  tuples and dicts of these values.
-- `set_checkpoint_state(state)` restores this state. Tuples in the state are restored as lists.
+  generator. The state is plain data: None, booleans, numbers, strings, bytes, arrays and tensors,
+  and lists, tuples, sets and dicts of these values (see `polopt.common.plain_data`).
+- `set_checkpoint_state(state)` restores this state. All values are restored with their types, and
+  tensors on the CPU.
 
 Either the vector environment or each sub-environment of a `SyncVectorEnv` defines the two methods.
 Before the first release, the methods were named `get_state` and `set_state`. They were renamed
@@ -25,7 +26,6 @@ of `TimeLimit`, and a vector's flags for resets at the next step.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -36,6 +36,7 @@ import torch
 from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.wrappers import TimeLimit
 
+from polopt.common.plain_data import plain
 from polopt.rollouts.envs.env_errors import innermost, warn_without
 
 #: Attributes with running statistics. Gymnasium's wrappers of environments and of vector
@@ -61,7 +62,7 @@ def get_env_state(env: VectorEnv[Any, Any, Any]) -> dict[str, Any] | None:
                 warn_without(innermost(owner), _SET, "there is no such method", _NEW_EPISODES)
             return None
         try:
-            states.append(_plain(get(), ""))
+            states.append(plain(get()))
         except Exception as error:  # a user's method may raise anything
             warn_without(innermost(owner), f"{_GET}()", error, _NEW_EPISODES)
             return None
@@ -129,37 +130,6 @@ def _method(env: Any, name: str) -> Any:
     except Exception as error:  # a property may raise anything
         warn_without(innermost(env), name, error, _NEW_EPISODES)
         return None
-
-
-def _plain(value: Any, path: str) -> Any:
-    """Returns a copy of a value that a checkpoint can hold. Tuples become lists.
-
-    Raises:
-        TypeError: if a checkpoint cannot hold the value. The message gives the path of the value in
-            the state.
-    """
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list | tuple):
-        return [_plain(one, f"{path}/{i}") for i, one in enumerate(value)]
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {key: _plain(one, f"{path}/{key}") for key, one in value.items()}
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        copied = np.array(value)
-        # torch refuses some dtypes, such as float128, and byte orders of other machines.
-        with contextlib.suppress(TypeError, ValueError):
-            torch.from_numpy(copied)
-            return copied
-    if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-        return value.detach().cpu().clone()
-    kind = type(value).__name__
-    if isinstance(value, dict):
-        kind = "dict with keys that are not strings"
-    elif isinstance(value, np.ndarray):
-        kind = f"NumPy array of {value.dtype}"
-    raise TypeError(f"returned a {kind}{f' at {path!r}' * bool(path)}, which is not plain data")
 
 
 def get_env_statistics(env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:

@@ -14,24 +14,26 @@ from gymnasium import spaces
 from gymnasium.error import DependencyNotInstalled
 
 from polopt.common.action_mask import MASK_KEY, find_action_mask
+from polopt.common.faults import Fault, one_per_kind
 from polopt.common.progress import PROGRESS
-from polopt.rollouts.envs.close_env import close_env
 from polopt.rollouts.envs.env_api import check_reset, check_step, range_check, reward_of
 from polopt.rollouts.envs.env_errors import (
     APIViolation,
     EnvironmentAPIError,
     EnvironmentFailedError,
+    close_env,
     innermost,
+    missing_package,
     other_thread,
     traceback_of,
     warn_without,
 )
+from polopt.rollouts.envs.env_sources import own_copy
 from polopt.rollouts.envs.env_state import copy_statistics
-from polopt.rollouts.envs.missing_packages import missing_package
-from polopt.rollouts.envs.own_copy import own_copy
-from polopt.rollouts.envs.random_state import ProcessSeed, seed_global_generators, seed_spaces
+from polopt.rollouts.seeds import ProcessSeed, seed_global_generators, seed_spaces
 
-#: The key in `infos` for the `EnvFault` of an environment that failed.
+#: The key in `infos` for the `Fault` of an environment that failed. A fault travels in the infos,
+#: because only infos come from environments that run in other processes.
 FAULT_KEY = "polopt_fault"
 #: Which infos an environment keeps for callbacks: none, the infos of the last steps of episodes, or
 #: the infos of all steps.
@@ -40,25 +42,6 @@ KeptInfos = Literal["none", "last", "all"]
 INFO_KEY = "polopt_info"
 #: Types of rewards that need no conversion.
 _PLAIN_NUMBERS = frozenset({float, int, bool, np.float32, np.float64, np.int64})
-
-
-@dataclass(frozen=True)
-class EnvFault:
-    """Describes a failure of one environment, which was then replaced.
-
-    Attributes:
-        lost_step: whether `step` raised. If True, this step gives no transition, and the episode
-            does not count in statistics. The earlier steps of the episode remain valid. If False,
-            `__init__` or `reset` raised before an episode began.
-        count: the number of exceptions until an environment worked again. 0 if the whole vector
-            raised, because `SamplerFaults` counts the exceptions of the vector.
-        traceback: the traceback of the last exception. The first line names the environment, or
-            the vector environment, and the step.
-    """
-
-    lost_step: bool
-    count: int
-    traceback: str
 
 
 @dataclass(frozen=True)
@@ -95,7 +78,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     closes the environment, and then makes and resets a new environment.
 
     If `step` of the environment raises, `step` of this wrapper returns the first observation of the
-    next episode, with reward 0 and with `terminated` and `truncated` False. The `EnvFault` in
+    next episode, with reward 0 and with `terminated` and `truncated` False. The `Fault` in
     `info[FAULT_KEY]` says that this step gives no transition. If the environment has wrappers with
     running statistics, the new environment continues with these statistics (see
     `copy_statistics`). If a result breaks Gymnasium's API, the wrapper raises an error, because a
@@ -149,7 +132,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._total = 0
         self._steps = 0  # since the last reset
         self._seed: int | None = None
-        self._unreported: EnvFault | None = None  # a failure in `__init__` that `reset` reports
+        self._unreported: Fault | None = None  # a failure in `__init__` that `reset` reports
         super().__init__(self._first() if env is None else env)
         space = self.env.observation_space
         self._of_arrays = isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary)
@@ -234,8 +217,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             fault, observation = self._replace(raised, "reset")
         if self._unreported is not None:
             earlier, self._unreported = self._unreported, None
-            count = earlier.count + (fault.count if fault else 0)
-            fault = EnvFault(False, count, fault.traceback if fault else earlier.traceback)
+            [fault] = one_per_kind([earlier, fault] if fault else [earlier]).values()
         return observation, {} if fault is None else {FAULT_KEY: fault}
 
     def close(self) -> None:
@@ -306,12 +288,12 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
                 raised = error
             count += 1
             trace = self._count(raised, None, "__init__")
-            self._unreported = EnvFault(False, count, trace)
+            self._unreported = self._fault(trace, count, at_start=True)
 
-    def _replace(self, error: Exception, method: str = "step") -> tuple[EnvFault, Any]:
+    def _replace(self, error: Exception, method: str = "step") -> tuple[Fault, Any]:
         """Makes environments until one of them can be reset. Returns the fault and the first
         observation of the new environment."""
-        lost_step = method == "step"
+        at_start = method == "reset"
         count = 0
         is_open = True
         while True:
@@ -333,7 +315,10 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             except Exception as another:
                 error = another
                 continue
-            return EnvFault(lost_step, count, last), observation
+            return self._fault(last, count, at_start), observation
+
+    def _fault(self, trace: str, count: int, at_start: bool) -> Fault:
+        return Fault("raised", trace, self._place.env_index, count, at_start=at_start)
 
     def _count(self, error: Exception, env: Any, method: str) -> str:
         """Counts an exception and returns its traceback.

@@ -15,16 +15,17 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.vector.utils import create_shared_memory
 
 from polopt.common.config import ConfigError, shown, shown_options
-from polopt.rollouts.envs.close_env import close_env
-from polopt.rollouts.envs.creators import EnvContext, make_env
-from polopt.rollouts.envs.env_errors import EnvironmentFailedError, described
-from polopt.rollouts.envs.env_sources import EnvSource, env_name
+from polopt.rollouts.envs.env_errors import (
+    EnvironmentFailedError,
+    close_env,
+    described,
+    missing_package,
+)
+from polopt.rollouts.envs.env_sources import EnvContext, EnvSource, env_name, make_env, own_copy
 from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
 from polopt.rollouts.envs.fault_tolerant_env import EnvPlace, FaultTolerantEnv, KeptInfos
-from polopt.rollouts.envs.missing_packages import missing_package
-from polopt.rollouts.envs.own_copy import own_copy
-from polopt.rollouts.envs.random_state import draw_process_seeds
 from polopt.rollouts.rollout_config import RolloutConfig
+from polopt.rollouts.seeds import draw_process_seeds
 
 _NO_LIMIT = (
     "key 'max_frames_per_traj': got {} for {}, whose episodes polopt cannot truncate; allowed: "
@@ -90,12 +91,46 @@ def make_vector_env(
     # time in each step. They are not needed: `FaultTolerantEnv` checks the results, and the sampler
     # always resets an environment before its first step.
     spec = dataclasses.replace(spec, order_enforce=False)
-
-    def make() -> Any:
-        options = {"disable_env_checker": True, **own_copy(config.env_config)}
-        return _limited(limit, gymnasium.make(spec, **options))
-
+    unchecked = {"disable_env_checker": True, **config.env_config}
+    made = config.model_copy(update={"env_config": unchecked})
+    make = functools.partial(make_one_env, spec, made, worker_index)
     return _vector_of([make] * num_envs, source, config, worker_index, fast, keep_infos)
+
+
+def make_one_env(
+    source: EnvSource,
+    config: RolloutConfig,
+    worker_index: int,
+    vector_index: int = 0,
+    in_evaluation: bool = False,
+) -> Any:
+    """Makes one environment, with the options `env_config` and the limit `max_frames_per_traj`.
+
+    Args:
+        source: a result of `resolve_env`. If it is a callable that makes a vector environment, the
+            result is this vector.
+        config: the options of sampling.
+        worker_index: see `EnvContext`.
+        vector_index: see `EnvContext`.
+        in_evaluation: see `EnvContext`.
+
+    Raises:
+        ConfigError: if a vector environment should get a limit.
+        TypeError: if a callable returns neither an environment nor a vector environment.
+        Exception: any exception of the environment's code.
+    """
+    if callable(source):
+        indices = worker_index, vector_index, config.num_workers, in_evaluation
+        env = make_env(source, EnvContext(config.env_config, *indices))
+    else:
+        env = gymnasium.make(source, **own_copy(config.env_config))
+    limit = config.max_frames_per_traj
+    if limit is None:
+        return env
+    # Episodes then end like all other truncated episodes, in each autoreset mode.
+    if isinstance(env, VectorEnv):
+        raise ConfigError(_NO_LIMIT.format(limit, "a callable that makes a vector environment"))
+    return gymnasium.wrappers.TimeLimit(env, limit)
 
 
 def probe_spaces(
@@ -142,9 +177,7 @@ def _spaces_of_one(
 ) -> tuple[Space[Any], Space[Any]]:
     if callable(source):
         _check_mode_of_callable(config)
-        context = EnvContext(config.env_config, worker_index, 0, config.num_workers, in_evaluation)
-        env = make_env(source, context)
-        _limited(config.max_frames_per_traj, env)  # raises here instead of later in a worker
+        env = make_one_env(source, config, worker_index, in_evaluation=in_evaluation)
     else:
         mode = "sync" if config.vectorization_mode == "async" else config.vectorization_mode
         env = make_vector_env(source, config.model_copy(update={"vectorization_mode": mode}), 0, 1)
@@ -181,22 +214,19 @@ def _vector_of_callable(
     index_offset: int,
     in_evaluation: bool,
 ) -> VectorEnv[Any, Any, Any]:
-    def make_one(vector_index: int) -> Any:
-        index = index_offset + worker_index
-        context = EnvContext(
-            config.env_config, index, vector_index, config.num_workers, in_evaluation
-        )
-        return _limited(config.max_frames_per_traj, make_env(make, context))
-
+    index = index_offset + worker_index
+    makers = [
+        functools.partial(make_one_env, make, config, index, i, in_evaluation)
+        for i in range(num_envs)
+    ]
     _check_mode_of_callable(config)
-    first = make_one(0)
+    first = makers[0]()
     if isinstance(first, VectorEnv):
         _check_vector_of_callable(first, config, num_envs)
         return first
     if config.vectorization_mode == "async":
         close_env(first, f"environment {env_name(make)!r}")
         first = None
-    makers = [functools.partial(make_one, i) for i in range(num_envs)]
     return _vector_of(makers, make, config, worker_index, fast, keep_infos, first)
 
 
@@ -271,16 +301,6 @@ def _garbage_stays_here() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-def _limited(limit: int | None, env: Any) -> Any:
-    """Truncates episodes after `limit` steps with Gymnasium's `TimeLimit`. The episodes then end
-    like all other truncated episodes, in each autoreset mode."""
-    if limit is None:
-        return env
-    if isinstance(env, VectorEnv):
-        raise ConfigError(_NO_LIMIT.format(limit, "a callable that makes a vector environment"))
-    return gymnasium.wrappers.TimeLimit(env, limit)
 
 
 def _check_mode_of_callable(config: RolloutConfig) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from polopt.common.sample_batch import SampleBatch
 from polopt.policies.distributions.action_distribution import ActionDistribution
 from polopt.rollouts.sampling.non_finite import all_finite, replace_unused
 
@@ -29,8 +30,8 @@ class FragmentColumns:
         rewards: `[T, N]` float32.
         terminated: `[T, N]` bool.
         truncated: `[T, N]` bool.
-        valid: `[T, N]` bool. `mark_resets` and `discard_lost` set it to False in rows without a
-            transition.
+        valid: `[T, N]` bool. `Autoreset.end_fragment` and `discard_lost` set it to False in rows
+            without a transition.
         lost: maps the index of a step to an array `[N]` or `[1]` bool, which is True for the
             environments whose step was lost because of an exception. See `discard_lost`.
         last_infos: maps `(t, n)`, the step and environment at which an episode ended, to the info
@@ -79,25 +80,12 @@ class FragmentColumns:
         self._final_rows += (t * self.valid.shape[1] + envs).tolist()
         self._final_obs += observations
 
-    def mark_resets(self, steps: int, resets: np.ndarray) -> np.ndarray:
-        """Marks reset rows, in next-step mode. A reset row follows the end of an episode, and its
-        step only resets the environment. Its `valid` becomes False and its reward 0.
-
-        The sampler calls this method once per fragment, which is faster than once per step.
-
-        Args:
-            steps: the number of sampled steps.
-            resets: `[N]` bool, True for the environments that the first step of this fragment
-                resets.
-
-        Returns:
-            `[N]` bool, True for the environments that the first step of the next fragment resets.
-        """
-        ended = self.terminated[:steps] | self.truncated[:steps]
-        resetting = np.concatenate([resets[None], ended[:-1]])
-        self.valid[:steps][resetting] = False
-        self.rewards[:steps][resetting] = 0.0
-        return ended[-1]
+    def lose(self, t: int) -> None:
+        """Empties step `t`, in which the whole vector environment raised. No episode ends there."""
+        self.rewards[t], self.terminated[t], self.truncated[t] = 0.0, False, False
+        first = t * self.valid.shape[1]
+        while self._final_rows and self._final_rows[-1] >= first:
+            del self._final_rows[-1], self._final_obs[-1]
 
     def discard_lost(self) -> None:
         """Marks the rows that were lost because of an exception. These rows hold no transition, and
@@ -131,9 +119,22 @@ class FragmentColumns:
             del self.last_infos[place]
         return count
 
-    def columns(self, steps: int) -> dict[str, np.ndarray]:
-        """Returns the columns for a `SampleBatch` of the first `steps` steps."""
-        return {
+    def batch(self, steps: int, version: int) -> SampleBatch:
+        """Returns a `SampleBatch` of the first `steps` steps, as views. Its version is `version`.
+
+        `successor_index` `[K]` and `successor_obs` `[K, ...]` are the rows and the observations of
+        `add_last_observations`. After `terminated`, observations that are not finite are replaced.
+        See `replace_unused`."""
+        places = np.array(self._final_rows, dtype=np.int64)
+        if not len(places):
+            last = np.empty((0, *self.all_obs.shape[2:]), dtype=self.all_obs.dtype)
+        else:
+            last = np.stack(self._final_obs)
+            if not all_finite(last):
+                over = self.terminated.reshape(-1)[places]
+                used = self.all_obs.reshape(-1, *self.all_obs.shape[2:])[places[over]]
+                last[over] = replace_unused(used, last[over])
+        columns = {
             "actions": self.actions[:steps],
             "rewards": self.rewards[:steps],
             "terminated": self.terminated[:steps],
@@ -141,18 +142,4 @@ class FragmentColumns:
             "valid": self.valid[:steps],
             "action_dist_inputs": self.params[:steps],
         }
-
-    def successors(self) -> dict[str, Any]:
-        """Returns the last observations of episodes as the arguments `successor_index` `[K]` and
-        `successor_obs` `[K, ...]` of a `SampleBatch`. The index of a row is `t * N + n`. After
-        `terminated`, observations that are not finite are replaced. See `replace_unused`."""
-        places = np.array(self._final_rows, dtype=np.int64)
-        if not len(places):
-            empty = np.empty((0, *self.all_obs.shape[2:]), dtype=self.all_obs.dtype)
-            return {"successor_index": places, "successor_obs": empty}
-        last = np.stack(self._final_obs)
-        if not all_finite(last):
-            over = self.terminated.reshape(-1)[places]
-            used = self.all_obs.reshape(-1, *self.all_obs.shape[2:])[places[over]]
-            last[over] = replace_unused(used, last[over])
-        return {"successor_index": places, "successor_obs": last}
+        return SampleBatch(self.all_obs[: steps + 1], columns, places, last, version=version)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
 
 import numpy as np
-from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
 
-from polopt.common.episodes import Episode
-from polopt.common.plain_arrays import from_plain, to_plain
+from polopt.common.episodes import Episode, EpisodeStats
 from polopt.common.progress import PROGRESS
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.acting_policy import ActingPolicy
-from polopt.rollouts.envs.close_env import close_env
 from polopt.rollouts.envs.env_api import range_check
-from polopt.rollouts.envs.env_errors import EnvironmentAPIError
+from polopt.rollouts.envs.env_errors import close_env
+from polopt.rollouts.envs.env_sources import own_copy
 from polopt.rollouts.envs.env_state import (
     get_env_state,
     get_env_statistics,
@@ -24,22 +22,29 @@ from polopt.rollouts.envs.env_state import (
     set_env_statistics,
 )
 from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY, INFO_KEY
-from polopt.rollouts.envs.own_copy import own_copy
-from polopt.rollouts.envs.random_state import seed_spaces
-from polopt.rollouts.envs.vector_env import autoreset_mode
-from polopt.rollouts.sampling.discounted_returns import DiscountedReturns
-from polopt.rollouts.sampling.episode_counter import EpisodeCounter
-from polopt.rollouts.sampling.episode_steps import EpisodeSteps
+from polopt.rollouts.sampling.autoreset import NextStep, autoreset_of
 from polopt.rollouts.sampling.fragment_columns import FragmentColumns
-from polopt.rollouts.sampling.non_finite import find_non_finite, replace_unused, surely_finite
-from polopt.rollouts.sampling.sample_request import ActionChooser, Exploration, action_chooser
+from polopt.rollouts.sampling.non_finite import find_non_finite
+from polopt.rollouts.sampling.running_episodes import (
+    DiscountedReturns,
+    EpisodeCounter,
+    EpisodeSteps,
+)
 from polopt.rollouts.sampling.sampler_faults import (
     SamplerFaults,
     checks_each_env,
     has_sub_envs,
     seed_argument,
 )
-from polopt.rollouts.sampling.seeds import Seeds
+from polopt.rollouts.seeds import Seeds, seed_spaces
+
+#: How actions are chosen from the policy's distribution, with the names of TorchRL's
+#: `ExplorationType`. `random` samples an action. `mode` and `deterministic` choose the most likely
+#: action. `mean` chooses the mean of the distribution, which categorical actions do not have.
+Exploration = Literal["random", "mode", "mean", "deterministic"]
+#: A function `(t, observations [N, ...], memory [N, S]) -> (distribution parameters [N, P],
+#: actions [N, ...], memory [N, S])`.
+ActionChooser = Callable[[int, np.ndarray, np.ndarray], tuple[Any, np.ndarray, np.ndarray]]
 
 
 class VectorSampler:
@@ -53,6 +58,8 @@ class VectorSampler:
       in `SampleBatch.successor_obs`, as the next observation of the row in which the episode ended.
     - *disabled*: the sampler resets the environments whose episodes ended. It also stores the last
       observation in `SampleBatch.successor_obs`.
+
+    `autoreset` has one class for each mode.
 
     The policy's memory is 0 at the first observation of each episode. In next-step mode, the policy
     also reads the last observation of each episode, in the reset row.
@@ -95,14 +102,13 @@ class VectorSampler:
         self.env = env
         self.policy = policy
         self.fragment_length = fragment_length
-        self._mode = autoreset_mode(env)
-        self._next_step = self._mode == AutoresetMode.NEXT_STEP
         self.stop_after: Callable[[], int | None] = lambda: None
         self.ended: list[Episode] | None = None
         self.steps: EpisodeSteps | None = None
         self._strict = True  # whether the user's `np.seterr` settings may raise exceptions
         self.faults = faults or SamplerFaults()
         self.faults.mask = policy.mask
+        self._autoreset = autoreset_of(env, policy.encoder, self.faults)
         self.restart(seeds)
 
     def restart(self, seeds: Seeds) -> None:
@@ -130,7 +136,7 @@ class VectorSampler:
         self.faults.check(self.env, obs)
         self.faults.note(infos)
         self._obs = self.policy.encoder.rows(obs).copy()
-        self._resets_next = np.zeros(self.env.num_envs, dtype=bool)
+        self._autoreset.pending = np.zeros(self.env.num_envs, dtype=bool)
         self._memory = self._no_memory()
         integers = range_check(self.env.single_observation_space) is not None
         self._checks_each_step = integers and not checks_each_env(self.env)
@@ -182,117 +188,101 @@ class VectorSampler:
         self.faults.step += sampled
         self.faults.check(self.env, raw)
         self._obs = rows.all_obs[sampled].copy()
-        if self._next_step:
-            self._resets_next = rows.mark_resets(sampled, self._resets_next)
+        self._autoreset.end_fragment(sampled, rows)
         rows.discard_lost()
-        columns, successors = rows.columns(sampled), rows.successors()
-        if self._discard_non_finite(rows, columns, successors):
-            successors = rows.successors()
-        episodes, places = self._episodes.add(columns)
+        batch = self._finite_batch(rows, sampled)
+        batch.episodes, places = self._episodes.add(batch.columns)
         if self.ended is not None:
-            for (t, n), total, num_steps in zip(places, *episodes, strict=True):
-                terminated = bool(columns["terminated"][t, n])
-                info = rows.last_infos.get((t, n), {})
-                told = self.steps
-                data = {} if told is None else told.data_of.get((t, n), {})
-                metrics = {} if told is None else told.metrics_of.get((t, n), {})
-                self.ended.append(
-                    Episode(
-                        n, float(total), int(num_steps), terminated, info, data, metrics=metrics
-                    )
-                )
+            self.ended += self._ended_episodes(rows, batch.episodes, places)
+        batch.faults, batch.per_env, batch.place = self.faults.take(), per_env, self._place
+        self._place = (self._place[0], self._place[1] + sampled)
         normalizer = self.policy.normalizer
         if normalizer is not None:
-            per_env |= normalizer.per_env(envs)
-        batch = SampleBatch(
-            all_obs=rows.all_obs[: sampled + 1],
-            columns=columns,
-            **successors,
-            version=self.policy.version,
-            episodes=episodes,
-            faults=self.faults.take(),
-            per_env=per_env,
-            place=self._place,
-        )
-        self._place = (self._place[0], self._place[1] + sampled)
-        if normalizer is not None:
-            returns = self._returns.add(columns, normalizer.gamma)
+            batch.per_env |= normalizer.per_env(envs)
+            returns = self._returns.add(batch.columns, normalizer.gamma)
             batch.moments = normalizer.moments_of(batch, returns)
         return batch
 
-    def _discard_non_finite(
-        self,
-        rows: FragmentColumns,
-        columns: dict[str, np.ndarray],
-        successors: dict[str, Any],
-    ) -> bool:
-        """Discards the rows of environments with non-finite values, and begins new episodes there.
-        The rows of the other environments stay. If the values of all environments are not finite,
-        or if the vector cannot reset a single environment, the caller has to drop the fragment.
+    def _ended_episodes(
+        self, rows: FragmentColumns, episodes: EpisodeStats, places: list[tuple[int, int]]
+    ) -> Iterator[Episode]:
+        """Describes the episodes that ended in a fragment, for `ended`.
 
         Args:
             rows: the rows of the fragment.
-            columns: the columns `[T, N, ...]` of the sampled steps, as views of `rows`.
-            successors: what `rows.successors()` returned.
-
-        Returns:
-            whether rows were discarded.
+            episodes: their returns and lengths, from `EpisodeCounter.add`.
+            places: the step and the environment at which each of them ended.
         """
-        steps = len(columns["rewards"])
-        batch = SampleBatch(rows.all_obs[: steps + 1], columns, **successors, version=0)
+        data, metrics = (
+            ({}, {}) if self.steps is None else (self.steps.data_of, self.steps.metrics_of)
+        )
+        for place, total, num_steps in zip(places, *episodes, strict=True):
+            yield Episode(
+                place[1],
+                float(total),
+                int(num_steps),
+                bool(rows.terminated[place]),
+                rows.last_infos.get(place, {}),
+                data.get(place, {}),
+                metrics=metrics.get(place, {}),
+            )
+
+    def _finite_batch(self, rows: FragmentColumns, steps: int) -> SampleBatch:
+        """Returns the batch of a fragment. Discards the rows of environments with non-finite
+        values, and begins new episodes there. The rows of the other environments stay. If the
+        values of all environments are not finite, or if the vector cannot reset a single
+        environment, the caller has to drop the fragment.
+
+        Args:
+            rows: the rows of the fragment.
+            steps: the number of sampled steps.
+        """
+        batch = rows.batch(steps, self.policy.version)
         problem, bad = find_non_finite(batch)
-        if not problem or bad.all():
-            return False
-        if not (has_sub_envs(self.env) or self._mode == AutoresetMode.DISABLED):
-            return False
-        self.faults.discarded(problem, rows.discard_envs(bad, steps))
-        self._resets_next &= ~bad
-        self.reset_some(bad)
-        rows.all_obs[steps][bad] = self._obs[bad]
-        return True
+        if problem and self._resets_some and not bad.all():
+            self.faults.discarded(problem, rows.discard_envs(bad, steps))
+            self._autoreset.pending &= ~bad
+            self.reset_some(bad)
+            rows.all_obs[steps][bad] = self._obs[bad]
+            batch = rows.batch(steps, self.policy.version)
+        return batch
+
+    @property
+    def _resets_some(self) -> bool:
+        """Whether the vector can reset some of its environments without the others."""
+        return self._autoreset.resets_some or has_sub_envs(self.env)
 
     def _step(self, t: int, rows: FragmentColumns, choose: ActionChooser) -> Any:
         """Steps all environments once, and records this step `t` and the next observations. Returns
         the next observations before encoding."""
-        rewards, terminated, truncated = rows.rewards, rows.terminated, rows.truncated
         # The user's `np.seterr` settings should affect only the environments. Replacing the
         # settings takes time in each step, so they are replaced only if they may raise.
         choose_here = _quietly(self._choose) if self._strict else self._choose
         actions = choose_here(t, rows, choose)
-        ended: Any = ()
-        # An exception in this block counts as a fault of the environments, and ends their episodes.
+        # An exception in these blocks counts as a fault of the environments, and ends their
+        # episodes.
         try:
-            raw, given, terminated[t], truncated[t], infos = self.env.step(actions)
+            raw, rewards, rows.terminated[t], rows.truncated[t], infos = self.env.step(actions)
             if self._strict:
-                _copy_into(rewards[t], given)
+                _copy_into(rows.rewards[t], rewards)
             else:
-                rewards[t] = given
+                rows.rewards[t] = rewards
         except Exception as error:
             raw, infos = self._rebuild(error, t, rows)
         self._note_step(t, rows, infos)  # before a reset, so callbacks see how episodes end
         try:
-            if not self._next_step:
-                over = terminated[t] | truncated[t]
-                if np.count_nonzero(over):
-                    ended = over.nonzero()[0]
-                    last_obs, raw = self._finish(ended, raw, infos)
+            raw = self._autoreset.end_episodes(self.env, t, rows, raw, infos)
             if self.faults.mask is not None:
-                needed = ~(terminated[t] | truncated[t]) if self._next_step else True
-                self.faults.check_masks(self.env, raw, needed)
+                self.faults.check_masks(self.env, raw, self._autoreset.acts_next(t, rows))
         except Exception as error:
             raw, infos = self._rebuild(error, t, rows)
-            ended = ()
             self._note_step(t, rows, infos)
-        if len(ended):
-            rows.add_last_observations(t, ended, last_obs)
         # Integers outside of their range would break the encoding. Observations with integers are
         # therefore checked in each step, and other observations once per fragment.
         if self._checks_each_step:
             self.faults.check(self.env, raw)
-        rows.all_obs[t + 1] = obs = self.policy.encoder.rows(raw)
-        if self._next_step and np.count_nonzero(terminated[t]) and not surely_finite(obs):
-            over, (used, last) = terminated[t], rows.all_obs[t : t + 2]
-            last[over] = replace_unused(used[over], last[over])
+        rows.all_obs[t + 1] = self.policy.encoder.rows(raw)
+        self._autoreset.observed(t, rows)
         if self.policy.state_size:
             self._memory[self._begins(t + 1, rows)] = 0.0
         return raw
@@ -303,7 +293,7 @@ class VectorSampler:
         """Replaces the vector environment after an exception in step `t`, which is lost. Returns
         the first observations of the new vector, and infos that say so."""
         self.env, raw, infos = self.faults.rebuild(self.env, error, self._seeds, t)
-        rows.rewards[t], rows.terminated[t], rows.truncated[t] = 0.0, False, False
+        rows.lose(t)
         return raw, infos
 
     def _note_step(self, t: int, rows: FragmentColumns, infos: Mapping[str, Any]) -> None:
@@ -326,58 +316,11 @@ class VectorSampler:
         """Returns `[N]` bool, True for each environment in which an episode begins with the
         observation before step `t`. `t` is at least 1. `gae.episode_starts` computes the same for a
         whole batch."""
-        if not self._next_step:
-            begins = rows.terminated[t - 1] | rows.truncated[t - 1]
-        elif t == 1:
-            begins = self._resets_next
-        else:
-            begins = rows.terminated[t - 2] | rows.truncated[t - 2]
+        begins = self._autoreset.begins(t, rows)
         return begins | rows.lost[t - 1] if t - 1 in rows.lost else begins
 
     def _no_memory(self) -> np.ndarray:
         return np.zeros((self.env.num_envs, self.policy.state_size), dtype=np.float32)
-
-    def _finish(
-        self, ended: np.ndarray, raw: Any, infos: Mapping[str, Any]
-    ) -> tuple[list[np.ndarray], Any]:
-        """Handles episodes that ended, in the modes same-step and disabled.
-
-        Args:
-            ended: `[K]`, the indices of the environments whose episodes ended.
-            raw: the observations of the step, as the environment returned them.
-            infos: the infos of the step.
-
-        Returns:
-            the K last observations (as rows) of the ended episodes, and the current observations of
-            all environments before encoding. In the K environments, the current observation is the
-            first observation of the next episode.
-        """
-        if self._mode == AutoresetMode.SAME_STEP:
-            return self._final_observations(ended, infos), raw
-        last_obs = list(self.policy.encoder.rows(raw)[ended].copy())
-        mask = np.zeros(self.env.num_envs, dtype=bool)
-        mask[ended] = True
-        raw, reset_infos = self.env.reset(options={"reset_mask": mask})
-        self.faults.note(reset_infos)
-        return last_obs, raw
-
-    def _final_observations(self, ended: np.ndarray, infos: Mapping[str, Any]) -> list[np.ndarray]:
-        """Returns the rows of the K observations in `infos["final_obs"]`. They are copies, because
-        the environment may use its arrays again.
-
-        Raises:
-            EnvironmentAPIError: the infos do not contain such observations.
-        """
-        encoder = self.policy.encoder
-        try:
-            last = [_item(encoder.space, infos["final_obs"], n) for n in ended]
-            return [encoder.row(one).copy() for one in last]
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise EnvironmentAPIError(
-                f"{self.faults.place} has the autoreset mode same_step. If episodes end in a step, "
-                "infos['final_obs'] of this step must contain the last observation of each of these"
-                f" episodes: {type(error).__name__}: {error}"
-            ) from error
 
     def _tell(
         self, t: int, rows: FragmentColumns, infos: Mapping[str, Any], steps: EpisodeSteps
@@ -386,9 +329,7 @@ class VectorSampler:
         belong to an episode. Discards the episodes of environments whose step was lost."""
         terminated, done = rows.terminated[t], rows.terminated[t] | rows.truncated[t]
         lost = np.broadcast_to(rows.lost.get(t, np.False_), done.shape)
-        resets = np.zeros_like(done)
-        if self._next_step:
-            resets = rows.terminated[t - 1] | rows.truncated[t - 1] if t else self._resets_next
+        resets = self._autoreset.reset_rows(t, rows)
         for n in range(self.env.num_envs):
             if lost[n]:
                 steps.discard(n)
@@ -407,8 +348,8 @@ class VectorSampler:
             n: the index of the environment.
             is_last: whether the step ended the episode.
         """
-        if is_last and self._mode == AutoresetMode.SAME_STEP:
-            infos = infos.get("final_info", {})
+        if is_last:
+            infos = self._autoreset.infos_of_ends(infos)
         if not isinstance(infos, Mapping):
             infos = {}
         if INFO_KEY in infos:
@@ -437,7 +378,7 @@ class VectorSampler:
                 `leave_gap` unless the rows before the reset are not `valid`.
         """
         try:
-            if has_sub_envs(self.env) or self._mode == AutoresetMode.DISABLED:
+            if self._resets_some:
                 raw, infos = self.env.reset(options={"reset_mask": envs.copy()})
             else:
                 envs = np.ones_like(envs)
@@ -450,7 +391,7 @@ class VectorSampler:
         self.faults.note(infos)
         mask = envs.reshape(-1, *[1] * (self._obs.ndim - 1))
         self._obs = np.where(mask, self.policy.encoder.rows(raw), self._obs)
-        self._resets_next = self._resets_next & ~envs
+        self._autoreset.pending = self._autoreset.pending & ~envs
         self._memory = np.where(envs[:, None], np.float32(0.0), self._memory)
         self._episodes.discard(envs)
         self._returns.discard(envs)
@@ -469,8 +410,8 @@ class VectorSampler:
             return None
         return {
             "env": env_state,
-            "obs": to_plain(self._obs.copy()),
-            "resets_next": self._resets_next.copy(),
+            "obs": self._obs.copy(),
+            "resets_next": self._autoreset.pending.copy(),
             "memory": self._memory.copy(),
             **self._episodes.get_state(),
             "discounted_returns": self._returns.get_state(),
@@ -484,14 +425,15 @@ class VectorSampler:
         be reset in its next step, but the autoreset mode is not next-step any more, and if an older
         version of polopt saved the observations in another dtype."""
         resets = np.asarray(state["resets_next"], dtype=bool)
-        fits = len(resets) == self.env.num_envs and (self._next_step or not resets.any())
-        obs, own = np.asarray(state["obs"]), to_plain(self._obs)
+        next_step = isinstance(self._autoreset, NextStep)
+        fits = len(resets) == self.env.num_envs and (next_step or not resets.any())
+        obs = np.array(state["obs"])
         fits = fits and set_env_state(self.env, state["env"], resets)
-        if not fits or (obs.dtype, obs.shape) != (own.dtype, own.shape):
+        if not fits or (obs.dtype, obs.shape) != (self._obs.dtype, self._obs.shape):
             self.reset()
             return
-        self._obs = from_plain(obs, self._obs.dtype)
-        self._resets_next = resets
+        self._obs = obs
+        self._autoreset.pending = resets
         self._memory = np.asarray(state.get("memory", self._no_memory()))
         self._episodes.set_state(state)
         if "discounted_returns" in state:  # not in older states
@@ -513,19 +455,57 @@ class VectorSampler:
         close_env(self.env, self.faults.place)
 
 
+def action_chooser(
+    policy: ActingPolicy,
+    rng: np.random.Generator,
+    explore: bool | Exploration,
+    uniform: bool,
+    shape: tuple[int, int],
+) -> ActionChooser:
+    """Returns a function that chooses the actions of one fragment.
+
+    Where possible, all random numbers of the fragment are drawn at once, because one call per
+    fragment is faster than one call per step.
+
+    Args:
+        policy: the policy that computes the parameters of the action distribution.
+        rng: the generator of the action noise.
+        explore: see `Exploration`. True means `random`, and False means `mode`.
+        uniform: whether to ignore the policy and draw uniform actions. See `VectorSampler.sample`.
+        shape: `(T, N)`, the shape of the fragment.
+    """
+    dist = policy.dist
+    mask = policy.mask
+    uniform = uniform or (explore in (True, "random") and policy.samples_uniformly)
+    if uniform and mask is not None:
+        return lambda t, obs, state: (
+            *dist.random_allowed(rng, mask.masked(0.0, policy.encoder.encode(obs))),
+            state,
+        )
+    if uniform:
+        drawn = dist.random(rng, *shape)
+        return lambda t, obs, state: (0.0, drawn[t], state)
+    if explore == "mean":
+
+        def mean_action(
+            t: int, obs: np.ndarray, state: np.ndarray
+        ) -> tuple[Any, np.ndarray, np.ndarray]:
+            params, state = policy.act(policy.to_act_on(obs), state)
+            return params, dist.mean(params), state
+
+        return mean_action
+    noise = dist.draw_noise(rng, *shape) if explore in (True, "random") else None
+
+    def action(t: int, obs: np.ndarray, state: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray]:
+        params, state = policy.act(policy.to_act_on(obs), state)
+        return params, dist.sample(params, None if noise is None else noise[t]), state
+
+    return action
+
+
 _quietly = np.errstate(all="ignore")
 
 
 @_quietly  # a float64 reward may overflow in float32
 def _copy_into(row: np.ndarray, values: Any) -> None:
     row[:] = values
-
-
-def _item(space: spaces.Space[Any], batch: Any, index: int) -> Any:
-    """Returns one observation of a batch. A batch of Dict or Tuple observations is an array of
-    observations, or a dict or tuple of batches."""
-    if isinstance(space, spaces.Dict) and isinstance(batch, Mapping):
-        return {key: _item(part, batch[key], index) for key, part in space.items()}
-    if isinstance(space, spaces.Tuple) and isinstance(batch, tuple):
-        return tuple([_item(*both, index) for both in zip(space, batch, strict=True)])
-    return batch[index]

@@ -10,18 +10,18 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from polopt.common.action_mask import MASK_KEY, ActionMask
-from polopt.common.data_faults import NO_FAULTS, DataFaults
-from polopt.rollouts.envs.close_env import close_env
+from polopt.common.faults import Fault, FaultKind, one_per_kind
 from polopt.rollouts.envs.env_api import check_observation
 from polopt.rollouts.envs.env_errors import (
     APIViolation,
     EnvironmentAPIError,
     EnvironmentFailedError,
+    close_env,
     other_thread,
     traceback_of,
 )
-from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY, EnvFault, FaultTolerantEnv
-from polopt.rollouts.sampling.seeds import Seeds
+from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY, FaultTolerantEnv
+from polopt.rollouts.seeds import Seeds
 
 _Vector = VectorEnv[Any, Any, Any]
 
@@ -36,6 +36,7 @@ class SamplerFaults:
         max_failures: the number of consecutive exceptions of the whole vector environment, without
             a successful step between them, at which an error is raised.
         place: the name of the vector environment in error messages.
+        source: the beginning of messages about non-finite values of single environments.
 
     Attributes:
         step: the number of steps sampled before the current fragment.
@@ -48,51 +49,49 @@ class SamplerFaults:
         remake: Callable[[], _Vector] | None = None,
         max_failures: int = 10,
         place: str = "vector environment",
+        source: str = "",
     ) -> None:
         self.step = 0
         self.mask: ActionMask | None = None
-        self.place = place
+        self.place, self.source = place, source
         self._remake = remake
         self._max_failures = max_failures
         self._failed_at = -1
         self._in_a_row = 0
         self._rebuilt = 0
-        self._faults = NO_FAULTS
+        self._faults: dict[FaultKind, Fault] = {}
 
     def note(self, infos: Mapping[str, Any]) -> np.ndarray:
         """Adds the faults that are in the infos of a step or a reset.
 
         Returns:
-            `[N]` bool, True for each environment whose step was lost (see `EnvFault`). If the infos
-            have no entry for faults, the shape is `[1]` and the value is False.
+            `[N]` bool, True for each environment whose step was lost (see `Fault.at_start`). If the
+            infos have no entry for faults, the shape is `[1]` and the value is False.
         """
         reported = infos.get(FAULT_KEY)
         # An environment's own vector implementation may use this key for another purpose.
         if not isinstance(reported, np.ndarray) or reported.dtype != object:
             return np.zeros(1, dtype=bool)
         lost = np.zeros(len(reported), dtype=bool)
+        found = {}
         for index, fault in enumerate(reported):
-            if isinstance(fault, EnvFault):
-                lost[index] = fault.lost_step
-                if fault.count:
-                    self._add(fault.count, index, fault.traceback)
+            if isinstance(fault, Fault):
+                lost[index] = not fault.at_start
+                found[id(fault)] = fault  # all environments share the fault of a whole vector
+        self._add(*found.values())
         return lost
 
-    def _add(self, count: int, env_index: int, traceback: str) -> None:
-        count += self._faults.env_faults
-        self._faults = self._faults._replace(
-            env_faults=count, env_index=env_index, traceback=traceback
-        )
+    def _add(self, *faults: Fault) -> None:
+        self._faults = one_per_kind([*self._faults.values(), *faults])
 
     def discarded(self, problem: str, rows: int) -> None:
         """Adds rows that were discarded because of non-finite values. `problem` describes one of
         these values."""
-        rows += self._faults.discarded_rows
-        self._faults = self._faults._replace(discarded=problem, discarded_rows=rows)
+        self._add(Fault("bad_rows", f"{self.source}{problem}", rows=rows))
 
-    def take(self) -> DataFaults:
+    def take(self) -> dict[FaultKind, Fault]:
         """Returns the faults since the last call of `take`."""
-        taken, self._faults = self._faults, NO_FAULTS
+        taken, self._faults = self._faults, {}
         return taken
 
     def rebuild(
@@ -109,7 +108,7 @@ class SamplerFaults:
 
         Returns:
             the new vector, its first observations, and infos that report a lost step for each
-            environment.
+            environment. `note` counts the exceptions.
 
         Raises:
             EnvironmentFailedError: if the vector or one of its environments raised too many
@@ -132,9 +131,8 @@ class SamplerFaults:
             except Exception as another:
                 error = another
                 continue
-            self._add(failures, -1, trace)
-            lost_step = EnvFault(True, 0, trace)  # the exceptions are already counted
-            array = np.full(env.num_envs, lost_step, dtype=object)
+            fault = Fault("raised", trace, count=failures)
+            array = np.full(env.num_envs, fault, dtype=object)
             return env, obs, {**infos, FAULT_KEY: array}
 
     def check(self, env: _Vector, obs: Any) -> None:

@@ -1,24 +1,25 @@
-"""Makes a worker's sampler, samples the fragments that are requested, and checks their values."""
+"""The sampler of a worker: makes it, samples the fragments that are requested, and checks their
+values."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
 
 from polopt.common.config import ConfigError
-from polopt.common.data_faults import DataFaults
 from polopt.common.episodes import EpisodeStats
+from polopt.common.faults import Fault, one_per_kind
 from polopt.common.moments import merged
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.acting_policy import ActingPolicy
-from polopt.rollouts.envs.close_env import close_env
-from polopt.rollouts.envs.env_api import same_encoding
+from polopt.rollouts.envs.env_api import misfit
 from polopt.rollouts.envs.env_errors import (
     EnvironmentAPIError,
     EnvironmentFailedError,
+    close_env,
     described,
     traceback_of,
 )
@@ -27,10 +28,30 @@ from polopt.rollouts.envs.fault_tolerant_env import KeptInfos
 from polopt.rollouts.envs.vector_env import make_vector_env
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.sampling.non_finite import find_non_finite
-from polopt.rollouts.sampling.sample_request import SampleRequest
-from polopt.rollouts.sampling.sampler import VectorSampler
+from polopt.rollouts.sampling.sampler import Exploration, VectorSampler
 from polopt.rollouts.sampling.sampler_faults import SamplerFaults
-from polopt.rollouts.sampling.seeds import Seeds
+from polopt.rollouts.seeds import Seeds
+
+
+class SampleRequest(NamedTuple):
+    """A request for one fragment.
+
+    Attributes:
+        steps: the number T of steps. `None` means `rollout_fragment_length` of the worker's config.
+        frames: the minimum number of environment steps in the fragment. In Gymnasium's autoreset
+            mode next-step, a step that only resets an environment is not an environment step. So
+            the fragment may need more than T steps. `None` means that the fragment has T steps,
+            whatever the number of environment steps.
+        exploration: see `Exploration`.
+        uniform: whether to ignore the policy and draw uniform actions. See `VectorSampler.sample`.
+        reset_first: whether all environments begin new episodes first.
+    """
+
+    steps: int | None = None
+    frames: int | None = None
+    exploration: Exploration = "random"
+    uniform: bool = False
+    reset_first: bool = False
 
 
 def make_sampler(
@@ -76,8 +97,9 @@ def make_sampler(
         index_offset=index_offset,
         in_evaluation=in_evaluation,
     )
-    place = f"vector environment {env_name(env)!r} (of worker {index})"
-    faults = SamplerFaults(remake, rollout.max_consecutive_env_faults, place)
+    name, limit = env_name(env), rollout.max_consecutive_env_faults
+    place = f"vector environment {name!r} (of worker {index})"
+    faults = SamplerFaults(remake, limit, place, f"environment {name!r} of worker {index}: ")
     try:
         made = remake()
         _check_spaces(made, spaces, place)
@@ -96,15 +118,13 @@ def _check_spaces(env: Any, spaces: tuple[Space[Any], Space[Any]], place: str) -
     """Raises `EnvironmentAPIError` if the policy does not fit the spaces of the environment. The
     policy was made for the spaces of one environment. An environment of another worker may have
     different spaces, because a user's callable receives the index of the worker."""
-    for name, space, expected in (
-        ("observation", env.single_observation_space, spaces[0]),
-        ("action", env.single_action_space, spaces[1]),
-    ):
-        if not same_encoding(space, expected):
-            close_env(env, place)
-            raise EnvironmentAPIError(
-                f"{place} has {name} space {space}; the policy is made for {expected}"
-            )
+    found = env.single_observation_space, env.single_action_space
+    if name := misfit(found, spaces, action_bounds=False):
+        close_env(env, place)
+        index = name == "action"
+        raise EnvironmentAPIError(
+            f"{place} has {name} space {found[index]}; the policy is made for {spaces[index]}"
+        )
 
 
 def sample_frames(sampler: VectorSampler, request: SampleRequest) -> SampleBatch:
@@ -146,14 +166,14 @@ def join_in_time(first: SampleBatch, second: SampleBatch) -> SampleBatch:
         successor_obs=np.concatenate([first.successor_obs, second.successor_obs]),
         version=first.version,
         episodes=EpisodeStats.concat([first.episodes, second.episodes]),
-        faults=DataFaults.concat([first.faults, second.faults]),
+        faults=one_per_kind([*first.faults.values(), *second.faults.values()]),
         per_env=first.per_env,
         moments=merged(first.moments, second.moments),
         place=first.place,
     )
 
 
-def mark_non_finite(batch: SampleBatch, sampler: VectorSampler, env: str) -> SampleBatch:
+def mark_non_finite(batch: SampleBatch, sampler: VectorSampler) -> SampleBatch:
     """Checks a batch for non-finite values, and returns the batch. The sampler has already
     discarded the rows of single environments. If there are still non-finite values, describes one
     of them in `batch.faults`, and resets the environments in which they occurred.
@@ -164,17 +184,14 @@ def mark_non_finite(batch: SampleBatch, sampler: VectorSampler, env: str) -> Sam
     Args:
         batch: the postprocessed batch, which is changed in place.
         sampler: the sampler that sampled the batch.
-        env: the name of the environment, for error messages.
     """
     problem, envs = find_non_finite(batch)
     if not (problem or batch.moments is None or batch.moments.is_finite):
         problem = "the squares of its observations are not finite"
     if problem:
-        source = f"environment {env!r} of worker {batch.worker_index}: {problem}"
-        batch.faults = batch.faults._replace(non_finite=source)
-    elif batch.faults.discarded:
-        source = f"environment {env!r} of worker {batch.worker_index}: {batch.faults.discarded}"
-        batch.faults = batch.faults._replace(discarded=source)
+        fault = Fault("non_finite", sampler.faults.source + problem, rows=batch.env_steps)
+        others = [one for one in batch.faults.values() if one.kind != "bad_rows"]
+        batch.faults = one_per_kind([*others, fault])
     if envs.any():
         sampler.reset_some(envs)
         sampler.leave_gap()

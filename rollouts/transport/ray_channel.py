@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 import ray
@@ -43,11 +45,6 @@ from polopt.rollouts.transport.control_page import (
 )
 from polopt.rollouts.transport.local_channel import run_here
 from polopt.rollouts.transport.process_actor import ProcessActor
-from polopt.rollouts.transport.ray_resources import (
-    Request,
-    UnmetRequests,
-    cluster_request,
-)
 from polopt.rollouts.transport.socket_server import Endpoint
 
 logger = logging.getLogger("polopt")
@@ -59,6 +56,10 @@ MAX_ARGUMENT_BYTES = 100_000
 GET_TIMEOUT_S = 60.0
 #: The longest time to wait for the answer of a `ControlAgent` on another node.
 AGENT_TIMEOUT_S = 5.0
+#: The longest time that the driver waits for an answer of Ray's control service.
+ANSWER_TIMEOUT_S = 5.0
+#: Pairs of a resource and its amount. The resources have Ray's names.
+Request = frozenset[tuple[str, float]]
 
 
 class RayTicket(Ticket):
@@ -342,3 +343,72 @@ def _actor_class(of: type) -> Any:
         options: dict[str, Any] = {"enable_task_events": False}  # Ray's types lack this option
         _CLASSES[of] = ray.remote(**options)(of)
     return _CLASSES[of]
+
+
+# ---- resources ---------------------------------------------------------------------------------
+
+
+def cluster_request(options: Mapping[str, Any]) -> Request | None:
+    """Returns the resources that an actor with these options requests from the cluster. None if the
+    placement group of this process, for example of a Tune trial, has reserved the resources."""
+    if options.get("scheduling_strategy") is None and ray.util.get_current_placement_group():
+        return None
+    names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    amounts = {name: options.get(option) for name, option in names.items()}
+    return _request({**amounts, **(options.get("resources") or {})})
+
+
+def _request(amounts: Mapping[str, float | None]) -> Request:
+    # Ray rounds amounts to 1e-4.
+    return frozenset((name, round(amount, 4)) for name, amount in amounts.items() if amount)
+
+
+class UnmetRequests:
+    """Asks Ray's control service which requests are unmet.
+
+    While the control service does not answer, processes can still run calls, so the driver must not
+    wait for it. Ray waits 30 s, whatever its time limit says. So a thread asks, and the driver
+    waits for the thread for at most `ANSWER_TIMEOUT_S`.
+    """
+
+    def __init__(self) -> None:
+        self._answer: Future[Counter[Request]] | None = None
+
+    def count(self) -> Counter[Request]:
+        """Counts the tasks and actors in the cluster that wait for resources. The keys of the
+        counter are the requests of these tasks and actors. If the control service does not answer,
+        logs a warning and returns an empty counter. The next calls then return an empty counter at
+        once, until the thread has an answer or an error."""
+        if self._answer is not None and not self._answer.done():
+            return Counter()
+        self._answer = answer = Future[Counter[Request]]()
+        threading.Thread(target=_ask, args=(answer,), name="polopt-unmet", daemon=True).start()
+        try:
+            return answer.result(ANSWER_TIMEOUT_S)
+        except (FutureTimeoutError, RayError) as error:
+            logger.warning(
+                "Ray's control service does not answer (%s), so it is not known which processes "
+                "wait for resources",
+                error if answer.done() else f"no answer within {ANSWER_TIMEOUT_S:g} s",
+            )
+            return Counter()
+
+
+def _ask(answer: Future[Counter[Request]]) -> None:
+    try:
+        answer.set_result(_unmet_requests())
+    except Exception as error:  # `count` raises the error
+        answer.set_exception(error)
+
+
+def _unmet_requests() -> Counter[Request]:
+    # The import takes 0.1 s and is seldom needed, so it is here.
+    from ray.autoscaler.v2.sdk import get_cluster_status
+
+    # Ray's control service also answers in clusters without an autoscaler.
+    status = get_cluster_status(ray.get_runtime_context().gcs_address)
+    unmet: Counter[Request] = Counter()
+    for demand in status.resource_demands.ray_task_actor_demand:
+        for bundle in demand.bundles_by_count:
+            unmet[_request(bundle.bundle)] += bundle.count
+    return unmet

@@ -49,10 +49,10 @@ from polopt.rollouts.transport.sockets import (
     CONNECTION_ERRORS,
     Outbox,
     PrivateListener,
+    Wakeup,
     hang_up,
     limit,
 )
-from polopt.rollouts.transport.wakeup import Wakeup
 
 logger = logging.getLogger("polopt")
 #: The longest time to wait for the rest of a message that a process has begun to send. The sender

@@ -22,9 +22,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from polopt.common.faults import Fault
 from polopt.metrics.record import Record
 from polopt.rollouts.transport.channel import Function
-from polopt.rollouts.workers.fault_log import WorkerFailure
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 
 State = Literal["waiting", "sent", "answered", "taken", "counted", "lost"]
@@ -49,9 +49,9 @@ class Call:
     """One call of `function(target, *args)` in a process. See the diagram of its states above.
 
     Attributes:
-        worker: the process that runs the call. After a failure of kind `reference`, this process
-            continues. After any other failure, it is killed, and a replacement starts unless it
-            failed too often.
+        worker: the handle of the process that runs the call. Plugins use this name, so it stays.
+            After a failure of kind `reference`, this process continues. After any other failure, it
+            is killed, and a replacement starts unless it failed too often.
         function: the function that the process runs.
         args: the arguments of the function. They may include `WEIGHTS`.
         tag: any value that the strategy gave to `Calls.send`.
@@ -92,7 +92,7 @@ class Call:
     keep_steps: float = math.inf
     value: Any = None
     counts: Record = _NO_COUNTS
-    failure: WorkerFailure | None = None
+    failure: Fault | None = None
 
     def to(self, state: State) -> None:
         """Changes the state.

@@ -44,9 +44,9 @@ def foreach_worker(
         Exception: with `num_workers=0`, the unchanged exception of the function.
     """
     calls = Calls(workers, "foreach_worker", after_failure="drop")
-    for worker in workers.up():
-        if only in (None, worker.index):
-            calls.send(worker, fn, *args)
+    for handle in workers.up():
+        if only in (None, handle.index):
+            calls.send(handle, fn, *args)
     return {reply.worker.index: reply.value for reply in calls.all()}
 
 
@@ -70,9 +70,9 @@ def call_each(
             pickled.
     """
     calls = Calls(workers, f"call of {method}", is_work=False, after_failure="drop")
-    for worker in workers.remote:
-        if worker.up and worker.index in args:
-            calls.send(worker, call_method, method, *args[worker.index])
+    for handle in workers.remote:
+        if handle.up and handle.index in args:
+            calls.send(handle, call_method, method, *args[handle.index])
     return {reply.worker.index: reply.value for reply in calls.all()}
 
 
@@ -82,15 +82,15 @@ def set_up_each(workers: WorkerSet, method: str, args: Mapping[int, tuple[Any, .
     A worker that is starting runs the method before any work. Replacements that start later do not
     run the method. So the caller must also store data that replacements need, for example in
     `workers.config`."""
-    for worker in workers.remote:
-        if not worker.up and worker.index in args:
-            worker.set_up.append((call_method, (method, *args[worker.index])))
+    for handle in workers.remote:
+        if not handle.up and handle.index in args:
+            handle.set_up.append((call_method, (method, *args[handle.index])))
     call_each(workers, method, args)
 
 
 def set_up_all(workers: WorkerSet, method: str, *args: Any) -> None:
     """Calls `set_up_each` for every remote worker, with the same arguments for each."""
-    set_up_each(workers, method, {worker.index: args for worker in workers.remote})
+    set_up_each(workers, method, {handle.index: args for handle in workers.remote})
 
 
 def latest_statistics(workers: WorkerSet) -> dict[str, dict[str, Any]]:
@@ -111,7 +111,7 @@ def present_statistics(workers: WorkerSet) -> dict[str, dict[str, Any]]:
     """Returns the current running statistics, in the format of `latest_statistics`. Calls all
     remote workers that are up, and waits for their replies."""
     statistics = call_each(
-        workers, "get_statistics", {worker.index: () for worker in workers.remote if worker.up}
+        workers, "get_statistics", {handle.index: () for handle in workers.remote if handle.up}
     )
     statistics[0] = workers.local.get_statistics()
     return _as_saved(statistics)
@@ -174,7 +174,7 @@ def restore_statistics(workers: WorkerSet, states: Mapping[str, Any]) -> None:
     if not saved:
         return
     together = merge_env_statistics(list(saved.values()))
-    own = {worker.index: saved.get(worker.index, together) for worker in workers.remote}
+    own = {handle.index: saved.get(handle.index, together) for handle in workers.remote}
     workers.env_statistics = dict(own)
     try:
         set_up_each(workers, "set_statistics", {index: (one,) for index, one in own.items()})
@@ -192,7 +192,7 @@ def sampler_states(workers: WorkerSet) -> dict[str, Any]:
     environments must have `get_checkpoint_state` and `set_checkpoint_state` (see
     `polopt.rollouts.envs.env_state`). Without these methods, new episodes begin. Second, workers
     must not sample while the driver learns, as they do with `collection: overlapped`."""
-    up = {worker.index: (False,) for worker in workers.remote if worker.up}
+    up = {handle.index: (False,) for handle in workers.remote if handle.up}
     states = {0: workers.local.get_state(False)} | call_each(workers, "get_state", up)
     return {str(index): saved for index, saved in states.items()}
 

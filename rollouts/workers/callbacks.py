@@ -116,7 +116,7 @@ def resolve_callbacks(value: Any) -> type[Callbacks] | None:
 
 def _check_methods(cls: type[Callbacks]) -> None:
     """Raises a ConfigError for a method `on_...` that polopt never calls, for example a callback
-    that only RLlib calls."""
+    that only another library calls."""
     called = [name for name in vars(Callbacks) if name.startswith("on_")]
     for name in dir(cls):
         if name.startswith("on_") and name not in called and callable(getattr(cls, name)):

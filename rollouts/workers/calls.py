@@ -9,16 +9,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from polopt.common.faults import Fault
 from polopt.common.tracer import TRACER
+from polopt.metrics.number import declare
 from polopt.metrics.record import Record
 from polopt.metrics.timers import LoadMeter
 from polopt.rollouts.transport.channel import Function, Message, TransportError
-from polopt.rollouts.workers.answer import Answer
 from polopt.rollouts.workers.call import Call, Reply
+from polopt.rollouts.workers.call_runner import Answer
 from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.errors import FunctionError
-from polopt.rollouts.workers.fault_log import WorkerFailure
 from polopt.rollouts.workers.process_group import ProcessGroup
+from polopt.rollouts.workers.snapshots import WEIGHTS
 from polopt.rollouts.workers.supervisor import Supervisor
 from polopt.rollouts.workers.worker_handle import Seat, WorkerHandle
 
@@ -31,21 +33,15 @@ AfterFailure = Literal["send again", "reassign", "drop"]
 #: While workers are starting, one wait of the transport lasts at most this number of seconds. Then
 #: `Calls` checks for workers that take too long to start.
 START_CHECK_S = 1.0
+#: The numbers of `Calls.load`.
+NUMBERS = declare("""
+    requests_in_flight/mean (calls, metric=requests_in_flight): mean number of pending calls in the
+        interval, measured whenever a call succeeds, including that call. Without remote workers,
+        the driver runs the calls itself, and the value is 1
+    requests_in_flight/max (calls, metric=): largest number of these calls
+""")
 _INTERRUPTED = "the wait for workers was interrupted"
 _NOTHING_PENDING = "no call is pending: the wait would never end"
-
-
-class _Weights:
-    """The type of `WEIGHTS`."""
-
-    def __repr__(self) -> str:
-        return "WEIGHTS"
-
-
-#: A placeholder for the policy's weights among the arguments of a call. When `Calls` sends a call,
-#: `Calls` replaces the placeholder by the weights for this worker, or by None if the worker keeps
-#: its weights.
-WEIGHTS: Any = _Weights()
 
 
 class CallsLostError(RuntimeError):
@@ -83,9 +79,6 @@ class Calls:
         count: a function that adds the counts of a reply to the owner's counters. The method
             `Calls.count` calls this function with each reply. Failed calls that returned counts are
             also counted.
-        weights: an object with `for_call(worker)`, which returns the argument for `WEIGHTS`, and
-            with `version`, the version of the weights. None means `workers.weights`. Of the groups
-            of polopt, only a `WorkerSet` provides weights.
         per_worker: the largest number of unanswered calls that are sent to a worker. `Calls` holds
             further calls, and sends them later.
         after_failure: see `AfterFailure`.
@@ -106,7 +99,6 @@ class Calls:
         owner: str,
         *,
         count: Callable[[Reply], None] | None = None,
-        weights: Any = None,
         per_worker: int = 1,
         after_failure: AfterFailure = "send again",
         check: Callable[[Any], None] | None = None,
@@ -116,7 +108,6 @@ class Calls:
         self._groups = {workers.who: workers}  # all groups, by `WorkerHandle.who`
         self._supervisor = Supervisor(self._groups, owner, is_work, check)
         self._count = count
-        self._weights = weights or workers.weights
         self.per_worker = per_worker
         self._after_failure = after_failure
         # The calls by state, see `Call`. In each queue, the oldest call is the first.
@@ -126,8 +117,10 @@ class Calls:
         self._answered: deque[Call] = deque()
         self._taken: list[Call] = []
         self._unplaced: list[Call] = []  # waiting calls of removed workers, to be reassigned
-        # The values of `_num_changes()` at the last `_follow_changes` and the last `_drop_removed`.
-        self._changes = self._dropped = self._num_changes()
+        # The changes of the groups that `_drop_removed` knows. None: it must look at the groups.
+        self._known_changes: int | None = self._num_changes()
+        # True: waiting calls may be for workers that are up. The next wait then sends them.
+        self._may_send = False
         self.load = LoadMeter()
         self.interrupted = False
 
@@ -161,7 +154,7 @@ class Calls:
 
     # ---- sending --------------------------------------------------------------------------------
 
-    def fill(self, fn: Function, workers: Sequence[WorkerHandle], *args: Any) -> None:
+    def fill(self, fn: Function, handles: Sequence[WorkerHandle], *args: Any) -> None:
         """Sends calls of `fn(worker, weights, *args)` until each worker has `per_worker` calls.
 
         `weights` are the policy's `Weights` at the time of sending. If the worker already has these
@@ -170,19 +163,19 @@ class Calls:
         Args:
             fn: the function. Cloudpickle encodes the function for each call: an importable function
                 by its name, any other function by value.
-            workers: workers that are up, such as `workers.up()` and `reply.worker`.
+            handles: workers that are up, such as `workers.up()` and `reply.worker`.
             args: further arguments.
 
         Raises:
             FunctionError, TransportError: see `send`.
         """
-        for worker in workers:
-            for _ in range(self.per_worker - self.num_work_of(worker)):
-                self.send(worker, fn, WEIGHTS, *args)
+        for handle in handles:
+            for _ in range(self.per_worker - self.num_work_of(handle)):
+                self.send(handle, fn, WEIGHTS, *args)
 
     def send(
         self,
-        worker: WorkerHandle,
+        handle: WorkerHandle,
         fn: Function,
         *args: Any,
         tag: Any = None,
@@ -193,7 +186,7 @@ class Calls:
         has fewer than `per_worker` calls.
 
         Args:
-            worker: a process of one of the groups, or `WorkerSet.here`.
+            handle: a process of one of the groups, or `WorkerSet.here`.
             fn: see `fill`.
             args: the arguments. In place of `WEIGHTS`, the worker receives the policy's weights, or
                 None if it already has them. In place of a reference, it receives the object.
@@ -209,47 +202,50 @@ class Calls:
                 later, the wait that sends the call raises this error instead.
             TransportError: see `Channel.send`.
         """
-        order = worker.index, self._workers.next_call_number()
-        call = Call(worker, fn, args, tag, timeout_s, order, by_reference)
-        self._waiting.setdefault(worker.seat, deque()).append(call)
-        self._send_waiting(worker)
+        order = handle.index, self._workers.next_call_number()
+        call = Call(handle, fn, args, tag, timeout_s, order, by_reference)
+        self._waiting.setdefault(handle.seat, deque()).append(call)
+        self._send_waiting(handle)
 
-    def _send_waiting(self, worker: WorkerHandle) -> None:
+    def _send_waiting(self, handle: WorkerHandle) -> None:
         """Sends the calls that wait for this worker, until the worker has `per_worker` calls."""
-        waiting = self._waiting.get(worker.seat)
-        if worker.removed or self.interrupted:
-            self._changes = self._dropped = -1  # so the next wait handles these calls again
+        waiting = self._waiting.get(handle.seat)
+        if handle.removed:
+            self._known_changes = None  # `_drop_removed` then finds a worker for the new call
             return
-        if not worker.up:
+        if self.interrupted:
+            self._may_send = True
             return
-        while waiting and self.num_calls_of(worker) < self.per_worker:
-            self._send(worker, waiting.popleft())
+        if not handle.up:
+            return
+        while waiting and self.num_calls_of(handle) < self.per_worker:
+            self._send(handle, waiting.popleft())
         if waiting is not None and not waiting:
-            del self._waiting[worker.seat]
+            del self._waiting[handle.seat]
 
-    def _send(self, worker: WorkerHandle, call: Call) -> None:
-        call.worker = worker
-        group, call.number = self._groups[worker.who], self._workers.next_call_number()
-        weights = self._weights if group is self._workers else group.weights
+    def _send(self, handle: WorkerHandle, call: Call) -> None:
+        call.worker = handle
+        group, call.number = self._groups[handle.who], self._workers.next_call_number()
+        weights = group.weights
         if weights is None and any(arg is WEIGHTS for arg in call.args):
             why = f"{group.who}s take no weights, but the arguments of the call include WEIGHTS"
             raise FunctionError(self._supervisor.message(call, why))
-        args = tuple([weights.for_call(worker) if a is WEIGHTS else a for a in call.args])
+        args = tuple([weights.for_call(handle) if a is WEIGHTS else a for a in call.args])
         call.version = 0 if weights is None else weights.version
         message = Message(
             call.number, call.name, call.function, args, call.by_reference, call.version
         )
         try:
-            call.ticket = worker.channel.send(message)
+            call.ticket = handle.channel.send(message)
         except TransportError:
             raise
         except Exception as error:  # pickling can raise anything
-            worker.sent_snapshot = None  # the worker did not get the weights of this call
+            handle.sent_snapshot = None  # the worker did not get the weights of this call
             why = f"the call cannot be pickled: {type(error).__name__}: {error}"
             raise FunctionError(self._supervisor.message(call, why)) from error
         call.sent_s = self._workers.clock()
         call.to("sent")
-        self._sent.setdefault(worker, deque()).append(call)
+        self._sent.setdefault(handle, deque()).append(call)
         self._supervisor.watch(call)
 
     # ---- replies --------------------------------------------------------------------------------
@@ -279,7 +275,7 @@ class Calls:
             Exception: the unchanged exception of a function that ran in this process, or of `check`
                 for the value of this function.
         """
-        failure: WorkerFailure | None = None
+        failure: Fault | None = None
         while True:
             for i, reply in enumerate(self._answered):
                 if may_take(reply):
@@ -325,7 +321,7 @@ class Calls:
     ) -> None:
         """Waits until nothing is pending, and keeps the replies for `first` and `all`. Takes the
         arguments of `all`, and raises the errors of `all`."""
-        busy = {worker.seat for worker in self._sent} | set(self._waiting)
+        busy = {handle.seat for handle in self._sent} | set(self._waiting)
         num_workers = len({reply.worker.seat for reply in self._answered} | busy)
         while self.num_pending:
             if stragglers is not None and stragglers.remain(num_workers, len(self._sent)):
@@ -458,14 +454,14 @@ class Calls:
         """True if no call is pending and no reply is kept."""
         return not (self._answered or self.num_pending)
 
-    def num_calls_of(self, worker: WorkerHandle) -> int:
+    def num_calls_of(self, handle: WorkerHandle) -> int:
         """Returns the number of calls that were sent to a worker and have no answer yet."""
-        return len(self._sent.get(worker, ()))
+        return len(self._sent.get(handle, ()))
 
-    def num_work_of(self, worker: WorkerHandle) -> int:
+    def num_work_of(self, handle: WorkerHandle) -> int:
         """Returns the number of calls of a worker that have no answer yet. Includes work that was
         not sent yet."""
-        return self.num_calls_of(worker) + len(self._waiting.get(worker.seat, ()))
+        return self.num_calls_of(handle) + len(self._waiting.get(handle.seat, ()))
 
     def pending_work(self) -> list[Call]:
         """Returns all calls that have no answer yet. Includes calls that were not sent yet."""
@@ -479,10 +475,10 @@ class Calls:
         calls = [call for queue in list(self._sent.values()) for call in list(queue)]
         return sorted(calls, key=lambda call: call.number)
 
-    def tighten_deadline(self, worker: WorkerHandle, within_s: float) -> None:
+    def tighten_deadline(self, handle: WorkerHandle, within_s: float) -> None:
         """Shortens the deadlines of a worker's calls to `within_s` seconds from now. Deadlines that
         are already earlier stay unchanged."""
-        self._supervisor.tighten(self._sent.get(worker, ()), within_s)
+        self._supervisor.tighten(self._sent.get(handle, ()), within_s)
 
     # ---- other threads --------------------------------------------------------------------------
 
@@ -505,8 +501,8 @@ class Calls:
     def kill_busy(self) -> None:
         """Kills the remote workers that have not answered their calls. `Calls` replaces these
         workers during the next wait."""
-        for worker in {call.worker for call in self.pending() if not call.ticket.reraises}:
-            self._workers.transport.kill(worker.channel)
+        for handle in {call.worker for call in self.pending() if not call.ticket.reraises}:
+            self._workers.transport.kill(handle.channel)
 
     # ---- waiting --------------------------------------------------------------------------------
 
@@ -519,7 +515,7 @@ class Calls:
         while True:
             if self.interrupted:
                 raise CallsInterrupted(_INTERRUPTED)
-            if self._unplaced or self._changes != self._num_changes():
+            if self._may_send or self._known_changes != self._num_changes():
                 self._follow_changes()
             while self._ended:
                 call = self._ended.popleft()
@@ -558,27 +554,27 @@ class Calls:
         """Sends waiting calls to workers that have come up. Drops or reassigns the calls of removed
         workers."""
         self._drop_removed()
-        self._changes = self._num_changes()
+        self._may_send = False
         if self._unplaced:
             unplaced, self._unplaced = self._unplaced, []
             for who in dict.fromkeys(call.worker.who for call in unplaced):
                 self._reassign(who, [call for call in unplaced if call.worker.who == who])
         for group in self._groups.values():
-            for worker in group.members:
-                if worker.seat in self._waiting:
-                    self._send_waiting(worker)
+            for handle in group.members:
+                if handle.seat in self._waiting:
+                    self._send_waiting(handle)
 
     def _drop_removed(self) -> None:
         """Loses the calls of workers that were removed or replaced. Makes new calls for their work
         if `after_failure` is `reassign`. With `send again`, only for the work of workers that were
         replaced."""
-        if self._dropped == self._num_changes():
+        if self._known_changes == self._num_changes():
             return
-        self._dropped = self._num_changes()
+        self._known_changes, self._may_send = self._num_changes(), True
         lost: list[Call] = []
-        for worker in [worker for worker in self._sent if worker.removed]:
-            lost += self._sent.pop(worker)
-        present = {worker.seat for group in self._groups.values() for worker in group.members}
+        for handle in [handle for handle in self._sent if handle.removed]:
+            lost += self._sent.pop(handle)
+        present = {handle.seat for group in self._groups.values() for handle in group.members}
         for seat in [seat for seat in self._waiting if seat not in present]:
             lost += self._waiting.pop(seat)
         again = self._lost(lost)
@@ -601,7 +597,7 @@ class Calls:
     def _arrive(self, call: Call) -> Call:
         """Handles the answer to a call that has ended, the oldest call of its worker. Returns the
         call, which is now answered or has failed."""
-        worker = call.worker
+        handle = call.worker
         try:
             answer = self._supervisor.judge(call)
         except BaseException:
@@ -611,22 +607,22 @@ class Calls:
         if self.interrupted and not isinstance(answer, Answer):
             self._ended.appendleft(call)  # the next wait handles the failure
             raise CallsInterrupted(_INTERRUPTED)
-        if isinstance(answer, WorkerFailure):
+        if isinstance(answer, Fault):
             lose = self._lose_argument if answer.kind == "reference" else self._fail
             return lose(call, answer)
         if not isinstance(answer, Answer):
             return self._fail(call, *answer)
-        of = "" if worker.who == self._workers.who else f"{worker.who} "
+        of = "" if handle.who == self._workers.who else f"{handle.who} "
         event = self._workers.transport.event
-        TRACER.span(f"request {of}{worker.index}", "request", call.sent_s, event)
+        TRACER.span(f"request {of}{handle.index}", "request", call.sent_s, event)
         self.load.add(sum(map(len, self._sent.values())))
         call.value, call.counts = answer.value, answer.record
         call.to("answered")
         self._end(call)
-        worker.last_answer_s = self._workers.clock()
-        self._groups[worker.who].note_answer(worker, answer.record)
+        handle.last_answer_s = self._workers.clock()
+        self._groups[handle.who].note_answer(handle, answer.record)
         self._answered.append(call)
-        self._send_waiting(worker)
+        self._send_waiting(handle)
         return call
 
     def _end(self, call: Call) -> None:
@@ -638,53 +634,52 @@ class Calls:
         if not queue:
             del self._sent[call.worker]
         else:  # a single assignment, because other threads may read the pending calls at any time
-            others = {worker: own for worker, own in self._sent.items() if own is not queue}
+            others = {handle: own for handle, own in self._sent.items() if own is not queue}
             self._sent = {**others, call.worker: queue}
             self._supervisor.watch(queue[0])
 
-    def _lose_argument(self, call: Call, failure: WorkerFailure) -> Call:
+    def _lose_argument(self, call: Call, failure: Fault) -> Call:
         """Loses a call whose argument is lost. `after_failure` does not apply, because no other
         worker could get the argument. The worker itself continues."""
-        worker = call.worker
-        self._groups[worker.who].faults.lost_argument(failure)
+        handle = call.worker
+        self._groups[handle.who].faults.lost_argument(handle.index, failure)
         # The function did not run, so the worker did not set the weights of this call. The next
         # call has to carry weights.
-        worker.sent_snapshot = None
+        handle.sent_snapshot = None
         call.failure = failure
         call.to("lost")
         self._end(call)
-        worker.last_answer_s = self._workers.clock()
-        self._send_waiting(worker)
+        handle.last_answer_s = self._workers.clock()
+        self._send_waiting(handle)
         return call
 
-    def _fail(self, call: Call, failure: WorkerFailure, counts: Record | None = None) -> Call:
+    def _fail(self, call: Call, failure: Fault, counts: Record | None = None) -> Call:
         """Replaces a worker that has failed. Handles the worker's calls as `after_failure` says."""
-        worker = call.worker
+        handle = call.worker
         call.failure = failure
         if counts is not None:
             call.counts = counts
             self._add_counts(call)
-        again = self._lost(self._sent.pop(worker, ()))
-        group = self._groups[worker.who]
-        replacement = group.replace(worker, failure)
+        again = self._lost(self._sent.pop(handle, ()))
+        group = self._groups[handle.who]
+        replacement = group.replace(handle, failure)
         if self._after_failure == "reassign":
-            again += self._lost(self._waiting.pop(worker.seat, ()))
-            self._reassign(worker.who, again)
+            again += self._lost(self._waiting.pop(handle.seat, ()))
+            self._reassign(handle.who, again)
         elif self._after_failure == "send again" and replacement is not None:
-            self._waiting.setdefault(worker.seat, deque()).extendleft(reversed(again))
-        elif worker.seat in self._waiting and self._after_failure == "drop":
-            self._lost(self._waiting.pop(worker.seat))
+            self._waiting.setdefault(handle.seat, deque()).extendleft(reversed(again))
+        elif handle.seat in self._waiting and self._after_failure == "drop":
+            self._lost(self._waiting.pop(handle.seat))
         return call
 
     def _reassign(self, who: str, calls: Sequence[Call]) -> None:
         """Gives each of these waiting calls to a worker of the group `who`: the worker that is up
         and has the fewest unanswered calls at this moment."""
-        workers = {worker.index: worker for worker in self._groups[who].up()}
-        self._changes = self._num_changes()
-        left = {index: self.num_work_of(worker) for index, worker in workers.items()}
+        workers = {handle.index: handle for handle in self._groups[who].up()}
+        left = {index: self.num_work_of(handle) for index, handle in workers.items()}
         for call in calls:
             index = min(left, key=lambda i: (left[i], i))
             left[index] += 1
             self._waiting.setdefault(workers[index].seat, deque()).append(call)
-        for worker in workers.values():
-            self._send_waiting(worker)
+        for handle in workers.values():
+            self._send_waiting(handle)

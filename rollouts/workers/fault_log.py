@@ -1,4 +1,4 @@
-"""`FaultLog`: counts and logs failures of workers and faults in data, and raises at limits."""
+"""`FaultLog`: counts and logs the faults of processes and of data, and raises at limits."""
 
 from __future__ import annotations
 
@@ -6,52 +6,72 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
+from polopt.common.faults import Fault, FaultKind
+from polopt.metrics.number import Number, declare
 from polopt.metrics.record import Record
-from polopt.rollouts.workers.errors import InARow, WorkersFailedError
+from polopt.rollouts.workers.errors import NonFiniteError, WorkersFailedError
 
 logger = logging.getLogger("polopt")
 
-FailureKind = Literal["death", "hang", "exception", "environment", "reference"]
-_PLURALS: dict[FailureKind, str] = {
+#: The kinds of faults of processes, each with a part of its result key.
+_PLURALS: dict[FaultKind, str] = {
     "death": "deaths",
     "hang": "hangs",
     "exception": "exceptions",
     "environment": "environment_failures",
     "reference": "lost_arguments",
 }
-_KINDS = tuple(_PLURALS)
+#: The kinds of faults in data, each with the text in the log. `bad_rows` count as `non_finite`.
+_DATA: dict[FaultKind, str] = {
+    "raised": "an environment raised and was replaced",
+    "non_finite": "data with non-finite values was not used",
+}
+
+
+def _numbers_of(kind: FaultKind) -> tuple[Number, ...]:
+    plural = _PLURALS[kind]
+    metric = f"worker_failures{{kind={plural}}}"
+    return declare(f"""
+        num_worker_{plural} (failures, total, metric={metric}): failures of the kind `{kind}`
+        last_{kind}_worker (metric=): index of the worker with the last failure of this kind
+        last_{kind} (text): message of the last failure of the kind `{kind}`
+    """)
+
+
+#: The numbers of `FaultLog.stats`.
+NUMBERS = (
+    *declare("""
+        num_remote_worker_restarts (restarts, total, metric=worker_restarts): replacements of
+            workers that were started
+        num_workers_given_up (workers, total, metric=): workers that failed too often and were not
+            replaced
+        num_restarts_below (restarts, total, metric=): replacements that gradient workers have
+            started for the workers from which they gather fragments
+    """),
+    *(number for kind in _PLURALS for number in _numbers_of(kind)),
+    *declare("""
+        num_env_faults (faults, total): exceptions of environments, which were replaced
+        num_non_finite (fragments, total): fragments, gradients and updates that were not used
+            because they were not finite
+        last_env_fault_worker (metric=): index of the worker with the last environment fault
+        last_env_fault_env (metric=): index of the environment with the last fault
+        last_env_fault (text, metric=): end of the traceback of the last environment fault
+        last_non_finite_worker (metric=): index of the worker with the last such data
+        last_non_finite (text, metric=): the last values that were not finite
+        last_failed_worker (metric=): index of the worker with the last failure
+        last_failure (text, metric=): end of the message of the last failure of a worker
+    """),
+)
 #: The driver logs the first `_LOG_FIRST` faults of each kind as they arrive. After these, it logs
 #: the faults of a kind in at most one line per `LOG_INTERVAL_S`.
 LOG_INTERVAL_S = 10.0
 _LOG_FIRST = 3
 #: The worker index of the learner in the driver.
 LEARNER = 0
-
-
-class WorkerFailure(NamedTuple):
-    """The failure of one call to a worker, or of the start of a worker.
-
-    Attributes:
-        kind: the kind of failure.
-            `death`: the process died, or its connection ended.
-            `hang`: the process made no progress within the time limit, or missed a deadline that
-            progress does not extend.
-            `exception`: the call or the start of the process raised, or an answer cannot be used.
-            `environment`: an environment cannot be made, or failed repeatedly.
-            `reference`: an argument of the call is lost, because the process that made it died. The
-            called worker itself has not failed.
-        worker_index: index of the worker that was called or started.
-        message: the cause, with the worker's traceback if there is one.
-        at_start: True if the constructor or a set-up call of the worker raised. If this happens
-            before any call has succeeded, probably no worker can be made, so the run ends.
-    """
-
-    kind: FailureKind
-    worker_index: int
-    message: str
-    at_start: bool = False
+#: What results say before the first fault of a kind: worker 0, environment 0, and no text.
+_NONE = 0, Fault("raised", "", env_index=0)
 
 
 class LogLines:
@@ -77,6 +97,46 @@ class LogLines:
         return unlogged
 
 
+class InARow:
+    """Counts consecutive non-finite fragments, gradients and updates, and raises at a limit.
+
+        finite = InARow("worker 1", limit=5)
+        finite.note("gradients", "")                  # finite: the count is 0 again
+        finite.note("gradients", "norm is NaN")       # the fifth in a row raises NonFiniteError
+
+    Args:
+        who: the worker or driver that made the data, for error messages.
+        limit: the number of consecutive non-finite data of one kind at which `note` raises
+            (`max_consecutive_non_finite`).
+    """
+
+    def __init__(self, who: str, limit: int) -> None:
+        self._who = who
+        self._limit = limit
+        self._counts: dict[str, int] = {}
+
+    def note(self, kind: str, problem: str) -> None:
+        """Counts one fragment, gradient or update.
+
+        Args:
+            kind: the kind of data, such as `gradients`. Each kind has its own count.
+            problem: says which value was not finite. Empty if all values were finite.
+
+        Raises:
+            NonFiniteError: the number of consecutive non-finite data of this kind has reached the
+                limit.
+        """
+        if not problem:
+            self._counts.pop(kind, None)
+            return
+        count = self._counts[kind] = self._counts.get(kind, 0) + 1
+        if count >= self._limit:
+            raise NonFiniteError(
+                f"{self._who}: {count} {kind} in a row held non-finite values "
+                f"(max_consecutive_non_finite={self._limit}). The last problem: {problem}"
+            )
+
+
 class FaultLog:
     """Counts and logs failures of workers and faults in data. If failures persist, raises an error
     that ends the run.
@@ -99,12 +159,13 @@ class FaultLog:
             None if the run is not recorded.
 
     Attributes:
-        counts: number of failures by kind.
+        counts: number of faults by kind. `non_finite` includes `bad_rows`.
         num_restarts: number of replacements that were started.
         num_restarts_below: number of replacements that gradient workers have started for the
             rollout workers from which they gather fragments.
         num_given_up: number of workers that failed too often and were not replaced.
-        last: the last failure of a worker. None before the first failure.
+        last: the last failure of a worker that was replaced or given up. None before the first
+            failure.
         any_success: True once `success` has been called for any worker.
     """
 
@@ -127,18 +188,22 @@ class FaultLog:
         # Environment failures since the last call that sampled. `_consecutive` does not suffice,
         # because a worker whose environments fail still succeeds in other calls.
         self._without_fragment = 0
-        self.counts: dict[FailureKind, int] = dict.fromkeys(_KINDS, 0)
-        self._lasts: dict[FailureKind, WorkerFailure] = {}
+        self.counts: dict[FaultKind, int] = dict.fromkeys([*_PLURALS, *_DATA], 0)
+        self._lasts: dict[FaultKind, tuple[int, Fault]] = {}  # the worker and its fault, by kind
         self.num_restarts = 0
         self.num_given_up = 0
         self.num_restarts_below = 0
-        self.last: WorkerFailure | None = None
+        self.last: Fault | None = None
+        self._last_failed = 0  # the worker of `last`
         self._updates = InARow("the driver", max_consecutive_non_finite)
-        self._env_fault_lines, self._non_finite_lines = LogLines(clock), LogLines(clock)
-        self.num_env_faults = 0
-        self.num_non_finite = 0
-        self._last_env_fault = (0, 0, "")  # worker, environment, traceback
-        self._last_non_finite = (0, "")  # worker, and the values that were not finite
+        self._lines = {kind: LogLines(clock) for kind in _DATA}
+
+    def _count(self, worker_index: int, fault: Fault) -> FaultKind:
+        """Counts a fault. All faults are counted here. Returns the kind under which it counts."""
+        kind: FaultKind = "non_finite" if fault.kind == "bad_rows" else fault.kind
+        self.counts[kind] += fault.count
+        self._lasts[kind] = worker_index, fault
+        return kind
 
     # ---- failures of workers --------------------------------------------------------------------
 
@@ -155,10 +220,13 @@ class FaultLog:
         all workers fail, `failure` raises before this happens."""
         return self._of_worker.get(worker_index, 0) >= self._limit
 
-    def give_up(self, failure: WorkerFailure, remaining: int, min_workers: int | None) -> None:
+    def give_up(
+        self, worker_index: int, failure: Fault, remaining: int, min_workers: int | None
+    ) -> None:
         """Counts an unrecoverable worker, which the caller has removed.
 
         Args:
+            worker_index: the index of the worker.
             failure: the last failure of the worker.
             remaining: number of workers that remain.
             min_workers: number of workers that the run needs. None means that the run needs all
@@ -170,7 +238,7 @@ class FaultLog:
         if min_workers is None or remaining < min_workers:
             needed = "all workers" if min_workers is None else min_workers
             raise WorkersFailedError(
-                f"{self._who} {failure.worker_index} failed {self._limit} times without a success "
+                f"{self._who} {worker_index} failed {self._limit} times without a success "
                 "in between (max_consecutive_failures), while other processes succeeded. "
                 f"{remaining} workers remain, but the run needs {needed} (min_workers). The last "
                 f"failure ({failure.kind}):\n{failure.message}"
@@ -180,21 +248,20 @@ class FaultLog:
             "%s %d failed %d times without a success in between (max_consecutive_failures). "
             "The run continues without this process",
             self._who,
-            failure.worker_index,
-            self._of_worker.pop(failure.worker_index, 0),
+            worker_index,
+            self._of_worker.pop(worker_index, 0),
         )
 
-    def failure(self, failure: WorkerFailure) -> None:
-        """Counts and logs a failure.
+    def failure(self, index: int, failure: Fault) -> None:
+        """Counts and logs the failure of the worker with this index.
 
         Raises:
             WorkersFailedError: there were too many consecutive failures. If no call has succeeded
                 so far, also raised for a worker that cannot be made, and for an environment that
                 cannot be made or keeps failing.
         """
-        self.counts[failure.kind] += 1
-        self.last = self._lasts[failure.kind] = failure
-        index = failure.worker_index
+        self._count(index, failure)
+        self.last, self._last_failed = failure, index
         if self._consecutive == 0 or index not in self._at_work:
             self._consecutive += 1
         self._at_work.discard(index)
@@ -214,7 +281,7 @@ class FaultLog:
             )
             raise WorkersFailedError(
                 f"{what} (max_consecutive_failures={self._limit}). The last failure, of "
-                f"{self._who} {failure.worker_index} ({failure.kind}):\n{failure.message}"
+                f"{self._who} {index} ({failure.kind}):\n{failure.message}"
             )
         last_line = failure.message.strip().splitlines()[-1] if failure.message.strip() else ""
         event = self._event()
@@ -229,13 +296,11 @@ class FaultLog:
             last_line,
         )
 
-    def lost_argument(self, failure: WorkerFailure) -> None:
-        """Counts and logs a call that was dropped because one of its arguments is lost."""
-        self.counts[failure.kind] += 1
-        self._lasts[failure.kind] = failure
-        logger.warning(
-            "a call to %s %d was dropped. %s", self._who, failure.worker_index, failure.message
-        )
+    def lost_argument(self, worker_index: int, failure: Fault) -> None:
+        """Counts and logs a call to a worker that was dropped because one of its arguments is
+        lost."""
+        self._count(worker_index, failure)
+        logger.warning("a call to %s %d was dropped. %s", self._who, worker_index, failure.message)
 
     # ---- faults in data -------------------------------------------------------------------------
 
@@ -244,13 +309,8 @@ class FaultLog:
         self.num_restarts_below += record.restarts_below
         if record.env_steps:
             self._without_fragment = 0
-        faults = record.faults
-        if faults.env_faults:
-            self._note_env_faults(
-                worker_index, faults.env_index, faults.traceback, faults.env_faults
-            )
-        if record.num_non_finite:
-            self._note_non_finite(worker_index, faults.non_finite, record.num_non_finite)
+        for fault in record.faults.values():
+            self._note_data(worker_index, fault)
 
     def note_update(self, done: bool, worker_index: int = LEARNER, why: str = "") -> None:
         """Notes that the driver made an update, or skipped an update because of non-finite values.
@@ -264,69 +324,51 @@ class FaultLog:
             NonFiniteError: the number of consecutive skipped updates has reached the limit.
         """
         if not done:
-            self._note_non_finite(worker_index, why)
+            self._note_data(worker_index, Fault("non_finite", why))
         self._updates.note("updates", "" if done else why)
 
-    def _note_non_finite(self, worker_index: int, what: str, count: int = 1) -> None:
-        self.num_non_finite += count
-        self._last_non_finite = (worker_index, what)
-        unlogged = self._non_finite_lines.due(count, self.num_non_finite)
+    def _note_data(self, worker_index: int, fault: Fault) -> None:
+        """Counts a fault in data, and logs it now or together with later faults of its kind."""
+        kind = self._count(worker_index, fault)
+        unlogged = self._lines[kind].due(fault.count, self.counts[kind])
         if unlogged:
+            lines = fault.message.strip().splitlines() or [""]
             logger.warning(
-                "%s %d: data with non-finite values was not used (%d times since the last such "
-                "line, %d times in total): %s",
+                "%s %d: %s (%d times since the last such line, %d times in total): %s",
                 self._who,
                 worker_index,
+                _DATA[kind],
                 unlogged,
-                self.num_non_finite,
-                what,
-            )
-
-    def _note_env_faults(self, worker: int, env_index: int, traceback: str, count: int) -> None:
-        """Counts exceptions of an environment, and logs them now or together with later
-        exceptions."""
-        self.num_env_faults += count
-        self._last_env_fault = (worker, env_index, traceback)
-        unlogged = self._env_fault_lines.due(count, self.num_env_faults)
-        if unlogged:
-            lines = traceback.strip().splitlines() or [""]
-            logger.warning(
-                "%s %d: an environment raised and was replaced (%d times since the last such "
-                "line, %d times in total): %s %s",
-                self._who,
-                worker,
-                unlogged,
-                self.num_env_faults,
-                lines[0],
-                lines[-1],
+                self.counts[kind],
+                " ".join(lines[:1] + lines[1:][-1:]),
             )
 
     # ---- results --------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
         """Returns the values of the `fault_tolerance/` result keys that this log counts."""
-        env_worker, env_index, env_traceback = self._last_env_fault
-        non_finite_worker, non_finite = self._last_non_finite
+        env_worker, raised = self._lasts.get("raised", _NONE)
+        non_finite_worker, non_finite = self._lasts.get("non_finite", _NONE)
         return {
             "num_remote_worker_restarts": self.num_restarts,
             "num_workers_given_up": self.num_given_up,
             "num_restarts_below": self.num_restarts_below,
-            **{key: value for kind in _KINDS for key, value in self._stats_of(kind).items()},
-            "num_env_faults": self.num_env_faults,
+            **{key: value for kind in _PLURALS for key, value in self._stats_of(kind).items()},
+            "num_env_faults": self.counts["raised"],
             "last_env_fault_worker": env_worker,
-            "last_env_fault_env": env_index,
-            "last_env_fault": env_traceback[-2000:],
-            "num_non_finite": self.num_non_finite,
+            "last_env_fault_env": raised.env_index,
+            "last_env_fault": raised.message[-2000:],
+            "num_non_finite": self.counts["non_finite"],
             "last_non_finite_worker": non_finite_worker,
-            "last_non_finite": non_finite,
-            "last_failed_worker": self.last.worker_index if self.last else 0,
+            "last_non_finite": non_finite.message,
+            "last_failed_worker": self._last_failed,
             "last_failure": self.last.message[-2000:] if self.last else "",
         }
 
-    def _stats_of(self, kind: FailureKind) -> dict[str, Any]:
-        last = self._lasts.get(kind)
+    def _stats_of(self, kind: FaultKind) -> dict[str, Any]:
+        worker, last = self._lasts.get(kind, _NONE)
         return {
             f"num_worker_{_PLURALS[kind]}": self.counts[kind],
-            f"last_{kind}_worker": last.worker_index if last else 0,
-            f"last_{kind}": last.message[-2000:] if last else "",
+            f"last_{kind}_worker": worker,
+            f"last_{kind}": last.message[-2000:],
         }

@@ -10,11 +10,12 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Weights
 from polopt.policies.fragment_policy import MinibatchGradients
 from polopt.rollouts.rollout_config import RolloutConfig
-from polopt.rollouts.sampling.sample_request import SampleRequest
+from polopt.rollouts.sampling.worker_sampler import SampleRequest
 from polopt.rollouts.workers.call import Reply
-from polopt.rollouts.workers.calls import WEIGHTS, Calls
+from polopt.rollouts.workers.calls import Calls
 from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.snapshots import WEIGHTS
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -98,18 +99,18 @@ class Fragments:
         self._workers = workers
         self._stragglers = stragglers
 
-    def request(self, worker: WorkerHandle, how: SampleRequest | None = None) -> None:
+    def request(self, handle: WorkerHandle, how: SampleRequest | None = None) -> None:
         """Requests a fragment from a worker. The request carries the weights that `Calls`
         puts in place of `WEIGHTS`.
 
         Args:
-            worker: the worker.
+            handle: the worker.
             how: the argument `request` of `sample`.
         """
         if how is None:
-            self._calls.send(worker, sample, WEIGHTS, tag=self._steps)
+            self._calls.send(handle, sample, WEIGHTS, tag=self._steps)
         else:
-            self._calls.send(worker, sample, WEIGHTS, how, tag=how.steps or self._steps)
+            self._calls.send(handle, sample, WEIGHTS, how, tag=how.steps or self._steps)
 
     @property
     def _steps(self) -> int:
@@ -117,20 +118,20 @@ class Fragments:
 
     def request_in_turn(
         self,
-        workers: list[WorkerHandle],
+        handles: list[WorkerHandle],
         count: int,
         how: Callable[[WorkerHandle], SampleRequest | None] = lambda _: None,
     ) -> None:
         """Requests `count` fragments from the workers in turn.
 
         Args:
-            workers: the workers. The first worker gets the first request.
+            handles: the workers. The first worker gets the first request.
             count: number of fragments.
             how: a function that returns the argument `request` of `sample` for a worker.
         """
         for i in range(count):
-            worker = workers[i % len(workers)]
-            self.request(worker, how(worker))
+            handle = handles[i % len(handles)]
+            self.request(handle, how(handle))
 
     def all(self) -> list[Reply]:
         """Waits until all requested fragments have arrived, counts their replies, and returns them.
@@ -138,11 +139,11 @@ class Fragments:
         `Calls.all`."""
         return self._calls.all(self._stragglers, steps=lambda work: work.tag)
 
-    def num_of(self, worker: WorkerHandle) -> int:
+    def num_of(self, handle: WorkerHandle) -> int:
         """Returns the number of fragments of a worker that are pending, or have arrived and were
         not taken."""
-        kept = sum(reply.worker.index == worker.index for reply in self._calls.kept)
-        return kept + self._calls.num_work_of(worker)
+        kept = sum(reply.worker.index == handle.index for reply in self._calls.kept)
+        return kept + self._calls.num_work_of(handle)
 
     @property
     def num_frames(self) -> int:

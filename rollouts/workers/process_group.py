@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
+from polopt.common.faults import Fault
 from polopt.common.progress import PROGRESS
+from polopt.metrics.number import Number
 from polopt.metrics.record import Record
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import (
@@ -20,15 +23,27 @@ from polopt.rollouts.transport.channel import (
     Transport,
     UndecodableAnswerError,
 )
-from polopt.rollouts.workers.answer import Answer
+from polopt.rollouts.workers import fault_log
+from polopt.rollouts.workers.call_runner import Answer
 from polopt.rollouts.workers.errors import WorkersFailedError
-from polopt.rollouts.workers.fault_log import FaultLog, WorkerFailure
-from polopt.rollouts.workers.start_up import CHECK_INTERVAL_S, StartUp
-from polopt.rollouts.workers.worker_handle import WorkerHandle
+from polopt.rollouts.workers.fault_log import FaultLog
+from polopt.rollouts.workers.worker_handle import ProcessState, WorkerHandle
 
 #: The time in which a process can close its resources after a request to stop. After this time, the
 #: driver kills the process.
 STOP_TIMEOUT_S = 1.0
+#: The numbers of `ProcessGroup.stats`.
+NUMBERS = (
+    Number("num_healthy_workers", "workers", "workers that are up"),
+    *fault_log.NUMBERS,
+)
+#: The least time between two checks of starting processes, unless the time limit of a start is
+#: shorter. Also the first interval between warnings, which doubles with each warning, up to
+#: `MAX_CHECK_INTERVAL_S`.
+CHECK_INTERVAL_S = 5.0
+MAX_CHECK_INTERVAL_S = 60.0
+
+logger = logging.getLogger("polopt")
 
 
 class ProcessGroup(ABC):
@@ -53,9 +68,9 @@ class ProcessGroup(ABC):
     Attributes:
         remote: the processes, in order of index. Indices count from 1. The group never reuses the
             index of a removed process.
-        starting: the processes that are not up. The key is the ticket of the start or set-up call
+        starting: the processes that are starting. The key is the ticket of the start or set-up call
             that the process has not answered yet.
-        changes: a count of the times that a process came up, was replaced, or was removed.
+        changes: a count of the changes of the states of processes.
         started: True once `up` has found that `num_needed` processes are up. From then on, `up`
             waits only while no process is up.
         faults: the log of failures of processes, and of faults in the data of their answers.
@@ -100,15 +115,15 @@ class ProcessGroup(ABC):
         """All processes that can get work, now or once they are up, in order of index."""
         return self.remote
 
-    def note_answer(self, worker: WorkerHandle, record: Record) -> None:
+    def note_answer(self, handle: WorkerHandle, record: Record) -> None:
         """Called with the record of each successful call. A subclass can keep parts of it here."""
         return
 
-    def place_of(self, worker: WorkerHandle) -> str:
+    def place_of(self, handle: WorkerHandle) -> str:
         """Returns the name of a process for error messages about its calls."""
-        return f"{self.who} {worker.index}"
+        return f"{self.who} {handle.index}"
 
-    def describe_hang(self, worker: WorkerHandle) -> str:
+    def describe_hang(self, handle: WorkerHandle) -> str:
         """Returns the time limit of a process as text, for messages about hangs."""
         return f"worker_timeout_s={self.options.worker_timeout_s:g}"
 
@@ -119,16 +134,16 @@ class ProcessGroup(ABC):
     # ---- start ----------------------------------------------------------------------------------
 
     def _start(self, index: int) -> WorkerHandle:
-        worker = self._start_process(index)
-        worker.who, worker.began_s = self.who, worker.started_s
-        self.starting[worker.channel.start] = worker
-        return worker
+        handle = self._start_process(index)
+        handle.who, handle.began_s = self.who, handle.started_s
+        self.starting[handle.channel.start] = handle
+        return handle
 
     def _add_process(self) -> WorkerHandle:
         self._last_index += 1
-        worker = self._start(self._last_index)
-        self.remote.append(worker)
-        return worker
+        handle = self._start(self._last_index)
+        self.remote.append(handle)
+        return handle
 
     @property
     def num_needed(self) -> int:
@@ -157,7 +172,7 @@ class ProcessGroup(ABC):
                 raise WorkersFailedError(f"no {self.who}s remain")
             if self.enough_up():
                 self.started = True
-                return [worker for worker in self.remote if worker.up]
+                return [handle for handle in self.remote if handle.up]
             if not self.starting:  # after an earlier WorkersFailedError
                 why = "" if self.faults.last is None else f":\n{self.faults.last.message}"
                 raise WorkersFailedError(f"too few {self.who}s are up, and none is starting{why}")
@@ -178,116 +193,246 @@ class ProcessGroup(ABC):
     def note_started(self, ticket: Ticket) -> None:
         """Handles the answer to the start or set-up call of a process. Then sends the next set-up
         call. If no set-up call is left, the process is up."""
-        worker = self.starting.pop(ticket)
-        if worker.removed:
-            return
+        handle = self.starting.pop(ticket)
         try:
             answer = ticket.result(self.options.worker_timeout_s)
         except ChannelError as error:
-            self.replace(worker, failure_of(worker.index, error))
+            self.replace(handle, failure_of(error))
             return
         except Exception as error:  # the constructor in the process can raise anything
-            self.replace(worker, WorkerFailure("exception", worker.index, str(error)))
+            self.replace(handle, Fault("exception", str(error)))
             return
         problem = answer.error if isinstance(answer, Answer) else None
         if problem is not None:
-            failure = WorkerFailure("exception", worker.index, problem.message, at_start=True)
-            self.replace(worker, failure)
+            failure = Fault("exception", problem.message, at_start=True)
+            self.replace(handle, failure)
             return
-        if ticket is worker.channel.start:
-            worker.channel.note_started(answer)
-        self._start_up.came_up(worker, self.starting.values())
-        worker.started_s = self.clock()
-        if worker.set_up:
-            function, args = worker.set_up.pop(0)
+        if ticket is handle.channel.start:
+            handle.channel.note_started(answer)
+        self._start_up.came_up(handle, self.starting.values())
+        handle.started_s = self.clock()
+        if handle.set_up:
+            function, args = handle.set_up.pop(0)
             number, name = self.next_call_number(), getattr(function, "__name__", "set-up")
-            call = worker.channel.send(Message(number, name, function, args))
-            self.starting[call] = worker
+            call = handle.channel.send(Message(number, name, function, args))
+            self.starting[call] = handle
             return
-        worker.came_up(self.clock())
-        self.changes += 1
+        handle.last_answer_s = self.clock()
+        self._to(handle, ProcessState.UP)
 
     def check_starting(self) -> None:
         """Replaces processes that take too long to start. See `StartUp`."""
         # While a gradient worker waits here for a start, it counts as making progress, because
         # starts have a time limit of their own.
         PROGRESS.note()
-        tickets = {worker: t for t, worker in self.starting.items() if not worker.removed}
-        for worker, why in self._start_up.overdue([*tickets], self.options, self.enough_up()):
+        tickets = {handle: ticket for ticket, handle in self.starting.items()}
+        for handle, why in self._start_up.overdue([*tickets], self.options, self.enough_up()):
             # The driver may have been busy since the process answered.
-            if not tickets[worker].ended() and not self.transport.wait([tickets[worker]], 0.0):
-                self.replace(worker, WorkerFailure("hang", worker.index, why))
+            if not tickets[handle].ended() and not self.transport.wait([tickets[handle]], 0.0):
+                self.replace(handle, Fault("hang", why))
 
     # ---- end and replacement --------------------------------------------------------------------
 
-    def _leave(self, worker: WorkerHandle) -> None:
+    def _leave(self, handle: WorkerHandle) -> None:
         """Takes a removed process off the list."""
-        self.remote.remove(worker)
+        self.remote.remove(handle)
 
-    def _retire(self, worker: WorkerHandle, state: Literal["replaced", "removed"]) -> None:
-        worker.state = state
+    def _to(self, handle: WorkerHandle, state: ProcessState) -> None:
+        """Changes the state of a process. All changes are made here."""
+        if handle.state is ProcessState.STARTING:
+            kept = {ticket: one for ticket, one in self.starting.items() if one is not handle}
+            self.starting = kept
+        handle.to(state)
         self.changes += 1
-        self.starting = {ticket: one for ticket, one in self.starting.items() if one is not worker}
 
-    def replace(self, worker: WorkerHandle, failure: WorkerFailure) -> WorkerHandle | None:
+    def replace(self, handle: WorkerHandle, failure: Fault) -> WorkerHandle | None:
         """Kills a failed process and starts a new process with the same index. Does not wait until
         the replacement is up.
 
         Returns:
-            the replacement. None if the process was removed before, or if the process and its
-            replacements failed too often while other processes succeeded. In the second case, the
-            run continues without the process.
+            the replacement. None if the process was down, replaced or removed before, or if the
+            process and its replacements failed too often while other processes succeeded. In the
+            second case, the run continues without the process.
 
         Raises:
             WorkersFailedError: there were too many consecutive failures. Either all processes fail,
                 or a process fails that the run needs (`min_workers`). Also raised if no call has
                 succeeded yet and a process or an environment cannot be made (`FaultLog.failure`).
         """
-        if worker.removed:
+        if not (handle.up or handle.state is ProcessState.STARTING):
             return None
-        self.faults.failure(failure)
-        self.transport.kill(worker.channel)
-        self.restart_counts[worker.index] = self.restart_counts.get(worker.index, 0) + 1
-        if self.faults.is_unrecoverable(worker.index):
-            self._retire(worker, "removed")
-            self._leave(worker)
-            self.faults.give_up(failure, len(self.remote), self.options.min_workers)
+        self._to(handle, ProcessState.DOWN)
+        self.faults.failure(handle.index, failure)
+        self.transport.kill(handle.channel)
+        self.restart_counts[handle.index] = self.restart_counts.get(handle.index, 0) + 1
+        if self.faults.is_unrecoverable(handle.index):
+            self._to(handle, ProcessState.REMOVED)
+            self._leave(handle)
+            self.faults.give_up(handle.index, failure, len(self.remote), self.options.min_workers)
             return None
         self.faults.num_restarts += 1
-        self._retire(worker, "replaced")
-        replacement = self._start(worker.index)
-        self.remote[self.remote.index(worker)] = replacement
+        return self._start_again(handle)
+
+    def _start_again(self, handle: WorkerHandle) -> WorkerHandle:
+        """Starts a new process in the place of a process that is down."""
+        self._to(handle, ProcessState.REPLACED)
+        replacement = self._start(handle.index)
+        self.remote[self.remote.index(handle)] = replacement
         return replacement
 
-    def _stop_processes(
-        self, workers: list[WorkerHandle], state: Literal["replaced", "removed"]
-    ) -> None:
-        """Stops processes. A process that is not up is killed without a request to stop."""
-        starting = [worker for worker in workers if not worker.up]
-        running = [worker.channel for worker in workers if worker.up]
-        for worker in workers:
-            self._retire(worker, state)
+    def _stop_processes(self, handles: list[WorkerHandle]) -> None:
+        """Stops processes, which are then removed. A process that is starting is killed without a
+        request to stop."""
+        starting = [one.channel for one in handles if one.state is ProcessState.STARTING]
+        running = [one.channel for one in handles if one.state is not ProcessState.STARTING]
+        for handle in handles:
+            self._to(handle, ProcessState.REMOVED)
         self.transport.stop(running, STOP_TIMEOUT_S)
-        for worker in starting:
-            self.transport.kill(worker.channel)
+        for channel in starting:
+            self.transport.kill(channel)
 
     def stats(self) -> dict[str, Any]:
-        """Returns the values of the `fault_tolerance/` result keys."""
-        up = sum(worker.up for worker in self.remote)
+        """Returns the values of the `fault_tolerance/` result keys. See `NUMBERS`."""
+        up = sum(handle.up for handle in self.remote)
         return {"num_healthy_workers": up, **self.faults.stats()}
 
     def stop(self) -> None:
         """Stops all processes. The transport stays open."""
-        self._stop_processes(self.remote, "removed")
+        self._stop_processes(self.remote)
         self.remote = []
 
 
-def failure_of(index: int, error: ChannelError) -> WorkerFailure:
+def failure_of(error: ChannelError) -> Fault:
     """Returns the failure of a process for an error of a call that got no usable answer."""
     if isinstance(error, UndecodableAnswerError):
-        return WorkerFailure("exception", index, f"its answer cannot be unpickled: {error}")
+        return Fault("exception", f"its answer cannot be unpickled: {error}")
     if isinstance(error, AnswerTimeoutError):
-        return WorkerFailure("hang", index, str(error))
+        return Fault("hang", str(error))
     if isinstance(error, LostProcessError) and error.at_start:
-        return WorkerFailure("exception", index, str(error), at_start=True)
-    return WorkerFailure("death", index, str(error))
+        return Fault("exception", str(error), at_start=True)
+    return Fault("death", str(error))
+
+
+# ---- processes that start -----------------------------------------------------------------------
+
+
+class StartUp:
+    """Watches processes that are starting.
+
+    The time limit of a process begins when the process is started. The limit begins again each time
+    that this process, or a process that was started before it or at most `CHECK_INTERVAL_S` after
+    it, answers its start or a set-up call (`WorkerHandle.set_up`), because processes that start at
+    the same time slow each other down. Later starts do not extend the limit. Otherwise a process
+    that hangs would never be found while others keep restarting. If Ray has no resources for
+    a process yet, the limit applies only if the run cannot continue without this process.
+    Otherwise, the limit begins when Ray has placed the process.
+
+    Args:
+        who: the noun for a process in messages.
+        meanwhile: a sentence for the log that says how the run continues while no process is up.
+            Empty if the run waits for processes.
+        transport: provides the clock, and knows which processes wait for resources.
+    """
+
+    def __init__(self, who: str, meanwhile: str, transport: Transport) -> None:
+        self._who = who
+        self._meanwhile = meanwhile
+        self._transport = transport
+        self._clock = clock = transport.clock
+        self._checked_s = self._warned_s = clock()
+        self._interval_s = CHECK_INTERVAL_S
+        # By index of a process: the last time at which its limit began again.
+        self._since_s: dict[int, float] = {}
+
+    def came_up(self, answered: WorkerHandle, starting: Iterable[WorkerHandle]) -> None:
+        """Restarts the time limit of the processes that have started together with a process, after
+        this process has answered its start or a set-up call.
+
+        Args:
+            answered: the process that has answered.
+            starting: the other processes that are not up yet.
+        """
+        now_s = self._clock()
+        for handle in (answered, *starting):
+            if answered.began_s <= handle.began_s + CHECK_INTERVAL_S:
+                self._since_s[handle.index] = now_s
+
+    def overdue(
+        self, starting: Sequence[WorkerHandle], options: RolloutConfig, enough_up: bool
+    ) -> list[tuple[WorkerHandle, str]]:
+        """Returns the processes that have taken too long to start, each with the reason. Also warns
+        about processes that wait for resources. Checks at most once in five seconds, or at most
+        once per time limit if this limit is shorter. Returns an empty list between checks.
+
+        Args:
+            starting: the processes that are not up yet.
+            options: the options with `worker_startup_timeout_s` and the resources of one process.
+            enough_up: True if the run can continue without these processes.
+        """
+        now_s, limit_s = self._clock(), options.worker_startup_timeout_s
+        if now_s - self._checked_s < min(CHECK_INTERVAL_S, limit_s):
+            return []
+        self._checked_s = now_s
+        waiting, number = self._transport.waiting([handle.channel for handle in starting])
+        late: list[int] = []
+        found = []
+        for handle in starting:
+            waits = handle.channel in waiting
+            if waits and now_s - handle.started_s >= CHECK_INTERVAL_S:
+                late.append(handle.index)
+            if waits and (enough_up or self._meanwhile):
+                self._since_s[handle.index] = now_s
+            if now_s - max(handle.started_s, self._since_s.get(handle.index, 0.0)) >= limit_s:
+                why = "the start or a set-up call has not ended"
+                if waits:
+                    why = f"Ray did not place the process: {self._describe(options)}"
+                found.append((handle, f"no answer for {now_s - handle.started_s:.1f} s: {why}"))
+        self._warn(late, number, options, enough_up)
+        return found
+
+    def _describe(self, options: RolloutConfig) -> str:
+        return describe_resources(options, *self._transport.resources())
+
+    def _warn(self, late: list[int], number: int, options: RolloutConfig, enough_up: bool) -> None:
+        now_s = self._clock()
+        if not late:
+            self._interval_s = CHECK_INTERVAL_S
+        elif now_s >= self._warned_s + self._interval_s:
+            self._warned_s = now_s
+            self._interval_s = min(2.0 * self._interval_s, MAX_CHECK_INTERVAL_S)
+            goes_on = "The run continues without them." if enough_up else "The run waits for them."
+            logger.warning(
+                "Ray has no resources yet for %s%s%s %s: %s. %s",
+                f"{number} of " if number < len(late) else "",
+                self._who,
+                "s" * (len(late) > 1),
+                ", ".join(map(str, late)),
+                self._describe(options),
+                self._meanwhile or goes_on,
+            )
+
+
+def describe_resources(
+    rollout: RolloutConfig, total: Mapping[str, float], free: Mapping[str, float]
+) -> str:
+    """Returns a text with the resources that one worker needs, and with the total and the free
+    amount of each of these resources in the cluster.
+
+    Args:
+        rollout: options of the worker.
+        total: the total amount of each resource in the cluster, by Ray's name of the resource.
+        free: the free amount of each resource in the cluster, by Ray's name of the resource.
+    """
+    needed = {
+        "CPU": rollout.num_cpus_per_worker,
+        "GPU": rollout.num_gpus_per_worker,
+        "memory": float(rollout.memory_per_worker),
+        **rollout.custom_resources_per_worker,
+    }
+    needed = {name: amount for name, amount in needed.items() if amount} or {"CPU": 0.0}
+    parts = (
+        f"{name} {amount:g} (the cluster has {total.get(name, 0.0):g}, "
+        f"of which {free.get(name, 0.0):g} are free)"
+        for name, amount in needed.items()
+    )
+    return "each needs " + ", ".join(parts)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from polopt.common.data_faults import DataFaults
 from polopt.common.episodes import Episode
+from polopt.common.faults import Fault
 from polopt.common.moments import Moments, merged
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.threads import limit_threads
@@ -25,19 +25,21 @@ from polopt.policies.learning.reducer import Reducer
 from polopt.policies.learning.weight_updater import Updates
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.env_errors import EnvironmentFailedError
-from polopt.rollouts.envs.env_sources import env_name
 from polopt.rollouts.envs.fault_tolerant_env import KeptInfos
-from polopt.rollouts.envs.random_state import seed_global_generators
-from polopt.rollouts.sampling.episode_steps import EpisodeSteps
 from polopt.rollouts.sampling.non_finite import non_finite_gradient
-from polopt.rollouts.sampling.sample_request import SampleRequest
+from polopt.rollouts.sampling.running_episodes import EpisodeSteps
 from polopt.rollouts.sampling.sampler import VectorSampler
-from polopt.rollouts.sampling.seeds import Seeds, seeds_from, worker_seeds
-from polopt.rollouts.sampling.worker_sampler import make_sampler, mark_non_finite, sample_frames
+from polopt.rollouts.sampling.worker_sampler import (
+    SampleRequest,
+    make_sampler,
+    mark_non_finite,
+    sample_frames,
+)
+from polopt.rollouts.seeds import Seeds, seed_global_generators, seeds_from, worker_seeds
 from polopt.rollouts.transport.control_page import ControlPage
 from polopt.rollouts.workers.call_runner import CallRunner
 from polopt.rollouts.workers.callbacks import CallbackCaller
-from polopt.rollouts.workers.errors import InARow
+from polopt.rollouts.workers.fault_log import InARow
 from polopt.rollouts.workers.worker_config import WorkerConfig
 
 #: A reply carries the running statistics of environment wrappers, and the use of processors, memory
@@ -225,22 +227,19 @@ class RolloutWorker(CallRunner):
             moments, batch.moments = batch.moments, None
             early = batch.shape[0] < (request.steps or sampler.fragment_length)
             self.record.fragment_ended(batch.shape[0], early)
-            if not batch.faults.non_finite:
-                lost = batch.faults.discarded_rows
-                if lost:
-                    self.record.env_steps_discarded += lost
-                    self.record.not_finite(1, DataFaults(non_finite=batch.faults.discarded))
+            bad = batch.faults.get("non_finite")
+            if bad is None:
                 dist = self.policy.dist
                 self.record.sampled(batch, dist.sizes, moments, dist.bounds, early_stopped=early)
                 self.new_moments = merged(self.new_moments, moments)
-                self._finite.note("fragments", "")
+                self.note_finite("fragments", "")
                 self.end_episodes(sampler.ended or ())
                 if self._callbacks.defines("on_sample_end"):
                     samples = self.policy.encode_batch(batch)
                     self._count_metrics("on_sample_end", samples=samples)
                 return batch
-            self.record.env_steps_discarded += batch.env_steps
-            self.not_finite("fragments", batch.faults)
+            self.record.add_faults(batch.faults.values())
+            self.note_finite("fragments", bad.message)
 
     def end_episodes(self, episodes: Iterable[Episode]) -> None:
         """Records the metrics that the user's `on_episode_end` returned for these episodes."""
@@ -274,7 +273,7 @@ class RolloutWorker(CallRunner):
         batch.compress = self.config.rollout.compress_data
         with np.errstate(all="ignore"):
             batch = self.policy.postprocess(batch)
-        return mark_non_finite(batch, sampler, env_name(self.config.env))
+        return mark_non_finite(batch, sampler)
 
     def learn(self, batch: SampleBatch, reducer: Reducer | None = None) -> dict[str, float]:
         """Learns from a batch with this worker's policy, and counts the updates.
@@ -303,16 +302,17 @@ class RolloutWorker(CallRunner):
         lag = updates.version - batch.version, self._rollouts.since(batch.version)
         self.record.lags += (lag,)
         self._rollouts.end_rollout(policy.version)
-        fault = DataFaults(non_finite="gradient of a minibatch")
+        problem = "gradient of a minibatch"
         # All learners skip the same update. Only the learner with the non-finite gradient counts
         # the skipped update.
         own = updates.skipped if reducer is None else updates.non_finite
+        if own:
+            self.record.add_faults([Fault("non_finite", problem, count=own)])
         if updates.num:
             self.record.learn(batch.env_steps, updates.num, updates.rows, stats)
-            self.record.not_finite(own, fault)
-            self._finite.note("updates", "")
+            self.note_finite("updates", "")
         elif updates.skipped:
-            self.not_finite("updates", fault, own)
+            self.note_finite("updates", problem)
         return stats
 
     def share_moments(self, reducer: Reducer) -> None:
@@ -330,25 +330,23 @@ class RolloutWorker(CallRunner):
             NonFiniteError: too many gradients in a row were not finite.
         """
         problem = non_finite_gradient(gradients)
-        self.not_finite("gradients", DataFaults(non_finite=problem), count=bool(problem))
+        if problem:
+            self.record.add_faults([Fault("non_finite", problem)])
+        self.note_finite("gradients", problem)
         return not problem
 
-    def not_finite(self, what: str, faults: DataFaults, count: int = 1) -> None:
-        """Counts fragments, gradients or updates that are not used because they are not finite.
+    def note_finite(self, what: str, problem: str) -> None:
+        """Notes whether data were finite, to find data that are not finite several times in a row.
 
         Args:
             what: the kind of data: `fragments`, `gradients` or `updates`.
-            faults: says which values were not finite. If `faults.non_finite` is empty, all values
-                were finite, and the count of consecutive non-finite data of this kind is set to 0.
-            count: number of non-finite fragments, gradients or updates. 0 if all were finite, or if
-                other workers count them.
+            problem: says which values were not finite. Empty if all values were finite.
 
         Raises:
             NonFiniteError: `max_consecutive_non_finite` consecutive data of this kind were not
                 finite.
         """
-        self.record.not_finite(count, faults)
-        self._finite.note(what, faults.non_finite)
+        self._finite.note(what, problem)
 
     # ---- weights and state ----------------------------------------------------------------------
 

@@ -1,4 +1,5 @@
-"""`WeightSnapshots`: copies the weights of a policy for calls to workers."""
+"""The weights that calls carry: the placeholder `WEIGHTS`, and `WeightSnapshots`, which makes the
+copies of the weights that replace it."""
 
 from __future__ import annotations
 
@@ -16,6 +17,19 @@ from polopt.rollouts.workers.worker_handle import WorkerHandle
 INLINE_BYTES = 100_000
 #: The serial numbers for snapshots in this process.
 _NUMBERS = itertools.count(1)
+
+
+class _Weights:
+    """The type of `WEIGHTS`."""
+
+    def __repr__(self) -> str:
+        return "WEIGHTS"
+
+
+#: A placeholder for the policy's weights among the arguments of a call. When `Calls` sends a call,
+#: `WeightSnapshots.for_call` replaces the placeholder by the weights for this worker, or by None if
+#: the worker keeps its weights.
+WEIGHTS: Any = _Weights()
 
 
 class WeightSnapshot(NamedTuple):
@@ -73,21 +87,21 @@ class WeightSnapshots:
             self.last = WeightSnapshot(next(_NUMBERS), weights)
         return self.last
 
-    def for_call(self, worker: WorkerHandle) -> Any:
+    def for_call(self, handle: WorkerHandle) -> Any:
         """Returns the current weights as an argument of a call, or None if the worker already has
         them. For large weights, the argument is a reference that all calls share."""
-        if worker.shares_weights:
+        if handle.shares_weights:
             return None
         self.take()
-        return self.last_for(worker)
+        return self.last_for(handle)
 
-    def last_for(self, worker: WorkerHandle) -> Any:
+    def last_for(self, handle: WorkerHandle) -> Any:
         """Returns the weights of the last snapshot as an argument of a call, or None if the worker
         already has them."""
         snapshot = self.last or self.take()
-        if worker.sent_snapshot == snapshot.number:
+        if handle.sent_snapshot == snapshot.number:
             return None
-        worker.sent_snapshot = snapshot.number
+        handle.sent_snapshot = snapshot.number
         self.num_bytes_sent += snapshot.weights.flat.nbytes
         if snapshot.argument is None:
             weights = snapshot.weights

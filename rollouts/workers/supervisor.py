@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from polopt.common.faults import Fault
 from polopt.common.progress import PROGRESS
 from polopt.metrics.record import Record
 from polopt.rollouts.transport.channel import (
@@ -14,10 +16,9 @@ from polopt.rollouts.transport.channel import (
     UndecodableAnswerError,
     UnsendableError,
 )
-from polopt.rollouts.workers.answer import ENDING, Answer, CallError
 from polopt.rollouts.workers.call import Call
+from polopt.rollouts.workers.call_runner import ENDING, Answer, CallError
 from polopt.rollouts.workers.errors import FunctionError
-from polopt.rollouts.workers.fault_log import WorkerFailure
 from polopt.rollouts.workers.process_group import ProcessGroup, failure_of
 
 
@@ -124,7 +125,7 @@ class Supervisor:
             self.check_s = min(self.check_s, now_s + 1.0)
         return None
 
-    def hang(self, call: Call) -> WorkerFailure:
+    def hang(self, call: Call) -> Fault:
         """Returns the failure of a process that made no progress, or did not answer in time."""
         now_s, own_s = self._clock(), call.timeout_s
         if now_s >= call.latest_s:
@@ -140,11 +141,11 @@ class Supervisor:
             )
             silent_s = now_s - max(call.began_s, call.progress_s)
             why = f"no answer and no progress for {silent_s:.1f} s ({limit})"
-        return WorkerFailure("hang", call.worker.index, self.message(call, why))
+        return Fault("hang", self.message(call, why))
 
     # ---- answers --------------------------------------------------------------------------------
 
-    def judge(self, call: Call) -> Answer | WorkerFailure | tuple[WorkerFailure, Record]:
+    def judge(self, call: Call) -> Answer | Fault | tuple[Fault, Record]:
         """Decides whether a call that has ended succeeded.
 
         Returns:
@@ -157,19 +158,19 @@ class Supervisor:
             Exception: the unchanged exception of a function that ran in this process, or of `check`
                 for the value of this function.
         """
-        worker = call.worker
-        group = self._groups[worker.who]
+        handle = call.worker
+        group = self._groups[handle.who]
         PROGRESS.note()
         try:
             answer = call.ticket.result(group.options.worker_timeout_s)
         except UnsendableError as error:
             raise FunctionError(self.message(call, str(error))) from None
         except LostReferenceError as error:
-            return WorkerFailure("reference", worker.index, self.message(call, str(error)))
+            return Fault("reference", self.message(call, str(error)))
         except ChannelError as error:
-            failure = failure_of(worker.index, error)
+            failure = failure_of(error)
             if isinstance(error, UndecodableAnswerError):
-                failure = failure._replace(message=self.message(call, failure.message))
+                failure = dataclasses.replace(failure, message=self.message(call, failure.message))
             return failure
         if not isinstance(answer, Answer) or not isinstance(answer.record, Record):
             return self._odd(call, f"it is {type(answer).__name__}")
@@ -186,24 +187,24 @@ class Supervisor:
                 return self._odd(call, f"{type(error).__name__}: {error}")
         if self._is_work:
             self._succeeded.add(call.code)
-            group.faults.success(worker.index)
+            group.faults.success(handle.index)
         return answer
 
-    def _of_error(self, call: Call, error: CallError, record: Record) -> WorkerFailure:
-        worker = call.worker
+    def _of_error(self, call: Call, error: CallError, record: Record) -> Fault:
+        handle = call.worker
         if error.kind in ENDING:
-            self._groups[worker.who].faults.add(worker.index, record)
+            self._groups[handle.who].faults.add(handle.index, record)
             raise ENDING[error.kind](error.message)
         if error.kind == "environment":
-            return WorkerFailure("environment", worker.index, error.message)
+            return Fault("environment", error.message)
         message = self.message(call, error.message)
         if error.kind == "function" or call.code not in self._succeeded:
             raise FunctionError(message, error.raised)
-        return WorkerFailure("exception", worker.index, message)
+        return Fault("exception", message)
 
-    def _odd(self, call: Call, why: str) -> WorkerFailure:
+    def _odd(self, call: Call, why: str) -> Fault:
         message = self.message(call, f"its answer cannot be used: {why}")
-        return WorkerFailure("exception", call.worker.index, message)
+        return Fault("exception", message)
 
     def message(self, call: Call, why: str) -> str:
         """Returns the error message of a call. The message names the owner of the call, the

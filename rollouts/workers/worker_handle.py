@@ -1,12 +1,18 @@
-"""`WorkerHandle`: the driver's handle of one process of a group.
+"""`WorkerHandle`: the driver's side of one process of a group, and the state of this process.
 
-    starting --has started and run its set-up calls--> up --makes its object again--> starting
-       |                                               |
-       +------------> replaced or removed <------------+
+    start --> starting --has run its set-up calls--> up
+                 |                                    |
+                 +-------------- fails ---------------+---> down --new process--> replaced
+                 |                                    |       |
+                 +------ stopped, or given up --------+-------+-----------------> removed
+
+    up, down --makes its object again, from a new config--> starting
 
 - `starting`: the process makes its object, or runs set-up calls. Its work waits in the driver.
 - `up`: the process gets work.
-- `replaced`: the process has failed, and a new process with the same index has its place.
+- `down`: the process has failed, and gets no work. If the failure ends the run, the process stays
+  down until the group stops, or until a new config makes its object again.
+- `replaced`: a new process with the same index has its place.
 - `removed`: the process has left the group, and nothing has its place.
 
 The driver is the process that sends the calls. A gradient worker is the driver of its own rollout
@@ -14,11 +20,11 @@ workers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from enum import Enum
+from typing import Any
 
-from polopt.rollouts.envs.env_sources import EnvSource
 from polopt.rollouts.transport.channel import Channel
 
 #: Identifies a process among the groups that one `Calls` object calls: `WorkerHandle.who`, and the
@@ -26,22 +32,43 @@ from polopt.rollouts.transport.channel import Channel
 Seat = tuple[str, int]
 
 
+class ProcessState(Enum):
+    """The state of a process, see the diagram above."""
+
+    STARTING = "starting"
+    UP = "up"
+    DOWN = "down"
+    REPLACED = "replaced"
+    REMOVED = "removed"
+
+
+_STARTING, _UP, _DOWN, _REPLACED, _REMOVED = ProcessState
+#: The states that may follow each state.
+_NEXT = {
+    _STARTING: (_UP, _DOWN, _REMOVED),
+    _UP: (_STARTING, _DOWN, _REMOVED),
+    _DOWN: (_STARTING, _REPLACED, _REMOVED),
+    _REPLACED: (),
+    _REMOVED: (),
+}
+
+
 @dataclass(slots=True, eq=False)
 class WorkerHandle:
-    """The driver's data about one process that runs calls.
+    """The driver's data about one process that runs calls. The object in the process is the worker.
 
     Attributes:
         index: index in the group. Processes count from 1, and a replacement has the same index as
             the process that it replaces. 0 is the object in the driver's own process.
         channel: sends calls to the process.
-        state: the state of the process.
+        state: the state of the process. Only `to` changes it.
         started_s: time at which the process was started, or last answered its start or a set-up
             call, on the group's clock.
         sent_snapshot: serial number of the last snapshot of weights that the driver sent to the
             process. None means that the next call with the argument `WEIGHTS` has to carry weights.
         shares_weights: True if the process uses the driver's own policy object. Calls to this
             process then carry no weights.
-        last_answer_s: time of the last answer. 0 until the process is up.
+        last_answer_s: time of the last answer, or time at which the process came up.
         set_up: calls `(function, arguments)` that the process still has to run before any work.
         who: the noun for the process in error messages. The group sets this attribute.
         began_s: time at which the process was started. The group sets this attribute.
@@ -55,7 +82,7 @@ class WorkerHandle:
     last_answer_s: float = 0.0
     set_up: list[tuple[Callable[..., Any], tuple[Any, ...]]] = field(default_factory=list)
     who: str = "worker"
-    state: Literal["starting", "up", "replaced", "removed"] = "starting"
+    state: ProcessState = ProcessState.STARTING
     began_s: float = 0.0
 
     @property
@@ -67,66 +94,23 @@ class WorkerHandle:
     def up(self) -> bool:
         """True once the process has started and has run its set-up calls. The driver sends work
         only to processes that are up."""
-        return self.state == "up"
+        return self.state is _UP
 
     @property
     def removed(self) -> bool:
         """True once the process was replaced, or has left the group. `Calls` then no longer waits
         for answers of this process."""
-        return self.state in ("replaced", "removed")
+        return self.state is _REPLACED or self.state is _REMOVED
 
-    def came_up(self, now_s: float) -> None:
-        """Notes that the process can get work from now on."""
-        self.state, self.last_answer_s = "up", now_s
+    def to(self, state: ProcessState) -> None:
+        """Changes the state.
 
-
-@dataclass(frozen=True)
-class WorkerSpec:
-    """The settings in which one worker differs from the config of all workers.
-
-        workers.add_workers([WorkerSpec(num_envs=8), WorkerSpec(options={"num_cpus": 2})])
-
-    Attributes:
-        env: the environments of the worker. None means the environments of the config.
-        num_envs: number of environments of the worker. None means the number in the config.
-        options: options of the worker's actor, which override the options of the config. They are
-            arguments of Ray's `ActorClass.options`, such as `num_cpus`, `num_gpus`, `memory`,
-            `resources` and `runtime_env`.
-    """
-
-    env: EnvSource | None = None
-    num_envs: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-def specs_of(more: int | Iterable[WorkerSpec]) -> list[WorkerSpec]:
-    """Returns one spec for each worker to add, from the argument of `WorkerSet.add_workers`.
-
-    Raises:
-        ValueError: `more` is negative.
-    """
-    if not isinstance(more, int):
-        return list(more)
-    if more < 0:
-        raise ValueError(f"number of workers to add: got {more}. Allowed: 0 or more")
-    return [WorkerSpec()] * more
-
-
-def select(workers: Sequence[WorkerHandle], which: int | Iterable[int]) -> list[WorkerHandle]:
-    """Returns the workers that the argument of `WorkerSet.remove_workers` selects.
-
-    Args:
-        workers: the workers, in order of index.
-        which: the indices of the workers, or a number of workers. A number selects the workers with
-            the highest indices.
-
-    Raises:
-        KeyError: an index does not exist.
-        ValueError: `which` is negative, or there are fewer workers than `which`.
-    """
-    by_index = {worker.index: worker for worker in workers}
-    if not isinstance(which, int):
-        return [by_index[index] for index in dict.fromkeys(which)]
-    if not 0 <= which <= len(workers):
-        raise ValueError(f"number of workers to remove: got {which}. Allowed: 0 to {len(workers)}")
-    return list(workers[len(workers) - which :])
+        Raises:
+            RuntimeError: this state cannot follow the current state. For example, a process that
+                was removed cannot come up again.
+        """
+        if state not in _NEXT[self.state]:
+            raise RuntimeError(
+                f"{self.who} {self.index} is {self.state.value}, and cannot be {state.value}"
+            )
+        self.state = state

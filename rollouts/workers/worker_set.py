@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from polopt.metrics.number import declare
 from polopt.metrics.record import Record
-from polopt.rollouts.envs.env_sources import env_name
+from polopt.rollouts.envs.env_sources import EnvSource, env_name
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import Transport
 from polopt.rollouts.transport.local_channel import LocalChannel
 from polopt.rollouts.transport.socket_channel import open_transport
 from polopt.rollouts.workers.errors import WorkersFailedError
-from polopt.rollouts.workers.placement import actor_options
 from polopt.rollouts.workers.process_group import ProcessGroup
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.snapshots import WeightSnapshots
 from polopt.rollouts.workers.worker_config import WorkerConfig
-from polopt.rollouts.workers.worker_handle import WorkerHandle, WorkerSpec, select, specs_of
+from polopt.rollouts.workers.worker_handle import ProcessState, WorkerHandle
 
 #: Options of the processes themselves. A change of one of these options needs new processes.
 _PROCESS_KEYS = (
@@ -31,6 +32,34 @@ _PROCESS_KEYS = (
     "custom_resources_per_worker",
     "memory_per_worker",
 )
+
+#: The numbers of `WorkerSet.message_stats`.
+NUMBERS = declare("""
+    transport (text): the transport of calls to workers: `socket`, `ray`, or both
+    num_bytes_sent (bytes, counter, metric=bytes{direction=sent}): weights that were sent with calls
+        to workers, before the transport encodes them. 0 if the weights stay in the workers
+    num_events_recorded (events, counter, metric=): events in the [record of the run](rerun.md) so
+        far. 0 without a record
+""")
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """The settings in which one worker differs from the config of all workers.
+
+        workers.add_workers([WorkerSpec(num_envs=8), WorkerSpec(options={"num_cpus": 2})])
+
+    Attributes:
+        env: the environments of the worker. None means the environments of the config.
+        num_envs: number of environments of the worker. None means the number in the config.
+        options: options of the worker's actor, which override the options of the config. They are
+            arguments of Ray's `ActorClass.options`, such as `num_cpus`, `num_gpus`, `memory`,
+            `resources` and `runtime_env`.
+    """
+
+    env: EnvSource | None = None
+    num_envs: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class WorkerSet(ProcessGroup):
@@ -104,7 +133,8 @@ class WorkerSet(ProcessGroup):
     def _handle_of_local(self) -> WorkerHandle:
         channel = LocalChannel(self.local, self.transport)
         here = WorkerHandle(0, channel, shares_weights=True, who=self.who)
-        here.came_up(self.clock())
+        here.last_answer_s = self.clock()
+        here.to(ProcessState.UP)
         return here
 
     def config_of(self, index: int) -> WorkerConfig:
@@ -131,11 +161,11 @@ class WorkerSet(ProcessGroup):
         options.update(self._specs.get(index, WorkerSpec()).options)
         name = f"{self.who} {index}"
         channel = self.transport.start(self.worker_class, (own, index), options, name)
-        worker = WorkerHandle(index, channel, self.clock())
+        handle = WorkerHandle(index, channel, self.clock())
         statistics = self.env_statistics.get(index)
         if statistics:  # the replaced worker reported these statistics, or a checkpoint had them
-            worker.set_up.append((call_method, ("set_statistics", statistics)))
-        return worker
+            handle.set_up.append((call_method, ("set_statistics", statistics)))
+        return handle
 
     # ---- members --------------------------------------------------------------------------------
 
@@ -162,25 +192,25 @@ class WorkerSet(ProcessGroup):
             )
         return super().up()
 
-    def note_answer(self, worker: WorkerHandle, record: Record) -> None:
+    def note_answer(self, handle: WorkerHandle, record: Record) -> None:
         """Keeps the running statistics of a worker's environments for its replacement."""
-        if record.env_statistics and worker is not self.here:
-            self.env_statistics[worker.index] = record.env_statistics
+        if record.env_statistics and handle is not self.here:
+            self.env_statistics[handle.index] = record.env_statistics
 
-    def place_of(self, worker: WorkerHandle) -> str:
+    def place_of(self, handle: WorkerHandle) -> str:
         """Returns the worker, its policy and its environment as text, for error messages."""
         policy = getattr(self.config.policy, "actor", None) or self.config.policy_class
         policy_name = getattr(policy, "__name__", type(policy).__name__)
         return (
-            f"{self.who} {worker.index} (policy {policy_name!r}, environment "
-            f"{env_name(self.config_of(worker.index or 1).env)!r})"
+            f"{self.who} {handle.index} (policy {policy_name!r}, environment "
+            f"{env_name(self.config_of(handle.index or 1).env)!r})"
         )
 
-    def describe_hang(self, worker: WorkerHandle) -> str:
+    def describe_hang(self, handle: WorkerHandle) -> str:
         """Returns the time limit, and the size of a fragment of a worker, as text for messages
         about hangs."""
         options = self.options
-        envs = self.num_envs_of(worker.index)
+        envs = self.num_envs_of(handle.index)
         return (
             f"worker_timeout_s={options.worker_timeout_s:g}, the longest time without progress, "
             "such as a step of an environment. A fragment has "
@@ -220,26 +250,25 @@ class WorkerSet(ProcessGroup):
             ValueError: `which` is negative, or there are fewer workers than `which`.
         """
         leaving = select(self.remote, which)
-        self._stop_processes(leaving, "removed")
-        for worker in leaving:
-            self._leave(worker)
-        return [worker.index for worker in leaving]
+        self._stop_processes(leaving)
+        for handle in leaving:
+            self._leave(handle)
+        return [handle.index for handle in leaving]
 
-    def _leave(self, worker: WorkerHandle) -> None:
-        super()._leave(worker)
-        self._specs.pop(worker.index, None)
-        self.env_statistics.pop(worker.index, None)
+    def _leave(self, handle: WorkerHandle) -> None:
+        super()._leave(handle)
+        self._specs.pop(handle.index, None)
+        self.env_statistics.pop(handle.index, None)
 
     # ---- configuration ------------------------------------------------------------
 
     def message_stats(self) -> dict[str, Any]:
-        """Returns statistics for results: the transport of calls, the bytes of the weights that
-        were sent, and the number of events in the record of the run (0 without a record). The
-        transport is the text that `Transport.paths` returns, such as `socket`, or `socket, ray` if
-        workers use different transports."""
+        """Returns statistics for results. See `NUMBERS`. The transport is the text that
+        `Transport.paths` returns, such as `socket`, or `socket, ray` if workers use different
+        transports."""
         event = self.transport.event
         return {
-            "transport": self.transport.paths([worker.channel for worker in self.remote]),
+            "transport": self.transport.paths([handle.channel for handle in self.remote]),
             "num_bytes_sent": self.weights.num_bytes_sent,
             "num_events_recorded": 0 if event is None else event + 1,
         }
@@ -280,22 +309,23 @@ class WorkerSet(ProcessGroup):
         self.local = local or self._make_local(learner_device)
         self.here = self._handle_of_local()
         self.weights.last, self.weights.num_bytes_sent = None, 0
-        for i, worker in enumerate(self.remote):
-            if worker.up:
-                worker.state, worker.sent_snapshot = "starting", None
-                worker.began_s = worker.started_s = self.clock()
-                arguments = self.config_of(worker.index), worker.index
-                self.starting[self.transport.remake(worker.channel, arguments)] = worker
-            else:
-                self._stop_processes([worker], "replaced")
-                self.remote[i] = self._start(worker.index)
+        for handle in list(self.remote):
+            if handle.state is ProcessState.STARTING:
+                self._to(handle, ProcessState.DOWN)
+                self.transport.kill(handle.channel)
+                self._start_again(handle)
+                continue
+            self._to(handle, ProcessState.STARTING)
+            handle.sent_snapshot = None
+            handle.began_s = handle.started_s = self.clock()
+            arguments = self.config_of(handle.index), handle.index
+            self.starting[self.transport.remake(handle.channel, arguments)] = handle
         self.started = False
-        self.changes += 1
         return True
 
     def __repr__(self) -> str:
         """Shows the number of remote workers, and how many of them are up."""
-        up = sum(worker.up for worker in self.remote)
+        up = sum(handle.up for handle in self.remote)
         return f"WorkerSet({up} of {len(self.remote)} remote workers up)"
 
     def stop(self) -> None:
@@ -319,3 +349,54 @@ def call_method(worker: RolloutWorker, method: str, *args: Any) -> Any:
     """Calls a method of the worker. This function is for `Calls.send`, and runs in the worker's
     process."""
     return getattr(worker, method)(*args)
+
+
+def specs_of(more: int | Iterable[WorkerSpec]) -> list[WorkerSpec]:
+    """Returns one spec for each worker to add, from the argument of `WorkerSet.add_workers`.
+
+    Raises:
+        ValueError: `more` is negative.
+    """
+    if not isinstance(more, int):
+        return list(more)
+    if more < 0:
+        raise ValueError(f"number of workers to add: got {more}. Allowed: 0 or more")
+    return [WorkerSpec()] * more
+
+
+def select(handles: Sequence[WorkerHandle], which: int | Iterable[int]) -> list[WorkerHandle]:
+    """Returns the workers that the argument of `WorkerSet.remove_workers` selects.
+
+    Args:
+        handles: the workers, in order of index.
+        which: the indices of the workers, or a number of workers. A number selects the workers with
+            the highest indices.
+
+    Raises:
+        KeyError: an index does not exist.
+        ValueError: `which` is negative, or there are fewer workers than `which`.
+    """
+    by_index = {handle.index: handle for handle in handles}
+    if not isinstance(which, int):
+        return [by_index[index] for index in dict.fromkeys(which)]
+    if not 0 <= which <= len(handles):
+        raise ValueError(f"number of workers to remove: got {which}. Allowed: 0 to {len(handles)}")
+    return list(handles[len(handles) - which :])
+
+
+def actor_options(rollout: RolloutConfig, index: int) -> dict[str, Any]:
+    """Returns Ray's options for the actor of worker `index`.
+
+    A Tune trial reserves resources for the workers that a run needs to begin. Ray schedules further
+    workers outside of this reservation.
+    """
+    options: dict[str, Any] = {
+        "num_cpus": rollout.num_cpus_per_worker,
+        "num_gpus": rollout.num_gpus_per_worker,
+        "resources": rollout.custom_resources_per_worker or None,
+    }
+    if rollout.memory_per_worker:
+        options["memory"] = rollout.memory_per_worker
+    if index > rollout.workers_needed:
+        options["scheduling_strategy"] = "DEFAULT"
+    return options

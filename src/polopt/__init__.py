@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from polopt.common.transitions import Transitions as Transitions
     from polopt.common.weights import Gradients as Gradients
     from polopt.common.weights import Weights as Weights
-    from polopt.dashboards.data.prometheus import Metric as Metric
     from polopt.dashboards.data.tab import Plot as Plot
     from polopt.dashboards.data.tab import Tab as Tab
     from polopt.dashboards.tensorboard import TensorBoardLayout as TensorBoardLayout
+    from polopt.metrics.number import Number as Number
     from polopt.metrics.optimizer_stats import StepResult as StepResult
     from polopt.optimizers.optimizer_config import OptimizerConfig as OptimizerConfig
     from polopt.optimizers.optimizer_registry import register_optimizer as register_optimizer
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.call_workers import set_up_each as set_up_each
     from polopt.rollouts.workers.callbacks import CallbackError as CallbackError
     from polopt.rollouts.workers.callbacks import Callbacks as Callbacks
-    from polopt.rollouts.workers.calls import WEIGHTS as WEIGHTS
     from polopt.rollouts.workers.calls import Calls as Calls
     from polopt.rollouts.workers.calls import CallsLostError as CallsLostError
     from polopt.rollouts.workers.early_stop import Stragglers as Stragglers
@@ -68,11 +67,12 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.errors import NonFiniteError as NonFiniteError
     from polopt.rollouts.workers.errors import WorkersFailedError as WorkersFailedError
     from polopt.rollouts.workers.rollout_worker import RolloutWorker as RolloutWorker
+    from polopt.rollouts.workers.snapshots import WEIGHTS as WEIGHTS
     from polopt.rollouts.workers.worker_handle import WorkerHandle as WorkerHandle
     from polopt.rollouts.workers.worker_set import WorkerSet as WorkerSet
     from polopt.trainers.play_episodes import EvaluationResult as EvaluationResult
     from polopt.trainers.presets import register as register
-    from polopt.trainers.saved_policy import load as load
+    from polopt.trainers.restoring import load as load
     from polopt.trainers.typed_presets import A2C as A2C
     from polopt.trainers.typed_presets import A3C as A3C
     from polopt.trainers.typed_presets import APPO as APPO
@@ -116,8 +116,8 @@ _MODULE_OF = {
     "GradientWorkerSet": "polopt.collectors.gradient_worker",
     "Gradients": "polopt.common.weights",
     "IMPALA": "polopt.trainers.presets",
-    "Metric": "polopt.dashboards.data.prometheus",
     "NonFiniteError": "polopt.rollouts.workers.errors",
+    "Number": "polopt.metrics.number",
     "OptimizerConfig": "polopt.optimizers.optimizer_config",
     "PQN": "polopt.trainers.presets",
     "PackedGradients": "polopt.common.compression",
@@ -144,7 +144,7 @@ _MODULE_OF = {
     "TensorBoardLayout": "polopt.dashboards.tensorboard",
     "TrainingResult": "polopt.command_line.train_function",
     "Transitions": "polopt.common.transitions",
-    "WEIGHTS": "polopt.rollouts.workers.calls",
+    "WEIGHTS": "polopt.rollouts.workers.snapshots",
     "Weights": "polopt.common.weights",
     "WorkerHandle": "polopt.rollouts.workers.worker_handle",
     "WorkerSet": "polopt.rollouts.workers.worker_set",
@@ -152,7 +152,7 @@ _MODULE_OF = {
     "call_each": "polopt.rollouts.workers.call_workers",
     "evaluate": "polopt.command_line.evaluate_function",
     "foreach_worker": "polopt.rollouts.workers.call_workers",
-    "load": "polopt.trainers.saved_policy",
+    "load": "polopt.trainers.restoring",
     "pack": "polopt.common.compression",
     "register": "polopt.trainers.presets",
     "register_add_on": "polopt.common.add_ons",
@@ -176,9 +176,9 @@ if not TYPE_CHECKING:  # type checkers would accept any name
     def __getattr__(name: str) -> object:
         """Imports a public name on first use and keeps it."""
         if name not in _MODULE_OF:
-            from polopt.common.other_libraries import instead_of_algorithm
+            from polopt.common.add_ons import hint
 
-            instead = instead_of_algorithm(name)
+            instead = "" if name.startswith("__") else hint("preset", name)
             raise AttributeError(
                 f"module {__name__!r} has no attribute {name!r}"
                 + (f". {instead}" if instead else "")

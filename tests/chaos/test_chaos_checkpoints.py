@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_checkpoint_kills import kill_while_saving
+from checkpoint_helpers import kill_while_saving
 
 pytestmark = pytest.mark.timeout(1200)
 

@@ -17,15 +17,23 @@ import numpy as np
 import pytest
 import ray
 import torch
-from collector_toys import FailsAfterSteps, Reach, TimestampEnv, update
-from fakes import inside, pid_of, worker_config
-from toy_envs import Clock, Drift
+from collector_toys import FailsAfterSteps, Reach, update
+from fakes import (
+    inside,
+    pid_of,
+    worker_config,
+)
+from faulty_envs import Spoiled
+from toy_envs import Clock, Drift, TimestampEnv
 
 from polopt.collectors.collector import Collector, next_seed
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.rollouts import ray_session as sessions
+from polopt.rollouts.sampling.non_finite import all_finite
 from polopt.rollouts.workers.errors import WorkersFailedError
+from polopt.rollouts.workers.worker_config import WorkerConfig
+from polopt.rollouts.workers.worker_set import WorkerSet
 
 CHEAP = {"num_cpus": 0.25}
 
@@ -318,3 +326,63 @@ def test_example_of_torchrl() -> None:
     assert batch.env_steps == 200
     # 200 frames are four episodes of `max_frames_per_traj` = 50 frames.
     assert (batch["truncated"].sum(axis=0) == 4).all()
+
+
+def non_finite_config(
+    what: str, policy: str = "a2c", rollout: dict[str, Any] | None = None, **env: Any
+) -> WorkerConfig:
+    """Returns the config of two workers. The environments of the second worker return non-finite
+    data after 12 steps."""
+    env_config = {"what": what, "worker": 2, "after": 12, **env}
+    return worker_config(policy, Spoiled, rollout={"env_config": env_config, **(rollout or {})})
+
+
+def test_collector_returns_only_finite_batches() -> None:
+    config = non_finite_config("nan reward", rollout={"num_workers": 0}, times=1, worker=0)
+    workers = WorkerSet(config)
+    collector = Collector.over(workers, total_frames=60, sync=True)
+    batches = list(collector)
+    assert sum(batch.env_steps for batch in batches) == collector.num_frames >= 60
+    assert all(all_finite(batch["rewards"]) for batch in batches)
+    assert workers.stats()["num_non_finite"] in (1, 2)
+
+
+WORKERS = 2
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_collector_collects_on_ray(ray_session: None, sync: bool) -> None:
+    collector = Collector(
+        "CartPole-v1",
+        "a2c",
+        num_collectors=WORKERS,
+        num_envs=2,
+        frames_per_batch=40,
+        sync=sync,
+    )
+    with collector:
+        batches = [next(collector) for _ in range(3)]
+    # Additional steps replace the rows in which an environment only resets. Both environments of a
+    # worker take these steps.
+    steps = [batch.env_steps for batch in batches]
+    assert all(40 <= count < 40 + 2 * WORKERS for count in steps), steps
+
+
+def test_sync_collector_stops_slow_workers_early(worker_pool: Any) -> None:
+    options = {
+        "num_envs_per_worker": 1,
+        "rollout_fragment_length": 40,
+        "env_config": {"slow": 2, "slow_s": 0.04},
+    }
+    workers = worker_pool(worker_config("a2c", lambda ctx: TimestampEnv(ctx), rollout=options))
+
+    def rows(count: int, **options: Any) -> list[list[int]]:
+        collector = Collector.over(workers, sync=True, **options)
+        found = [next(collector)["valid"].sum(0).tolist() for _ in range(count)]
+        collector.calls.discard()
+        return found
+
+    assert rows(1) == [[40, 40]]
+    parts = rows(3, fraction_workers=0.5, fraction_samples=0.1)
+    assert all(fast == 40 and 4 <= slow < 40 for fast, slow in parts), parts
+    assert rows(1, fraction_workers=0.5, fraction_samples=0.75) == [[40, 30]]

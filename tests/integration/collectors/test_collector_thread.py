@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collector_toys import FailsAfterSteps, TimestampEnv, fake_collector, local_collector, update
+from collector_toys import FailsAfterSteps, fake_collector, local_collector, update
 from fakes import pid_of, worker_config
 from faulty_envs import Spoiled
 from gymnasium.vector import SyncVectorEnv
-from toy_envs import Clock
+from toy_envs import Clock, TimestampEnv
 from waiting import wait_until
 
 from polopt.collectors.collector import Collector
@@ -277,7 +277,7 @@ def test_not_finite_fragment_that_a_stop_ends_is_sampled_again(over: Any) -> Non
         batch = next(collector)
         assert batch.env_steps > 0
         assert np.isfinite(batch["rewards"]).all()
-    assert collector.workers.faults.num_non_finite == 2
+    assert collector.workers.faults.counts["non_finite"] == 2
 
 
 def test_stop_while_workers_start_or_hang(remote: Any) -> None:

@@ -22,6 +22,7 @@ from fakes import (
     pid_of,
     worker_config,
 )
+from slow_env import LIMIT_S, STEPS, Slow
 from toy_envs import Drift
 
 from polopt.collectors.gradient_worker import GradientWorker, GradientWorkerSet
@@ -428,3 +429,23 @@ def test_late_request_to_stop_does_not_end_the_next_call_early() -> None:
     batch, counts, _ = one.run_here(8, lambda worker: worker.next_batch())
     one.stop()
     assert (batch.shape[0], counts.num_early_stopped) == (200, 0)
+
+
+def test_slow_steps_below_a_gradient_worker_are_no_hang(ray_session: None) -> None:
+    rollout = {
+        "num_workers": 1,
+        "num_workers_below": 1,
+        "num_envs_per_worker": 1,
+        "rollout_fragment_length": STEPS,
+        "num_cpus_per_worker": 0.1,
+        "worker_timeout_s": LIMIT_S,
+    }
+    workers = GradientWorkerSet(worker_config(env=Slow, rollout=rollout))
+    try:
+        optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=2)
+        result = optimizer.step()
+        assert (result.updates, result.env_steps_sampled) == (2, 2 * STEPS)
+        stats = workers.stats()
+        assert stats["num_remote_worker_restarts"] == stats["num_restarts_below"] == 0
+    finally:
+        workers.stop()

@@ -25,7 +25,7 @@ from source_tree import ROOT
 from waiting import wait_until
 
 from polopt.trainers.presets import A2C
-from polopt.trainers.saved_trainer import read_or_fall_back, read_trainer_state
+from polopt.trainers.restoring import read_or_fall_back, read_trainer_state
 
 MODULE = "polopt.command_line.cli"
 POLOPT = [sys.executable, "-m", MODULE]
@@ -590,3 +590,16 @@ def test_sweep_trains_each_preset_and_names_the_best(tmp_path: Path) -> None:
     assert label.startswith("lr=")
     state = read_trainer_state(Path(best))
     assert state["config"]["optimizer"]["name"] == "sync_samples"
+
+
+def test_command_line_trains(tmp_path: Path) -> None:
+    code = "from polopt.command_line.cli import main; main()"
+    command = [sys.executable, "-c", code, "train", "cartpole_ppo", "stop.training_iteration=1"]
+    done = subprocess.run(
+        [*command, "--results-dir", str(tmp_path)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = tmp_path.rglob("result.json")
+    results = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [result["training_iteration"] for result in results] == [1]
+    assert "Traceback" not in done.stdout + done.stderr

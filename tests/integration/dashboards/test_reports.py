@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dashboard_helpers import select, write_sweep
 from dashboard_results import write_examples
-from test_dashboard_views import results, select, write_sweep
 
 from polopt.dashboards import report
 from polopt.dashboards.data.trials import RETURN
-
-__all__ = ["results"]  # the fixture
 
 
 def test_length_of_a_report_is_bounded(results: Path, tmp_path: Path) -> None:

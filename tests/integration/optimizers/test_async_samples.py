@@ -22,7 +22,7 @@ from polopt.rollouts.transport.simulated_channel import (
     oldest_first,
     shuffled_by,
 )
-from polopt.rollouts.workers.answer import Answer
+from polopt.rollouts.workers.call_runner import Answer
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 

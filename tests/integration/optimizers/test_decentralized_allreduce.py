@@ -27,7 +27,7 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.optimizers.decentralized_allreduce import (
     DecentralizedAllReduce,
     DecentralizedAllReduceConfig,
-    sample,
+    sample_and_keep,
 )
 from polopt.optimizers.rank_group import checksum
 from polopt.policies.learning.schedules import Schedule
@@ -312,7 +312,7 @@ def test_early_stop_applies_to_one_call() -> None:
         worker.control.request_stop(EarlyStopRequest(call, keep_steps=2))
 
     def steps_of(call: int) -> int:
-        answer = worker.run(call, sample)
+        answer = worker.run(call, sample_and_keep)
         assert answer.error is None
         length: int = worker.state["batch"].shape[0]
         assert answer.record.num_early_stopped == (length < 5)

@@ -17,11 +17,11 @@ from fakes import (
     make_optimizer,
     worker_config,
 )
-from faulty_envs import Spoiled
+from faulty_envs import Spoiled, num_faults
 from rank_helpers import Pool, on_ranks
 from toy_envs import Drift, make_policy, random_batch
 
-from polopt.collectors.collector import Collector
+from polopt.common.faults import non_finite_values
 from polopt.common.weights import Gradients
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.async_samples import AsyncSamples
@@ -113,8 +113,8 @@ def test_environment_with_non_finite_data_is_reset(what: str, mode: str) -> None
     # Each of the two environments returns one non-finite value. If both values are in one fragment,
     # they count once. Without a reset, a non-finite observation would also be the first observation
     # of the next fragment, and would count again.
-    assert 1 <= counts.num_non_finite <= 2
-    assert counts.faults.non_finite.startswith("environment 'Spoiled' of worker 7: ")
+    assert 1 <= num_faults(counts.faults, "non_finite", "bad_rows") <= 2
+    assert non_finite_values(counts.faults).startswith("environment 'Spoiled' of worker 7: ")
     assert all(all_finite(batch.all_obs) for batch in batches)
     assert counts.env_steps == sum(batch.env_steps for batch in batches) > 0
     returns = np.concatenate([batch.episodes.returns for batch in batches])
@@ -159,16 +159,6 @@ def test_sync_samples_in_one_process() -> None:
         assert optimizer.step().env_steps_sampled == 10
     assert workers.stats()["num_non_finite"] in (1, 2)
     assert is_finite(optimizer.policy)
-
-
-def test_collector_returns_only_finite_batches() -> None:
-    config = non_finite_config("nan reward", rollout={"num_workers": 0}, times=1, worker=0)
-    workers = WorkerSet(config)
-    collector = Collector.over(workers, total_frames=60, sync=True)
-    batches = list(collector)
-    assert sum(batch.env_steps for batch in batches) == collector.num_frames >= 60
-    assert all(all_finite(batch["rewards"]) for batch in batches)
-    assert workers.stats()["num_non_finite"] in (1, 2)
 
 
 @pytest.mark.parametrize("cls", [AsyncGradients, SyncGradients, SyncSamples, AsyncSamples])

@@ -6,7 +6,7 @@ import dataclasses
 import importlib.util
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 from fakes import make_optimizer, pid_of, worker_config
+from gpu_helpers import SMALL, devices_of
 from gymnasium import spaces
 from policy_helpers import MODELS, FakeEnv, every_model, every_policy, make_batch, moved
-from rank_helpers import LEARNING, learned_state, on_ranks, run_on
+from rank_helpers import LEARNING, learned_state, on_ranks
 from ray import tune
 from replay_helpers import replay_policy, shaken, transitions
 from toy_envs import POLICIES as ON_POLICY
@@ -28,7 +29,6 @@ from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.policies.dqn import DQNPolicy
 from polopt.policies.policy_registry import POLICIES
-from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
@@ -37,14 +37,6 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch fin
 #: rounding of a gradient near 0 would then decide on the direction of the step.
 SMOOTH = {"adam_epsilon": 1e-2, "rmsprop_epsilon": 1e-2, "fast_cpu": False}
 SGD = {"num_sgd_iter": 2, "sgd_minibatch_size": 8, "lr": 1e-2, "kl_coeff": 0.2}
-#: Options of each preset for short iterations.
-SMALL: dict[str, Any] = {
-    "num_envs_per_worker": 2,
-    "rollout_fragment_length": 8,
-    "min_sample_timesteps_per_iteration": 64,
-    "model": {"fcnet_hiddens": [16]},
-    "seed": 3,
-}
 REPLAY = {"learning_starts": 32, "train_batch_size": 16, "buffer_size": 1000}
 PRESETS: dict[str, dict[str, Any]] = {
     "A3C": {"num_workers": 2},
@@ -171,6 +163,13 @@ def assert_learn_the_same(one: Any, other: Any, updates: int = 7, sizes: Any = (
     assert one.shuffle.bit_generator.state == other.shuffle.bit_generator.state
 
 
+def graphs_of(policy: Any) -> dict[Any, Any]:
+    """The recorded gradients of a policy."""
+    assert policy.learns_with == "CUDA graphs"
+    graphs: dict[Any, Any] = policy._faster_backward.active().__self__._graphs
+    return graphs
+
+
 @pytest.mark.parametrize("name", ["dqn", "sac", "td3"])
 @pytest.mark.parametrize("key", ["mlp", "mask", "image", "normalised"])
 def test_cuda_graphs_learn_as_without_graphs(name: str, key: str) -> None:
@@ -188,21 +187,21 @@ def test_cuda_graphs_learn_as_without_graphs(name: str, key: str) -> None:
     one, other = both_ways(name, **options)
     assert_learn_the_same(one, other, sizes=(32, 32, 16))
     kinds = 2 if name == "td3" else 1  # with and without an update of the actor
-    assert len(one._graphs._graphs) == 2 * kinds
-    assert other._graphs is None
+    assert len(graphs_of(one)) == 2 * kinds
+    assert other.learns_with == "torch (fast_gpu is False)"
 
 
 def test_cuda_graphs_follow_new_weights_and_options() -> None:
     one, other = both_ways("sac")
     assert_learn_the_same(one, other)
-    (recorded,) = one._graphs._graphs.values()
+    (recorded,) = graphs_of(one).values()
     flat = one.get_weights().flat * np.float32(0.5)
     for policy in (one, other):
         policy.flat.set_params(flat)
         policy.set_option("target_entropy", 3.0)
         policy.set_option("tau", 0.5)
     assert_learn_the_same(one, other)
-    (again,) = one._graphs._graphs.values()
+    (again,) = graphs_of(one).values()
     assert again is not recorded  # the new target of the entropy is in a new recording
 
 
@@ -255,7 +254,7 @@ class AsksTheGpu(FollowsClock):
 def test_overridden_loss_learns_without_graphs() -> None:
     made = replay_policy("dqn")
     policy = FollowsClock(made.encoder.space, made.action_space, made.config, device="cuda")
-    assert policy._graphs is None
+    assert policy.learns_with == "torch (FollowsClock changes loss)"
     rows = transitions(policy)
     norms = [policy.learn_on_batch(rows)["grad_norm"] for _ in range(3)]
     assert norms[2] > 2.0 * norms[0] > 0.0
@@ -390,10 +389,6 @@ def gpu_workers(ray_session: None) -> Iterator[Callable[..., WorkerSet]]:
         workers.stop()
 
 
-def devices_of(workers: Iterable[WorkerHandle]) -> list[str]:
-    return run_on(workers, lambda worker: worker.policy.flat.params.device.type)
-
-
 @pytest.mark.parametrize("backend", ["auto", "socket", "gloo"])
 def test_ranks_that_share_a_gpu_keep_equal_weights(
     gpu_workers: Any, compare_every_round: None, backend: str
@@ -426,24 +421,6 @@ def test_killed_worker_on_a_gpu_is_replaced(gpu_workers: Any) -> None:
     assert devices_of(workers.remote) == ["cuda", "cuda"]
 
 
-@pytest.mark.parametrize("policy_device", ["cpu", "cuda"])
-def test_gradient_worker_on_a_gpu_has_workers_below_on_cpus(
-    gpu_workers: Any, policy_device: str
-) -> None:
-    config = {"env": "CartPole-v1", **SMALL, "num_workers": 1, "num_workers_below": 1}
-    gpus = 0.4 if policy_device == "cuda" else 0.0
-    trainer = polopt.A3C({**config, "num_gpus_per_worker": gpus})
-    try:
-        trainer.train()
-        assert devices_of(trainer.optimizer.workers.remote) == [policy_device]
-        below = run_on(
-            trainer.optimizer.workers.remote, lambda worker: worker.workers.config.device
-        )
-        assert below == ["cpu"]
-    finally:
-        trainer.stop()
-
-
 def test_tune_gives_the_trial_its_gpu(ray_session: None, tmp_path: Path) -> None:
     config = {"env": "CartPole-v1", **SMALL, **PRESETS["SyncPPO"], "num_gpus": 1}
     results = tune.Tuner(
@@ -455,24 +432,6 @@ def test_tune_gives_the_trial_its_gpu(ray_session: None, tmp_path: Path) -> None
     ).fit()
     assert not results.errors
     assert results[0].metrics["optimizer"]["machine"]["driver_gpu_memory_bytes"] > 0
-
-
-def test_collector_acts_on_a_gpu(ray_session: None) -> None:
-    for num_collectors in (0, 1):
-        collector = polopt.Collector(
-            "CartPole-v1",
-            None,
-            num_collectors=num_collectors,
-            frames_per_batch=16,
-            total_frames=32,
-            policy_device="cuda",
-            remote_configs={"num_cpus": 0.25, "num_gpus": 0.4} if num_collectors else {},
-        )
-        try:
-            batches = list(collector)
-            assert sum(batch.env_steps for batch in batches) >= 32
-        finally:
-            collector.shutdown()
 
 
 @pytest.mark.skipif(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +9,14 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from test_checkpoints import SMALL
-from test_loading import ACTIONS, OBSERVATIONS, OPTIONS, trained
-from typer.testing import CliRunner
+from onnx_checks import batch_of, check_model, needs_onnx
+from trained_policies import ACTIONS, OBSERVATIONS, OPTIONS, trained
 
-import polopt
-from polopt.command_line.cli import app
 from polopt.common.config import ConfigError
 from polopt.common.moments import Moments
 from polopt.policies.policy import Policy
 from polopt.policies.policy_registry import POLICIES
-from polopt.trainers.trainer import PolicyOptimizerTrainer
 
-needs_onnx = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("onnxruntime", "onnxscript")),
-    reason="onnxruntime or onnxscript is not installed: pip install 'polopt[dev]'",
-)
 SPACES = {
     **OBSERVATIONS,
     "one box": spaces.Dict(a=spaces.Box(-5.0, 5.0, (2, 3), np.float64)),
@@ -45,49 +36,6 @@ def moved_policy(
     with torch.no_grad():
         policy.flat.params.add_(0.05 * noise)
     return policy
-
-
-def leaves(batch: Any) -> list[np.ndarray]:
-    if isinstance(batch, dict):
-        return [leaf for part in batch.values() for leaf in leaves(part)]
-    if isinstance(batch, tuple):
-        return [leaf for part in batch for leaf in leaves(part)]
-    return [batch]
-
-
-def batch_of(space: Any, rows: int) -> Any:
-    if isinstance(space, spaces.Dict):
-        return {key: batch_of(part, rows) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(batch_of(part, rows) for part in space.spaces)
-    return np.stack([space.sample() for _ in range(rows)])
-
-
-def check_model(policy: Policy, path: Path) -> None:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(path))
-    inputs = [node.name for node in session.get_inputs()]
-    space = policy.encoder.space
-    space.seed(3)
-    for rows in (1, 2, 7):
-        batch = batch_of(space, rows)
-        if policy.mask is not None:
-            batch["action_mask"][:, rows % 3] = 1  # at least one action is allowed
-        states = np.random.default_rng(rows).normal(size=(rows, policy.state_size))
-        memory = [states.astype(np.float32)] if policy.state_size else []
-        feed = dict(zip(inputs, [*leaves(batch), *memory], strict=True))
-        actions, params, *after = session.run(None, feed)
-        expected, state = policy.predict(batch, memory[0] if memory else None)
-        if memory:
-            np.testing.assert_allclose(after[0], state, rtol=1e-5, atol=1e-5)
-        assert actions.dtype == expected.dtype
-        assert actions.shape == expected.shape == (rows, *policy.action_space.shape)
-        np.testing.assert_allclose(actions, expected, rtol=1e-5, atol=1e-5)
-        exact = policy.compute_actions(policy.encoder.rows(batch), state=states.astype(np.float32))[
-            1
-        ]["action_dist_inputs"]
-        np.testing.assert_allclose(params, exact, rtol=1e-5, atol=1e-5)
 
 
 @needs_onnx
@@ -160,24 +108,6 @@ def test_onnx_model_acts_as_predict_with_several_options(
     assert policy.get_weights().moments.rows > 0
     policy.export_onnx(tmp_path / "policy.onnx")
     check_model(policy, tmp_path / "policy.onnx")
-
-
-@needs_onnx
-def test_export_command_writes_what_load_returns(tmp_path: Path) -> None:
-    made = PolicyOptimizerTrainer({**SMALL, "lr": 0.05})
-    made.train()
-    made.save(str(tmp_path / "c"))
-    made.stop()
-    model = tmp_path / "policy.onnx"
-    done = CliRunner().invoke(app, ["export", str(tmp_path / "c"), str(model)])
-    assert done.exit_code == 0, done.output
-    assert str(model) in done.stdout
-    check_model(polopt.load(tmp_path / "c"), model)
-    unwritable = CliRunner().invoke(app, ["export", str(tmp_path), str(tmp_path / "no" / "p.onnx")])
-    assert unwritable.exit_code == 2
-    assert "cannot be written: No such file" in unwritable.stderr
-    with pytest.raises(ConfigError, match="cannot be written: Not a directory"):
-        polopt.load(tmp_path / "c").export_onnx(model / "policy.onnx")
 
 
 def test_export_error_names_missing_packages(

@@ -89,6 +89,19 @@ def test_pairs_of_one_process_count_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert row.startswith("| a3c | 2 | 3 |")
 
 
+def test_a_stored_run_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    stored_runs = importlib.import_module("stored_runs")
+    assert stored_runs.read_runs(tmp_path / "runs.jsonl") == {}
+    for path in (BENCHMARKS / "results").iterdir():
+        runs = stored_runs.read_runs(path)
+        assert "about" in runs
+        stored_runs.write_runs(tmp_path / "runs.jsonl", runs)
+        text = (tmp_path / "runs.jsonl").read_text()
+        assert text == path.read_text()
+        assert text.count("\n") == len(runs)
+
+
 def test_call_without_new_steps_does_not_count_as_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS / "peers" / "common"))
     measuring = importlib.import_module("measuring")

@@ -1,4 +1,5 @@
-"""Without an add-on, everything else still trains: each add-on is deleted from a copy of polopt."""
+"""Without an add-on, everything else still trains, and its tests pass: each add-on is deleted from
+a copy of polopt, with its tests."""
 
 from __future__ import annotations
 
@@ -11,12 +12,16 @@ from pathlib import Path
 import pytest
 from source_tree import PACKAGE_FOLDERS, ROOT
 
+from polopt.common.add_ons import add_ons
 from polopt.trainers.presets import PRESETS
 
-ADD_ONS = ("collectors", "command_line", "dashboards", "recording", "rllib")
+ADD_ONS = (
+    *("collectors", "command_line", "dashboards", "recording", "rllib"),
+    *("policies/fast_cpu", "policies/fast_gpu"),
+)
 
 #: Trains SyncPPO through Tune, with a checkpoint, and then the given presets. Without collectors,
-#: an option that only they support is an error.
+#: an option that only they support is an error. So are names of RLlib without the add-on `rllib`.
 PROGRAM = """
 import sys
 import polopt
@@ -38,8 +43,17 @@ if "collectors" in sys.argv[3]:
         assert "no add-on starts workers below" in str(error), error
     else:
         raise AssertionError("num_workers_below was ignored")
+if "rllib" in sys.argv[3]:
+    try:
+        polopt.SyncPPO(env="CartPole-v1", num_env_runners=0)
+    except ValueError as error:
+        assert "unknown key 'num_env_runners'" in str(error), error
+    else:
+        raise AssertionError("num_env_runners was accepted")
 best = tune.Tuner(polopt.SyncPPO, param_space=learns, run_config=run).fit()[0]
 assert best.error is None and polopt.load(best.checkpoint.path) is not None
+expected = "torch" if "fast_cpu" in sys.argv[3] else "NumPy"
+assert best.metrics["optimizer"]["learns_with"] == expected, best.metrics["optimizer"]
 for name in sys.argv[4:]:
     env = "Pendulum-v1" if name in ("SAC", "TD3") else "CartPole-v1"
     needed = {"num_workers": 1} if name in ("A3C", "DDPPO", "IMPALA", "APPO", "ApexDQN") else {}
@@ -52,19 +66,40 @@ print("trained")
 
 
 def copy_without(deleted: tuple[str, ...], to: Path) -> Path:
-    """Copies the package, without some of its folders, and returns the folder to import from."""
+    """Copies the package and the tests, without some folders of the package and the tests of these
+    folders. Returns the folder to import from."""
     package = to / "polopt"
     shutil.copytree(ROOT / "src" / "polopt", package, symlinks=True)
     for folder in PACKAGE_FOLDERS:
         (package / folder).unlink(missing_ok=True)
-        if folder not in deleted:
-            shutil.copytree(ROOT / folder, package / folder)
+        shutil.copytree(ROOT / folder, package / folder)
+    for folder in ("docs", "tests"):
+        shutil.copytree(ROOT / folder, to / folder)
+    for name in ("constraints.txt", "pyproject.toml", "setup.cfg"):
+        shutil.copy(ROOT / name, to)
+    for folder in deleted:
+        shutil.rmtree(package / folder)
+        for kind in ("unit", "integration"):
+            shutil.rmtree(to / "tests" / kind / folder, ignore_errors=True)
     return to
 
 
+def run(source: Path, *arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
+    """Runs Python with the arguments, in the folder `source` and with its package."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": str(source)},
+        cwd=source,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
 def test_each_add_on_is_known() -> None:
-    with_file = {path.parent.name for path in ROOT.glob("*/add_on.py")}
-    assert with_file <= {*ADD_ONS} <= {*PACKAGE_FOLDERS}
+    found = {type(add_on).__module__ for add_on in add_ons()}
+    named = {f"polopt.{name.replace('/', '.')}.add_on" for name in ADD_ONS}
+    assert found == named - {"polopt.command_line.add_on"}, "the command line attaches nothing"
 
 
 @pytest.mark.timeout(400)
@@ -75,22 +110,22 @@ def test_everything_else_trains(deleted: tuple[str, ...], tmp_path: Path) -> Non
     """With all add-ons deleted, trains every preset. With one deleted, only SyncPPO."""
     presets = [*PRESETS.keys() - {"PolicyOptimizerTrainer"}] if deleted == ADD_ONS else []
     source = copy_without(deleted, tmp_path / "copy")
-    environment = {**os.environ, "PYTHONPATH": str(source)}
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            PROGRAM,
-            str(source),
-            str(tmp_path / "results"),
-            ",".join(deleted),
-            *presets,
-        ],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=380,
+    results = str(tmp_path / "results")
+    done = run(
+        source, "-c", PROGRAM, str(source), results, ",".join(deleted), *presets, timeout=380
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.endswith("trained\n")
+
+
+@pytest.mark.timeout(1200)
+def test_unit_tests_of_the_core_pass_without_add_ons(tmp_path: Path) -> None:
+    """Leaves out the tests in `project`, which check the whole repository. Leaves out the tests in
+    `optimizers`, too: they simulate many processes and take a third of the time, and
+    `test_everything_else_trains` trains with each optimizer."""
+    source = copy_without(ADD_ONS, tmp_path / "copy")
+    for folder in ("project", "optimizers"):
+        shutil.rmtree(source / "tests" / "unit" / folder)
+    done = run(source, "-m", "pytest", "tests/unit", "-q", "-n", "2", "-x", timeout=1180)
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert " passed" in done.stdout.splitlines()[-1]

@@ -137,8 +137,9 @@ def test_a_second_run_without_the_record_differs(
 def collected(seed: int = 5, **options: Any) -> list[np.ndarray]:
     """Returns the weights after each batch of an asynchronous collector. In the recorded run, a
     worker is killed."""
+    collectors = pytest.importorskip("polopt.collectors.collector")
     batches, killed = [], False
-    with polopt.Collector(
+    with collectors.Collector(
         Drift,
         "a2c",
         num_collectors=2,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from test_config_properties import SMALL, is_small, mutated, mutations, quietly
+from random_configs import SMALL, is_small, mutated, mutations, quietly
 
 from polopt.common.config import ConfigError
 from polopt.rollouts.workers.errors import WorkersFailedError

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fakes import pid_of
+from learning import TINY
 from plugin_page import plugin
 from toy_envs import Drift
 
@@ -17,21 +18,6 @@ import polopt
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 pytestmark = pytest.mark.usefixtures("ray_session")
-#: One worker of each kind, and short iterations.
-TINY: dict[str, Any] = {
-    "env": "CartPole-v1",
-    "policy": "a2c",
-    "num_workers": 1,
-    "num_envs_per_worker": 2,
-    "rollout_fragment_length": 16,
-    "min_sample_timesteps_per_iteration": 64,
-    "min_time_s_per_iteration": 0.05,
-    "model": {"fcnet_hiddens": [8]},
-    "seed": 1,
-    "evaluation_interval": 1,
-    "evaluation_duration": 3,
-    "evaluation_num_workers": 1,
-}
 
 
 def train_until(trainer: PolicyOptimizerTrainer, evaluations: int) -> dict[str, Any]:

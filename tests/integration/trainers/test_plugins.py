@@ -3,85 +3,18 @@ installed package."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from installed_plugin import install_plugin, with_plugin
 
 from polopt import A3C, PolicyOptimizerTrainer, register_optimizer, register_policy
 from polopt.common.config import ConfigError
-from polopt.dashboards.data.tab import OptimizerTab
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.policies.a2c import A2CPolicy
 from polopt.policies.policy_registry import POLICIES
-
-CLI = "polopt.command_line.cli"
-PYPROJECT = """
-[build-system]
-requires = ["setuptools"]
-build-backend = "setuptools.build_meta"
-
-[project]
-name = "thirdparty"
-version = "1"
-
-[project.entry-points."polopt.policies"]
-scaled_policy = "thirdparty:ScaledPolicy"
-
-[project.entry-points."polopt.optimizers"]
-repeated_samples = "thirdparty:RepeatedSamples"
-broken = "no_such_module:Broken"
-"""
-
-MODULE = '''
-"""A policy and an optimizer of a third party."""
-
-import polopt
-import pydantic
-from polopt.optimizers.sync_samples import SyncSamples, SyncSamplesConfig
-from polopt.policies.a2c import A2CConfig, A2CPolicy
-
-
-class ScaledConfig(A2CConfig):
-    loss_scale: float = pydantic.Field(2.0, gt=0.0)
-
-
-class ScaledPolicy(A2CPolicy):
-    """A2C with a scaled loss."""
-
-    config_class = ScaledConfig
-
-    def loss(self, rows):
-        loss, stats = super().loss(rows)
-        return self.config.loss_scale * loss, stats
-
-
-class RepeatedSamplesConfig(SyncSamplesConfig):
-    rounds: int = pydantic.Field(1, ge=1)
-
-
-class RepeatedSamples(SyncSamples):
-    """Reports the number of its rounds."""
-
-    name = "repeated_samples"
-    config_class = RepeatedSamplesConfig
-    tab = polopt.Tab(
-        "How busy the driver is.",
-        (polopt.Plot("lag", "Lag", "A help.", "updates", {"mean": "optimizer/policy_lag/mean"}),),
-    )
-
-    def step(self):
-        for _ in range(self.config.rounds):
-            result = super().step()
-        return result
-
-    def extra_stats(self):
-        return {**super().extra_stats(), "rounds": self.config.rounds}
-'''
 
 TRAIN = """
 from polopt import PolicyOptimizerTrainer
@@ -108,81 +41,13 @@ print("trained")
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Installs the package with pip in a directory outside of the virtual environment. Returns this
-    directory."""
-    source = tmp_path_factory.mktemp("source")
-    (source / "pyproject.toml").write_text(PYPROJECT)
-    (source / "thirdparty.py").write_text(MODULE)
-    target = tmp_path_factory.mktemp("target")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    done = subprocess.run(
-        [*pip, "--no-index", "--no-build-isolation", "--no-deps", "--target", target, source],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return target
-
-
-def with_plugin(installed: Path, *command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(installed), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run(
-        [sys.executable, *command],
-        env={**os.environ, "PYTHONPATH": path},
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return install_plugin(tmp_path_factory.mktemp("plugin"))
 
 
 def test_installed_plugin_trains(installed: Path, tmp_path: Path) -> None:
     done = with_plugin(installed, "-c", TRAIN, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("trained\n")
-    # Without the plugin, evaluation fails with an error that names the plugin.
-    evaluate = ["-m", CLI, "evaluate", "checkpoint", "--episodes", "1"]
-    without = subprocess.run(
-        [sys.executable, *evaluate], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert without.returncode == 2
-    assert "key 'policy': got 'scaled_policy'" in without.stderr
-    assert with_plugin(installed, *evaluate, cwd=tmp_path).returncode == 0
-
-
-def test_tab_of_a_plugin_is_written_beside_its_results(installed: Path, tmp_path: Path) -> None:
-    changes = [
-        *("env=CartPole-v1", "num_workers=0", "optimizer=repeated_samples", "rounds=2"),
-        *("stop.training_iteration=2", "min_sample_timesteps_per_iteration=1"),
-        *("--results-dir", str(tmp_path)),
-    ]
-    train = ["-m", CLI, "train", "PolicyOptimizerTrainer", *changes]
-    done = with_plugin(installed, *train, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    (file,) = tmp_path.rglob("optimizer.json")
-    assert (file.parent / "result.json").exists()
-    tab = OptimizerTab.from_json(file.read_text())
-    assert (tab.name, tab.title) == ("repeated_samples", "RepeatedSamples")
-    assert tab.phases == SyncSamples.phases
-    assert "rounds" in tab.extra_stats
-    assert [plot.title for plot in tab.tab.plots] == ["Lag"]
-
-
-def test_installed_plugin_is_listed(installed: Path, tmp_path: Path) -> None:
-    done = with_plugin(installed, "-m", CLI, "list", cwd=tmp_path)
-    assert "  scaled_policy  A2C with a scaled loss\n" in done.stdout
-    assert "Reports the number of its rounds" in done.stdout
-
-
-def test_broken_plugin_fails_only_where_it_is_named(installed: Path, tmp_path: Path) -> None:
-    train = ["-m", CLI, "train", "PolicyOptimizerTrainer", "env=CartPole-v1"]
-    done = with_plugin(installed, *train, "optimizer=broken", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "cannot be imported: ModuleNotFoundError: No module named 'no_such" in done.stderr
-    assert done.stderr.count("\n") == 1
-    done = with_plugin(installed, *train, "optimizer=unknown_name", cwd=tmp_path)
-    assert "got 'unknown_name'" in done.stderr
 
 
 class RegisteredPolicy(A2CPolicy):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Any
 
 import gymnasium
@@ -17,40 +16,6 @@ from toy_envs import Drift
 from polopt.collectors.collector import Collector
 from polopt.rollouts.transport.control_page import ControlPage
 from polopt.rollouts.transport.simulated_channel import Script, oldest_first
-
-
-class TimestampEnv(gymnasium.Env[np.ndarray, int]):
-    """An environment whose observations are `[time, process id]`. The time is the monotonic clock,
-    which all processes of a machine share.
-
-    Args:
-        step_s: the number of seconds that a step takes.
-        slow: the index of the slow worker.
-        slow_s: the number of seconds that a step takes in the slow worker.
-        length: the number of steps in an episode.
-    """
-
-    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
-    action_space = spaces.Discrete(3)
-
-    def __init__(self, config: Any) -> None:
-        slow = config.get("slow") == config.worker_index
-        self.step_s = config.get("slow_s" if slow else "step_s", 0.0)
-        self.length = config.get("length", 10**9)
-        self.time = 0
-
-    def _obs(self) -> np.ndarray:
-        return np.array([time.monotonic(), os.getpid()])
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
-        super().reset(seed=seed)
-        self.time = 0
-        return self._obs(), {}
-
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        time.sleep(self.step_s)
-        self.time += 1
-        return self._obs(), float(action), self.time >= self.length, False, {}
 
 
 class NotesStops(CheckedWorker):

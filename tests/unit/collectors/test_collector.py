@@ -7,11 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collector_toys import fake_collector, update
-from fakes import in_order
+from collector_toys import fake_collector, local_collector, update
+from fakes import (
+    in_order,
+)
+from gymnasium import spaces
+from policy_helpers import BOTH
+from toy_envs import NESTED, Samples
 
 from polopt.collectors.collector import Collector
 from polopt.common.config import ConfigError
+from polopt.common.moments import Moments
 from polopt.common.sample_batch import SampleBatch
 from polopt.rollouts.transport.channel import LostProcessError
 from polopt.rollouts.transport.simulated_channel import shuffled_by
@@ -343,3 +349,47 @@ def test_weights_from_outside() -> None:
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         fake_collector(2, **options)
+
+
+@pytest.mark.parametrize("with_postproc", [False, True])
+def test_collector_returns_encoded_observations(with_postproc: bool) -> None:
+    seen = []
+
+    def postproc(batch: SampleBatch) -> SampleBatch:
+        seen.append(batch.obs)
+        return batch
+
+    def act(obs: np.ndarray) -> np.ndarray:
+        seen.append(obs)
+        return np.zeros(len(obs))
+
+    options = {"postproc": postproc} if with_postproc else {}
+    collector = local_collector(lambda: Samples(NESTED), policy=act, **options)
+    batch = next(collector)
+    size = spaces.utils.flatdim(NESTED)
+    for obs in (*seen, batch.obs, batch.successor_obs):
+        assert obs.dtype == np.float32
+        assert obs.shape[-1] == size
+    collector.shutdown()
+
+
+def moments_of(policy: Any) -> Moments:
+    moments = policy.get_weights().moments
+    assert moments is not None
+    return moments
+
+
+def test_collector_adds_moments_and_keeps_them_with_new_weights() -> None:
+    policy = ("ppo", BOTH)
+    with local_collector(policy=policy, total_frames=48) as collector:
+        given = collector.policy.get_weights()
+        frames = 0
+        for batch in collector:
+            frames += batch.env_steps
+            assert batch.moments is None
+            assert moments_of(collector.policy).rows == frames
+            collector.policy.learn_on_batch(batch)
+            update(collector)
+            collector.update_policy_weights_(given._replace(version=batch.version + 1))
+        assert frames >= 48
+        assert moments_of(collector.policy).rows == frames

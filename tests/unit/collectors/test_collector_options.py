@@ -13,9 +13,11 @@ import pytest
 import torch
 from collector_toys import Reach, local_collector, logits_for, pushing_right
 from gymnasium.wrappers import NormalizeObservation
+from hidden_packages import NEEDED, hide, without_swig
 from masked_env import Masked
 from toy_envs import AUTORESET, Clock, Drift, make_policy
 
+import polopt
 from polopt.collectors.collector import Collector, next_seed
 from polopt.collectors.collector_config import CollectorConfig
 from polopt.collectors.non_learning import ModulePolicy
@@ -628,3 +630,22 @@ def test_a_record_is_a_new_file(tmp_path: Path) -> None:
 def test_rerun_of_a_missing_record_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         local_collector(num_collectors=1, rerun_of=tmp_path / "run.jsonl.gz")
+
+
+def test_collector_names_only_options_that_it_has() -> None:
+    with pytest.raises(ConfigError) as caught:
+        polopt.Collector("CartPole-v1", n_steps=3, frames_per_batch=8)
+    assert "rollout_fragment_length" not in str(caught.value)
+    with pytest.raises(ConfigError, match="CleanRL: 'kl_stop': learning stops"):
+        polopt.Collector("CartPole-v1", ("ppo", {"target_kl": 1}), frames_per_batch=8)
+
+
+@pytest.mark.parametrize(("module", "env", "said"), NEEDED)
+@pytest.mark.parametrize("num_collectors", [0, 2])
+def test_missing_package_is_named(
+    module: str, env: str, said: str, num_collectors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide(monkeypatch, module)
+    with pytest.raises(ConfigError) as caught:
+        polopt.Collector(env, num_collectors=num_collectors, frames_per_batch=8)
+    assert without_swig(caught.value) == said

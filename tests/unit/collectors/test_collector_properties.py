@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_config_properties import check_message, junk, names, numbers, plausible, quietly
+from random_configs import check_message, junk, names, numbers, plausible, quietly
 from toy_envs import Drift
 
 from polopt import Collector

@@ -20,13 +20,12 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from command_helpers import SMALL, error_of, polopt
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import NormalizeObservation
-from typer.testing import CliRunner, Result
 
 import polopt as package
 from polopt.command_line import evaluate_command, tune_run
-from polopt.command_line.cli import app
 from polopt.command_line.examples import example_names
 from polopt.command_line.names import name_on_command_line
 from polopt.common.config import ConfigError
@@ -37,34 +36,9 @@ from polopt.trainers import play_episodes
 from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.presets import PRESETS
+from polopt.trainers.restoring import find_checkpoint, policy_of, restore_env_statistics
 from polopt.trainers.results import look_up
-from polopt.trainers.saved_policy import policy_of
-from polopt.trainers.saved_trainer import find_checkpoint, restore_env_statistics
 from polopt.trainers.trainer import PolicyOptimizerTrainer
-
-SMALL = {
-    "env": "CartPole-v1",
-    "num_workers": 0,
-    "num_envs_per_worker": 2,
-    "rollout_fragment_length": 8,
-    "min_sample_timesteps_per_iteration": 32,
-    "model": {"fcnet_hiddens": [8]},
-    "seed": 5,
-}
-
-
-def polopt(*arguments: object) -> Result:
-    """Runs the command in this process. Ray must not start."""
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def error_of(result: Result, code: int = 2) -> str:
-    """Returns the one line that a failed command prints."""
-    assert result.exit_code == code, result.output
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr
 
 
 @pytest.fixture(scope="module")
@@ -253,9 +227,7 @@ def test_evaluate_normalises_observations_as_in_training(tmp_path: Path) -> None
     trainer.save(str(tmp_path / "c"))
     [saved] = [one["statistics"] for one in trainer.optimizer.worker_states().values()]
     trainer.stop()
-    state, experiment = evaluate_command.load(
-        tmp_path / "c", "test_command_line:normalized_cartpole"
-    )
+    state, experiment = evaluate_command.load(tmp_path / "c", f"{__name__}:normalized_cartpole")
     with play_episodes.environment(experiment.rollout) as env:
         policy = policy_of(state, tmp_path / "c")
         play_episodes.check_spaces(policy, env)
@@ -266,7 +238,7 @@ def test_evaluate_normalises_observations_as_in_training(tmp_path: Path) -> None
         again, _ = env.reset(seed=7)
     np.testing.assert_array_equal(observation, again)  # evaluation does not change the statistics
     options = ["evaluate", tmp_path / "c", "--episodes", 2, "--seed", 1, "--env"]
-    played = polopt(*options, "test_command_line:normalized_cartpole")
+    played = polopt(*options, f"{__name__}:normalized_cartpole")
     assert played.exit_code == 0, played.output
     assert "do not fit the wrappers of the environment" in error_of(polopt(*options, "CartPole-v1"))
 
@@ -277,7 +249,7 @@ def test_evaluate_takes_the_newest_whole_checkpoint(checkpoint: Path, tmp_path: 
         shutil.copytree(checkpoint, tmp_path / name)
         os.utime(tmp_path / name / "manifest.json", (number, number))
     assert find_checkpoint(tmp_path) == tmp_path / "c"
-    (tmp_path / "c" / "tensors.pt").write_bytes(b"")
+    (tmp_path / "c" / "tensors.safetensors").write_bytes(b"")
     (tmp_path / "b" / "manifest.json").unlink()
     assert find_checkpoint(tmp_path) == tmp_path / "a"
     assert "is damaged" in error_of(polopt("evaluate", tmp_path / "c"))
@@ -292,9 +264,7 @@ def test_evaluate_on_a_named_callable(checkpoint: Path, tmp_path: Path) -> None:
     trainer.save(str(tmp_path / "c"))
     trainer.stop()
     assert "--env module:callable" in error_of(polopt("evaluate", tmp_path / "c"))
-    named = polopt(
-        "evaluate", tmp_path / "c", "--episodes", 1, "--env", "test_command_line:callable_env"
-    )
+    named = polopt("evaluate", tmp_path / "c", "--episodes", 1, "--env", f"{__name__}:callable_env")
     assert named.exit_code == 0, named.output
 
 
@@ -319,7 +289,7 @@ def played_endless(folder: Path, *arguments: object, **options: Any) -> list[str
     trainer = PolicyOptimizerTrainer({**SMALL, "env": Endless, **options})
     trainer.save(str(folder / "c"))
     trainer.stop()
-    named = ["--env", "test_command_line:Endless", "--episodes", 2]
+    named = ["--env", f"{__name__}:Endless", "--episodes", 2]
     played = polopt("evaluate", folder / "c", *arguments, *named)
     assert played.exit_code == 0, played.output
     return played.stdout.splitlines()[1:]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_helpers import result
 from rich.console import Console
 
 from polopt.command_line import progress_table
@@ -23,24 +24,6 @@ from polopt.command_line.progress_table import (
     share_done,
     time_left_s,
 )
-
-
-def result(**changes: Any) -> dict[str, Any]:
-    return {
-        "env_runners": {"episode_return_mean": 85.0},
-        "num_env_steps_sampled_lifetime": 15_758,
-        "num_env_steps_sampled_per_second": 12_345.6,
-        "training_iteration": 4,
-        "time_this_iter_s": 2.0,
-        "time_total_s": 9.0,
-        "fault_tolerance": {"num_healthy_workers": 2},
-        "config": {"num_workers": 2},
-        "optimizer": {
-            "policy_lag": {"mean": 0.93},
-            "driver": {"share": {"wait": 0.6, "apply": 0.3, "report": 0.05, "other": 0.05}},
-        },
-        **changes,
-    }
 
 
 def test_line_has_units_and_fits_100_columns() -> None:

@@ -22,9 +22,8 @@ from polopt.command_line import ray_thread
 from polopt.command_line.cli import app
 from polopt.command_line.ray_thread import ray_running
 from polopt.command_line.signals import Stopped, StopSignals
-from polopt.common.config import ConfigError
 from polopt.rollouts.transport.sockets import PrivateListener
-from polopt.trainers.results import RENAMED_KEYS, check_stop_key, result_keys
+from polopt.trainers.results import check_stop_key, result_keys
 from polopt.trainers.stop_when import StopWhen
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
@@ -80,11 +79,7 @@ def test_request_without_space_for_the_file(tmp_path: Path) -> None:
     assert stop("trial", {})
 
 
-def test_renamed_stop_keys_name_the_new_key() -> None:
-    for old, new in RENAMED_KEYS.items():
-        with pytest.raises(ConfigError, match=f"{old!r} is now {new!r}"):
-            check_stop_key(old)
-        check_stop_key(new)
+def test_keys_of_results_are_stop_keys() -> None:
     for key in result_keys():
         check_stop_key(key)
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import yaml
+from command_helpers import result
 from ray import tune
 from ray.tune.search.sample import Float
 from rich.console import Console
-from test_progress import result
 
 import polopt
 from polopt.command_line import tune_run

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import signal
 import threading
 from collections.abc import Iterator
@@ -11,11 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ray.train.constants import DEFAULT_STORAGE_PATH
 
 import polopt
+from polopt.command_line.output import RESULTS_DIR
+from polopt.command_line.plan import plan
 from polopt.common.config import ConfigError
 from polopt.trainers.checkpoints import CheckpointError
-from polopt.trainers.saved_trainer import read_trainer_state
+from polopt.trainers.restoring import read_trainer_state
 
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1",
@@ -204,3 +209,52 @@ def test_callbacks_of_tune_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="polopt train "):
         polopt.train(str(path))
+
+
+def test_restore_alone_trains_what_the_checkpoint_has_trained(tmp_path: Path) -> None:
+    run = tmp_path / "a"
+    polopt.train("SyncPPO", SMALL, stop={"training_iteration": 2}, log_dir=run, verbose=0)
+    planned = plan(None, ["lr=0.5", "stop.training_iteration=9"], run)
+    assert planned.preset is polopt.SyncPPO
+    assert planned.experiment.policy.lr == 0.5
+    assert planned.experiment.policy.model.fcnet_hiddens == (8,)
+    assert planned.example.stop == {"training_iteration": 9}
+    result = polopt.train(
+        restore=run, stop={"training_iteration": 3}, log_dir=tmp_path / "b", verbose=0
+    )
+    assert result.metrics["training_iteration"] == 3
+    with pytest.raises(ConfigError, match="nothing to train"):
+        plan(None, [])
+    with pytest.raises(ConfigError, match="nothing to train"):
+        polopt.train()
+
+
+def test_train_continues_or_overwrites_a_run(tmp_path: Path) -> None:
+    def train(end: int, **options: Any) -> list[int]:
+        stop = {"training_iteration": end}
+        polopt.train(**options, log_dir=tmp_path, verbose=0, stop=stop)
+        lines = (tmp_path / "result.json").read_text().splitlines()
+        return [json.loads(line)["training_iteration"] for line in lines]
+
+    new: dict[str, Any] = {"experiment": "SyncPPO", "config": SMALL}
+    assert train(1, **new) == [1]
+    assert train(3, restore=tmp_path) == [1, 2, 3]
+    with pytest.raises(ConfigError, match="overwrite=True"):
+        train(1, **new)
+    with pytest.raises(ConfigError, match="overwrite: got True, but log_dir"):
+        train(4, restore=tmp_path, overwrite=True)
+    (tmp_path / "notes.txt").write_text("mine")
+    of_add_ons = [tmp_path / name for name in ("trace.json", "arrivals_000000.jsonl.gz")]
+    for path in of_add_ons:
+        path.write_text("of the earlier run")
+    assert train(2, **new, overwrite=True) == [1, 2]
+    assert [path.name for path in tmp_path.glob("checkpoint_*")] == ["checkpoint_000000"]
+    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1
+    assert (tmp_path / "notes.txt").exists()
+    assert not any(path.exists() for path in of_add_ons)
+
+
+def test_tests_leave_the_home_of_their_user_alone() -> None:
+    home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    for folder in (DEFAULT_STORAGE_PATH, RESULTS_DIR.expanduser(), os.environ["HOME"]):
+        assert home not in Path(folder).parents

@@ -8,8 +8,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from checkpoint_helpers import trainer
 from gymnasium import spaces
-from test_evaluation import trainer
 
 from polopt.common.compression import GradientPacker, Packed, pack, unpack
 from polopt.common.episodes import EpisodeStats
@@ -24,7 +24,7 @@ from polopt.policies.learning.reducer import LocalReducer
 from polopt.policies.spaces import ObservationEncoder
 from polopt.policies.vtrace import with_vtrace
 from polopt.rollouts.envs.env_state import merge_env_statistics
-from polopt.rollouts.sampling.discounted_returns import DiscountedReturns
+from polopt.rollouts.sampling.running_episodes import DiscountedReturns
 
 
 class Tiny(gymnasium.Env[Any, Any]):

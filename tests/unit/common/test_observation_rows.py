@@ -8,66 +8,27 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
-from collector_toys import local_collector
 from gymnasium import Space, spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from replay_helpers import replay_policy
-from toy_envs import AUTORESET, Drift, make_policy, make_sampler
+from toy_envs import AUTORESET, NESTED, Drift, Samples, make_policy, make_sampler
 
 from polopt.common.compression import pack
 from polopt.common.config import ConfigError
-from polopt.common.plain_arrays import from_plain, to_plain
 from polopt.common.sample_batch import SampleBatch
-from polopt.metrics.record import Record
 from polopt.optimizers.sync_replay import SyncReplay
 from polopt.policies.normalization import Normalizer
 from polopt.policies.spaces import ObservationEncoder
-from polopt.recording.recorded_transport import fingerprint
 from polopt.replay.replay_buffer import ReplayBuffer
 from polopt.replay.row_store import ColumnSpec, RowFilesError
 from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
-from polopt.rollouts.workers.answer import Answer
 from polopt.rollouts.workers.gathering import sample
 from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
 
 IMAGE = spaces.Box(0, 255, (84, 84, 4), np.uint8)
-NESTED = spaces.Dict(
-    {
-        "at": spaces.Box(-1.0, 1.0, (2, 2), np.float32),
-        "picture": spaces.Box(0, 255, (3, 3, 1), np.uint8),
-        "pair": spaces.Tuple([spaces.Discrete(3, start=4), spaces.MultiDiscrete([2, 3])]),
-        "time": spaces.Box(-np.inf, np.inf, (), np.float64),
-    }
-)
-
-
-class Samples(gymnasium.Env[Any, int]):
-    """An environment that returns random observations of a space. Episodes have four steps."""
-
-    action_space = spaces.Discrete(2)
-
-    def __init__(self, space: Space[Any], spoiled: bool = False) -> None:
-        self.observation_space, self.spoiled = space, spoiled
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.time = 0
-        return self.look(), {}
-
-    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.time += 1
-        return self.look(), 1.0, False, self.time >= 4, {}
-
-    def look(self) -> Any:
-        self.observation_space.seed(int(self.np_random.integers(2**31)))
-        observation = self.observation_space.sample()
-        if self.spoiled and self.time == 2:
-            observation["at"][1, 0] = np.nan
-        return observation
 
 
 def vector(space: Space[Any], mode: str = "same_step", spoiled: bool = False) -> Any:
@@ -233,17 +194,6 @@ def test_non_finite_field_is_named_with_its_environment() -> None:
     assert fragment["valid"].all(axis=0).tolist() == [True, False]
 
 
-def test_changed_field_changes_the_fingerprint() -> None:
-    """The record of a run has a checksum of each answer."""
-    _, batch = sampled()
-
-    before = fingerprint(Answer(batch.all_obs, Record()))
-    changed = batch.all_obs.copy()
-    assert fingerprint(Answer(changed, Record())) == before
-    changed["time"][0, 0] += 1.0
-    assert fingerprint(Answer(changed, Record())) != before
-
-
 # ---- files ---------------------------------------------------------------------------------------
 
 
@@ -326,36 +276,7 @@ def test_saved_sampler_continues_from_its_observation(tmp_path: Path) -> None:
     assert (third.sample().all_obs[0] != last).all()
 
 
-def test_other_bytes_are_refused() -> None:
-    rows = ObservationEncoder(NESTED).rows(vector(NESTED).reset(seed=0)[0])
-    np.testing.assert_array_equal(from_plain(to_plain(rows), rows.dtype), rows)
-    with pytest.raises(ValueError, match="an array of bytes"):
-        from_plain(to_plain(rows)[:, 1:], rows.dtype)
-
-
 # ---- code of the user ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("with_postproc", [False, True])
-def test_collector_returns_encoded_observations(with_postproc: bool) -> None:
-    seen = []
-
-    def postproc(batch: SampleBatch) -> SampleBatch:
-        seen.append(batch.obs)
-        return batch
-
-    def act(obs: np.ndarray) -> np.ndarray:
-        seen.append(obs)
-        return np.zeros(len(obs))
-
-    options = {"postproc": postproc} if with_postproc else {}
-    collector = local_collector(lambda: Samples(NESTED), policy=act, **options)
-    batch = next(collector)
-    size = spaces.utils.flatdim(NESTED)
-    for obs in (*seen, batch.obs, batch.successor_obs):
-        assert obs.dtype == np.float32
-        assert obs.shape[-1] == size
-    collector.shutdown()
 
 
 @pytest.mark.parametrize(("normalizes", "dtype"), [(False, np.float32), (True, np.float64)])

@@ -24,16 +24,17 @@ from typing import Any
 import gymnasium
 import numpy as np
 import ray
+import yaml
 from ray import tune
 
 import polopt
-from polopt.command_line.examples import example_names, load_example
 from polopt.common.weights import Gradients
 from polopt.dashboards.data.diagnosis import diagnose
 from polopt.dashboards.data.run_results import read_results
 from polopt.policies.a2c import A2CPolicy
 from polopt.trainers.presets import PRESETS
 
+ROOT = Path(__file__).parents[3]
 CORES = len(os.sched_getaffinity(0))
 
 
@@ -149,8 +150,9 @@ def main() -> None:
 
 
 def _tuned() -> dict[str, Bad]:
-    examples = {name: load_example(name) for name in example_names()}
-    return {name: Bad(each.run, "", dict(each.config)) for name, each in examples.items()}
+    paths = sorted((ROOT / "tuned_examples").glob("*.yaml"))
+    examples = {path.stem: yaml.safe_load(path.read_text()) for path in paths}
+    return {name: Bad(each["run"], "", each["config"]) for name, each in examples.items()}
 
 
 @contextmanager

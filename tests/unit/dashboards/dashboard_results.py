@@ -258,6 +258,7 @@ def _strategy_numbers(
             "num_broken_rounds": iteration // 30,
             "num_early_stopped": iteration,
             "num_checksums": iteration // 4,
+            "num_resynchronized": 0,
             "num_ranks": workers - (iteration % 30 == 0),
             "allreduce_time_ms": rng.uniform(2, 4),
             "skew_time_ms": rng.uniform(0.5, 2),

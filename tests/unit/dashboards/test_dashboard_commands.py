@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run_command
 from dashboard_results import write_trial
-from typer.testing import CliRunner
 
-from polopt.command_line.cli import app
 from polopt.common.tracer import Event
 from polopt.dashboards.data.chrome_trace import chrome_trace
 
@@ -28,7 +27,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_report_names_what_it_wrote(results: Path, tmp_path: Path) -> None:
     pytest.importorskip("plotly", reason="the extra polopt[dashboard] is not installed")
     output = tmp_path / "report.html"
-    done = CliRunner().invoke(app, ["report", str(results), "-o", str(output)])
+    done = run_command(["report", str(results), "-o", str(output)])
     assert done.exit_code == 0, done.output
     assert done.output.split() == ["report", str(output)]
     assert output.stat().st_size > 1_000_000  # plotly.js is part of it
@@ -44,7 +43,7 @@ def test_trace_says_what_is_wrong_with_the_run(tmp_path: Path) -> None:
         truncated=[],
     )
     (folder / "trace.json").write_text(json.dumps(trace))
-    done = CliRunner().invoke(app, ["trace", str(folder)])
+    done = run_command(["trace", str(folder)])
     assert done.exit_code == 0, done.output
     assert "driver      wait 75%  other 25%\n" in done.output
     assert "diagnosis   2 environment faults: ValueError: reward\n            -> fix" in done.output
@@ -53,14 +52,14 @@ def test_trace_says_what_is_wrong_with_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["report", "dashboard"])
 def test_missing_directory_is_one_error(command: str, tmp_path: Path) -> None:
     pytest.importorskip("streamlit", reason="the extra polopt[dashboard] is not installed")
-    done = CliRunner().invoke(app, [command, str(tmp_path / "none")])
+    done = run_command([command, str(tmp_path / "none")])
     assert done.exit_code == 2
     assert "results directory does not exist" in done.output
 
 
 def error_of(*arguments: str) -> str:
     """Runs a command with bad input, and returns the single line that it prints."""
-    done = CliRunner().invoke(app, arguments)
+    done = run_command(arguments)
     assert done.exit_code == 2, done.output
     (line,) = done.output.splitlines()
     return line
@@ -107,7 +106,7 @@ def test_missing_extra_is_one_error(
         return None if name in {"plotly", "streamlit"} else find(name, *rest)
 
     monkeypatch.setattr(importlib.util, "find_spec", without_plotly)
-    done = CliRunner().invoke(app, [command, str(results)])
+    done = run_command([command, str(results)])
     assert done.exit_code == 2
     assert "pip install 'polopt[dashboard]'" in done.output
 
@@ -123,7 +122,7 @@ def test_server_binds_loopback_without_telemetry(
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     choice = [] if browser else ["--no-browser"]
-    done = CliRunner().invoke(app, ["dashboard", str(results), "--port", str(port), *choice])
+    done = run_command(["dashboard", str(results), "--port", str(port), *choice])
     assert done.exit_code == 0, done.output
     assert started[-2:] == ["--", str(results)]
     assert {

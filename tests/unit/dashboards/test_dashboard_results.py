@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 from dashboard_results import row, write_state, write_trial
 
+import polopt
+
 pytest.importorskip("orjson", reason="the extra polopt[dashboard] is not installed")
+
 
 from polopt.dashboards.data import cache as cache_module
 from polopt.dashboards.data import trial_rows
@@ -639,3 +642,23 @@ def test_half_of_a_surrogate_pair_is_replaced() -> None:
     LineParser().parse(b'{"optimizer": {"name": "\\ud800", "\\udfff": 1, "x": "\\u00e9"}}\n', rows)
     assert rows.column("optimizer/name").tolist() == ["?"]
     assert rows.column("optimizer/x").tolist() == ["\u00e9"]
+
+
+@pytest.mark.parametrize("level", ["runs/a", "runs"])
+def test_dashboard_shows_a_run_without_tune(level: str, tmp_path: Path) -> None:
+    config = {"env": "CartPole-v1", "num_workers": 0, "rollout_fragment_length": 16}
+    trainer = polopt.SyncPPO(
+        {**config, "min_sample_timesteps_per_iteration": 32}, log_dir=tmp_path / "runs" / "a"
+    )
+    for _ in range(3):
+        trainer.train()
+    trainer.stop()
+    results = ResultsDirectory(tmp_path / level, tmp_path / "cache")
+    results.refresh()
+    (trial,) = results.trials
+    assert (trial.name, trial.optimizer, trial.problems) == ("a", "sync_samples", [])
+    assert trial.declared is not None
+    assert trial.config["rollout_fragment_length"] == 16
+    values = trial.values("num_env_steps_sampled_lifetime")
+    assert values is not None
+    assert len(values) == 3

@@ -1,69 +1,31 @@
-"""Tests of the figures and tables of each tab, and of the report, with small generated results."""
+"""Tests of the figures of each tab, with small generated results."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from dashboard_helpers import by_key, curves, of_optimizer, rows_of, select, write_sweep
 from dashboard_results import PHASES, write_examples, write_trial
 
-pytest.importorskip("plotly", reason="the extra polopt[dashboard] is not installed")
-
 from polopt import dashboards, metrics
-from polopt.common.config import ConfigError
 from polopt.dashboards import report
-from polopt.dashboards.data.diagnosis import Finding
-from polopt.dashboards.data.scales import smoothed
-from polopt.dashboards.data.selection import Filters, Selection, differing_keys, make_runs
 from polopt.dashboards.data.tab import OptimizerTab, Plot, Tab
-from polopt.dashboards.data.trials import RETURN, ResultsDirectory, Trial
 from polopt.dashboards.tab_file import tab_of
 from polopt.dashboards.views import (
     compare_tab,
     experiments_tab,
     faults_tab,
     learner_tab,
-    optimizer_tab,
 )
-from polopt.dashboards.views.drawing import HEIGHT, Panel
-from polopt.dashboards.views.tabs import findings_panel, tabs_of
+from polopt.dashboards.views.drawing import HEIGHT
+from polopt.dashboards.views.tabs import tabs_of
+from polopt.metrics.number import Number
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
-
-HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
-
-
-@pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "results"
-
-
-def select(results: Path, **options: Any) -> Selection:
-    directory = ResultsDirectory(results)
-    directory.refresh()
-    return Selection(make_runs(directory.trials), **options)
-
-
-def of_optimizer(selection: Selection) -> dict[str, Panel]:
-    """Returns the panels in the tab of the first run's optimizer, by key."""
-    tab = selection.runs[0].trial.optimizer_tab
-    return by_key(optimizer_tab.panels(selection.of([tab.name]), tab))
-
-
-def by_key(panels: list[Panel]) -> dict[str, Panel]:
-    assert len({panel.key for panel in panels}) == len(panels)
-    return {panel.key: panel for panel in panels}
-
-
-def curves(panel: Panel) -> dict[str, Any]:
-    assert panel.figure is not None, panel.missing
-    return {trace.name: trace for trace in panel.figure.data}
 
 
 def test_evaluation_is_drawn_where_its_weights_were_taken(results: Path) -> None:
@@ -281,26 +243,6 @@ def test_shares_of_groups_are_weighted_by_time(results: Path) -> None:
     assert {name: float(bar.x[0]) for name, bar in bars.items()} == {"wait": 0.1, "apply": 0.9}
 
 
-def test_failed_trials_are_in_tables_and_faults(results: Path) -> None:
-    write_trial(results / "exp", "sync_samples", 0, 5)
-    failed = results / "exp" / "A2C_00000_00001"
-    failed.mkdir()
-    trace = "Traceback (most recent call last):\n" + 90 * "  File x, line 1\n" + "KeyError: 'lr'"
-    (failed / "error.txt").write_text(trace)
-    selection = select(results)
-    trials = by_key(experiments_tab.panels(selection))["trials"]
-    assert trials.title == "Trials: 1 failed, 1 finished"
-    panels = by_key(faults_tab.panels(selection))
-    ((_, state, error, name, end),) = panels["failed"].rows
-    assert (state, error, name) == ("failed", "KeyError: 'lr'", failed.name)
-    assert end.startswith("... ")
-    assert end.endswith("line 1\nKeyError: 'lr'")
-    assert len(end) < 700
-    assert panels["environment-faults"].missing == (
-        "No faults of this kind. Runs with results: 1, without results: 1"
-    )
-
-
 def test_messages_keep_the_exception(results: Path) -> None:
     folder = write_trial(results, "async_gradients", 0, 3, env_faults=(2,))
     lines = [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
@@ -314,20 +256,6 @@ def test_messages_keep_the_exception(results: Path) -> None:
     assert rows[0][3].endswith("File x\nValueError: the last line")
     marks = curves(by_key(experiments_tab.panels(selection))["returns"])["environment faults"]
     assert marks.text[0].endswith("ValueError: the last line")
-
-
-def test_config_changes_are_marked(results: Path) -> None:
-    folder = write_trial(results, "sync_samples", 0, 6, params={"lr": 0.1})
-    lines = [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
-    for line in lines[3:]:
-        line["config"]["lr"] = 0.2
-    (folder / "result.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    write_trial(results, "sync_samples", 1, 6, params={"lr": 0.1})
-    selection = select(results)
-    assert set(selection.groups) == {"SyncPPO, lr 0.1", "SyncPPO, lr 0.1, then 0.2"}
-    marks = curves(by_key(experiments_tab.panels(selection))["returns"])["config changes"]
-    assert list(marks.x) == [2.0]
-    assert marks.text[0].startswith("lr from 0.1 to 0.2")
 
 
 def test_run_without_workers_has_no_healthy_workers(results: Path) -> None:
@@ -346,118 +274,6 @@ def test_several_tasks_are_normalised(results: Path) -> None:
     assert "normalised" in panels["return-steps"].help
 
 
-def test_groups_differ_by_config_and_not_by_seed(results: Path) -> None:
-    for seed in range(2):
-        for lr in (0.1, 0.2):
-            params = {"lr": lr, "model": {"fcnet_hiddens": [32] if lr == 0.1 else [64]}}
-            write_trial(results, "sync_samples", seed, 3, params=params)
-    selection = select(results)
-    assert sorted(selection.groups) == [
-        "SyncPPO, lr 0.1, model.fcnet_hiddens [32]",
-        "SyncPPO, lr 0.2, model.fcnet_hiddens [64]",
-    ]
-    trials = [run.trial for run in selection.runs]
-    assert set(differing_keys(trials)) == {"lr", "model.fcnet_hiddens", "seed"}
-    table = by_key(compare_tab.panels(selection))["config-differences"]
-    assert ["model.fcnet_hiddens", "[32]", "[64]"] in table.rows
-
-
-def write_sweep(results: Path, trials: int) -> None:
-    """Writes a trial for each learning rate. The returns rise with the learning rate."""
-    for number in range(trials):
-        params = {"lr": round(0.001 * (number + 1), 3), "num_sgd_iter": 4 + number % 2}
-        write_trial(results, "sync_samples", 0, 3, level=100.0 + 20 * number, params=params)
-
-
-def test_labels_say_what_was_varied(results: Path) -> None:
-    write_sweep(results, 4)  # the learning rate alone distinguishes all groups
-    labels = sorted(select(results).groups)
-    assert labels[0] == "SyncPPO, lr 0.001, num_sgd_iter 4"
-    # A key that does not fit is omitted from all labels, but the tables contain it.
-    name = "a_key_with_a_name_that_is_too_long_for_a_legend"
-    write_trial(results, "sync_samples", 1, 3, params={"lr": 0.5, "num_sgd_iter": 4, name: 1})
-    selection = select(results)
-    assert labels[0] in selection.groups
-    assert "SyncPPO, lr 0.5, num_sgd_iter 4" in selection.groups
-    assert name in by_key(experiments_tab.panels(selection))["best"].columns
-
-
-def test_labels_cut_keys_before_values(results: Path) -> None:
-    for lr in (0.0001, 0.0003):
-        for length in (64, 128):
-            for epochs in (4, 8):
-                params = {"lr": lr, "rollout_fragment_length": length, "num_sgd_iter": epochs}
-                write_trial(results, "sync_samples", 0, 3, params=params)
-    labels = sorted(select(results).groups)
-    assert len(labels) == 8
-    assert labels[0] == "SyncPPO, lr 0.0001, num_sgd_i. 4, rollout_f. 128"
-    assert max(map(len, labels)) == 48
-
-
-def test_best_trials_are_listed_with_their_config(results: Path) -> None:
-    write_sweep(results, 12)
-    best = by_key(experiments_tab.panels(select(results)))["best"]
-    assert best.title == "Highest returns: at most 10 of 12 trials"
-    assert list(best.columns[:3]) == ["rank", "group", "return"]  # a narrow window has no more room
-    assert list(best.columns[7:9]) == ["lr", "num_sgd_iter"]
-    returns = [row[2] for row in best.rows]
-    assert len(returns) == 10
-    assert returns == sorted(returns, reverse=True)
-    by_trial = {run.trial.name: run.trial for run in select(results).runs}
-    assert max(trial.last(RETURN) for trial in by_trial.values()) == pytest.approx(
-        returns[0], abs=0.01
-    )
-    for row in best.rows:
-        config = by_trial[row[-1]].config
-        assert row[7:9] == [str(config["lr"]), str(config["num_sgd_iter"])]
-        lr, epochs = config["lr"], config["num_sgd_iter"]
-        assert row[1] == f"SyncPPO, lr {lr}, num_sgd_iter {epochs}"
-
-
-def test_large_returns_are_written_with_all_digits(results: Path) -> None:
-    for lr in (0.1, 0.2):
-        for seed in range(2):
-            params = {"lr": lr}
-            write_trial(results, "sync_samples", seed, 3, level=2e6 * lr, params=params)
-    panels = by_key(compare_tab.panels(select(results)))
-    shown = [panels["target-table"].title, *map(str, panels["target-table"].rows)]
-    figure = panels["final-score"].figure
-    assert figure is not None
-    shown += [trace.hovertemplate for trace in figure.data]
-    assert sum(len(re.findall(r"\d,\d{3}", text)) for text in shown) >= 4
-    assert not any(re.search(r"\de[+-]?\d", text) for text in shown)
-
-
-def test_best_trials_are_ranked_within_their_task(results: Path) -> None:
-    for task, level in (("CartPole-v1", 400.0), ("Acrobot-v1", 50.0)):
-        for lr in (0.1, 0.2):
-            write_trial(results, "sync_samples", 0, 3, level=level, params={"env": task, "lr": lr})
-    best = by_key(experiments_tab.panels(select(results)))["best"]
-    assert [(row[3], row[0]) for row in best.rows] == [
-        ("Acrobot-v1", 1), ("Acrobot-v1", 2), ("CartPole-v1", 1), ("CartPole-v1", 2)
-    ]  # fmt: skip
-
-
-def test_runs_of_one_config_have_no_table_of_the_best(results: Path) -> None:
-    for seed in range(3):
-        write_trial(results, "sync_samples", seed, 3)
-    assert "best" not in by_key(experiments_tab.panels(select(results)))
-
-
-def test_long_names_of_rows_are_broken_into_lines(results: Path) -> None:
-    """A name of 47 characters in one line would leave less than a quarter of the width."""
-    write_sweep(results, 2)
-    panels = by_key(compare_tab.panels(select(results)))
-    tab = of_optimizer(select(results))
-    for panel in (panels["throughput"], panels["target-steps"], tab["driver-bars"]):
-        assert panel.figure is not None
-        axis = panel.figure.layout.yaxis
-        assert any("<br>" in text for text in axis.ticktext), panel.key
-        assert max(len(line) for text in axis.ticktext for line in text.split("<br>")) <= 26
-        assert [text.replace("<br>", " ") for text in axis.ticktext] == list(axis.tickvals)
-        assert set(axis.tickvals) == {y for trace in panel.figure.data for y in trace.y}
-
-
 def test_rate_of_the_start_up_is_not_in_the_throughput(results: Path) -> None:
     """The first interval contains the start-up, so its rate is not drawn."""
     write_trial(results, "async_gradients", 0, 10, startup_s=45.0)
@@ -468,46 +284,12 @@ def test_rate_of_the_start_up_is_not_in_the_throughput(results: Path) -> None:
     np.testing.assert_allclose(line.y, rates[1:])
 
 
-def test_legend_of_long_names_has_a_row_for_each(results: Path) -> None:
-    write_sweep(results, 12)
-    figure = by_key(compare_tab.panels(select(results)))["return-steps"].figure
-    assert figure is not None
-    assert figure.layout.height >= 360 + 20 * (12 - 2)
-
-
 def test_pairs_of_groups_with_too_few_seeds_are_a_sentence(results: Path) -> None:
     """With many groups, the texts would not fit into the cells."""
     write_sweep(results, 12)
     panel = by_key(compare_tab.panels(select(results)))["probability-of-improvement"]
     assert panel.figure is None
     assert panel.missing == "Too few seeds: two groups need at least 5 seeds each"
-
-
-def test_plots_of_many_groups_have_room_for_their_names(results: Path) -> None:
-    write_sweep(results, 30)
-    panels = by_key(compare_tab.panels(select(results)))
-    for key in ("throughput", "final-score", "target-steps"):
-        assert panels[key].figure.layout.height >= 30 * 16 + 60, key
-    table = panels["config-differences"]
-    pairs = panels["probability-of-improvement"]
-    assert pairs.note == "Only the first 12 of 30 groups are shown."
-    assert list(table.columns) == ["group", "lr", "num_sgd_iter"]
-    assert len(table.rows) == 30
-    assert table.rows[0] == ["SyncPPO, lr 0.001, num_sgd_iter 4", "0.001", "4"]
-
-
-def test_filters_choose_by_optimizer_config_and_seed(results: Path) -> None:
-    write_examples(results, seeds=2, iterations=2)
-    trials = [run.trial for run in select(results).runs]
-
-    def passing(filters: Filters) -> int:
-        return sum(filters.passes(trial) for trial in trials)
-
-    assert passing(Filters()) == 10
-    assert passing(Filters(optimizers=frozenset({"sync_samples"}))) == 2
-    assert passing(Filters(config={"seed": frozenset({"1"})})) == 5
-    assert passing(Filters(config={"seed": frozenset()})) == 10
-    assert passing(Filters(config={"gamma": frozenset({"not set"})})) == 10
 
 
 def test_faults_are_marked_where_counters_rise(results: Path) -> None:
@@ -611,7 +393,11 @@ PLUGIN = OptimizerTab(
     name="plugin",
     title="A <b>Plugin</b>",
     phases=("think", "wait", "act"),
-    extra_stats=("depth", "num_shown"),
+    numbers=(
+        Number("optimizer/depth", "plies", "how far the search looks", title="Depth of search"),
+        Number("optimizer/num_shown", "units", "what was shown"),
+        Number("optimizer/note", "", "a text", "text"),
+    ),
     tab=Tab(
         driver="Think: <script>",
         plots=(
@@ -634,10 +420,6 @@ def write_plugin(results: Path, content: str) -> None:
         block["driver"] = {"share": share, "p50_ms": {"think": 2.0}, "p99_ms": {"think": 3.0}}
     (folder / "result.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "optimizer.json").write_text(content)
-
-
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
 
 
 def test_newest_episodes_are_bars_of_their_bins(results: Path) -> None:
@@ -783,7 +565,12 @@ def test_plugin_has_a_tab_with_its_phases_and_numbers(results: Path) -> None:
     assert list(curves(panels["shown"])["one"].y) == [0, 2, 4, 6, 8, 10]
     assert list(curves(panels["rate"])["SyncPPO"].y) == [80.0] * 5
     assert list(curves(panels["extra-depth"])["SyncPPO"].y) == [0, 1, 2, 3, 4, 5]
-    assert "extra-num_shown" not in panels
+    depth = panels["extra-depth"]
+    assert (depth.title, depth.help) == ("Depth of search", "How far the search looks.")
+    assert depth.figure is not None
+    assert depth.figure.layout.yaxis.title.text == "plies"
+    assert panels["shown"].help == "What was shown. A help."
+    assert not {"extra-num_shown", "extra-note"} & set(panels)
     assert panels["not-there"].missing == "Not in these results: optimizer/missing"
     assert {"worker-shares", "workers-speed", "requests-in-flight", "bytes"} <= set(panels)
 
@@ -812,72 +599,6 @@ def test_page_and_metrics_name_no_optimizer() -> None:
     assert {name for name, hits in found.items() if hits} <= others
 
 
-def test_experiments_table_has_a_row_for_each_trial(results: Path) -> None:
-    write_trial(results / "one", "sync_samples", 3, 9, deaths=(4,))
-    (results / "two" / "A3C_12345_00000").mkdir(parents=True)
-    (results / "two" / "A3C_12345_00000" / "params.json").write_text("{")
-    panels = by_key(experiments_tab.panels(select(results)))
-    rows = {row[-1]: row for row in panels["trials"].rows}
-    assert rows["A3C_12345_00000"][0] == "no results"
-    (finished,) = [row for row in rows.values() if row[0] == "finished"]
-    assert finished[3] == "3"
-    assert finished[10] == 1
-    assert panels["unreadable"].rows[0][1] == "A3C_12345_00000"
-
-
-def test_figures_hold_no_html_of_results(results: Path) -> None:
-    for seed in range(2):
-        params = {"env": HOSTILE, "lr": HOSTILE if seed else 0.1, "max_policy_lag": 3}
-        write_trial(results, "async_gradients", seed, 5, deaths=(2,), params=params)
-        write_trial(results, "decentralized_allreduce", seed, 5, params=params, num_workers=1)
-    selection = select(results)
-    texts = [
-        json.dumps(panel.figure.to_dict(), default=str)
-        for tab in tabs_of(selection.runs)
-        for panel in tab.panels(selection)
-        if panel.figure is not None
-    ]
-    assert any("&lt;img" in text for text in texts)
-    assert not any("<img" in text or "<script" in text for text in texts)
-
-
-def test_report_holds_everything_and_escapes(results: Path, tmp_path: Path) -> None:
-    for seed in range(2):
-        write_trial(results, "async_gradients", seed, 5, params={"env": HOSTILE, "lr": seed})
-    folder = write_trial(results, "sync_samples", 0, 5, params={HOSTILE: HOSTILE})
-    lines = [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
-    lines[-1]["fault_tolerance"] |= {"last_death": HOSTILE, "num_remote_worker_restarts": 1}
-    (folder / "result.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    output = tmp_path / "report.html"
-    assert report.write_report(results, output) == []
-    text = output.read_text()
-    assert "<img" not in text.replace(_plotly(), "")
-    assert "</script><script>alert" not in text
-    assert "&lt;img src=x" in text
-    assert text.count("<html") == 1
-    for attribute in ('src="', 'href="http', "@import"):
-        assert attribute not in text.replace(_plotly(), "")
-
-
-def _plotly() -> str:
-    from plotly.offline import get_plotlyjs
-
-    return str(get_plotlyjs())
-
-
-def test_report_refuses_missing_empty_and_unwritable_directories(
-    results: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match="does not exist"):
-        report.write_report(results, tmp_path / "report.html")
-    results.mkdir()
-    with pytest.raises(ConfigError, match="no trials"):
-        report.write_report(results, tmp_path / "report.html")
-    write_trial(results, "sync_samples", 0, 2)
-    with pytest.raises(ConfigError, match=r"cannot write .*missing"):
-        report.write_report(results, tmp_path / "missing" / "report.html")
-
-
 def test_percentile_is_switched_with_its_phase(results: Path) -> None:
     write_trial(results, "async_gradients", 0, 9)
     panel = of_optimizer(select(results))["driver-times"]
@@ -904,227 +625,6 @@ def test_slowest_worker_is_named_over_its_heat_map(results: Path) -> None:
     assert re.search(r"lowest \d+%, worker \d. Median of the others: \d+%$", idle.title)
 
 
-def test_findings_are_at_the_top_of_each_tab(results: Path, tmp_path: Path) -> None:
-    for seed in range(3):
-        faults = tuple(range(2, 3 + 2 * seed)) if seed else ()
-        write_trial(results, "async_gradients", seed, 9, env_faults=faults)
-    write_trial(results, "sync_samples", 0, 9)
-    selection = select(results)
-    focus = next(str(run.trial.folder) for run in selection.runs if run.seed == "2")
-    for tab in tabs_of(selection.runs):
-        first = tab.panels(replace(selection, focus=focus))[0]
-        if tab.optimizer == "sync_samples":
-            assert first.key != "findings"
-            continue
-        ((text, change, runs),) = first.findings
-        assert text.startswith("5 environment faults: ValueError: reward")  # of the run in focus
-        assert "fix the environment" in change
-        assert runs == "A3C (2 of 3)"
-    report.write_report(results, tmp_path / "report.html")
-    assert "5 environment faults: ValueError: reward" in (tmp_path / "report.html").read_text()
-
-
-def test_equal_findings_of_groups_are_one_entry_with_the_worst_first(results: Path) -> None:
-    for number in range(20):
-        params = {"lr": round(0.1 * number, 1)}
-        faults = (2,) if number != 7 else (2, 3, 4)
-        write_trial(results, "sync_samples", 0, 5, env_faults=faults, params=params)
-    write_trial(results, "sync_samples", 1, 5, params={"lr": 0.7})
-    panel = by_key(tabs_of(select(results).runs)[0].panels(select(results)))["findings"]
-    assert panel.title == "What is wrong"
-    ((text, _, groups),) = panel.findings
-    assert text.startswith("3 environment faults")
-    assert groups.startswith("SyncPPO, lr 0.7 (1 of 2); also SyncPPO, lr ")
-    assert groups.endswith("; and 17 more")
-    assert groups.count("SyncPPO") == 3
-
-
-def test_changes_that_differ_are_different_entries(results: Path) -> None:
-    """With `sync_samples`, the other workers wait for the slow worker. With `async_gradients`, they
-    do not wait. The findings therefore propose different changes."""
-    for optimizer in ("sync_samples", "async_gradients"):
-        write_trial(results, optimizer, 0, 12, num_workers=4, slow=1.0)
-    selection = select(results)
-    findings = findings_panel(selection)[0].findings
-    slow = [(change, groups) for text, change, groups in findings if "times slower" in text]
-    assert len(slow) == 2
-    assert {groups for _, groups in slow} == {"A3C", "SyncPPO"}
-
-
-def test_list_of_findings_is_bounded(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_trial(results, "sync_samples", 0, 3)
-    found = [Finding("env-faults", f"text {i}", f"change {i}", float(i)) for i in range(20)]
-    monkeypatch.setattr(Trial, "findings", found)
-    (panel,) = findings_panel(select(results))
-    assert panel.title == "What is wrong: the first 12 of 20"
-    assert [text for text, _, _ in panel.findings] == [f"text {19 - i}" for i in range(12)]
-
-
-def test_group_with_large_returns_leaves_the_range_of_the_others(results: Path) -> None:
-    for optimizer, level in (("sync_samples", 480.0), ("async_gradients", 300.0)):
-        write_trial(results, optimizer, 0, 20, level=level)
-    write_trial(results, "decentralized_allreduce", 0, 20, level=480e4)
-    selection = select(results)
-    note = "1 of 3 runs leaves the range. A double click shows all values."
-    for panels, key in ((compare_tab.panels, "return-steps"), (experiments_tab.panels, "returns")):
-        panel = by_key(panels(selection))[key]
-        assert panel.figure is not None
-        assert 200.0 < panel.figure.layout.yaxis.range[1] < 600.0
-        assert panel.note == note
-        whole = by_key(panels(replace(selection, robust=False)))[key]
-        assert whole.figure is not None
-        assert (whole.figure.layout.yaxis.range, whole.note) == (None, "")
-        # All points are drawn in both cases, because a double click shows all points.
-        assert len(whole.figure.data) == len(panel.figure.data)
-    # Numbers of steps and of faults are shown in full.
-    assert by_key(experiments_tab.panels(selection))["steps"].note == ""
-
-
-@pytest.mark.parametrize("seeds", [1, 5])
-def test_extreme_group_leaves_the_range_of_final_scores(results: Path, seeds: int) -> None:
-    for seed in range(seeds):
-        for optimizer, level in (("sync_samples", 480.0), ("async_gradients", 300.0)):
-            write_trial(results, optimizer, seed, 20, level=level)
-        write_trial(results, "decentralized_allreduce", seed, 20, level=-480e4)
-        write_trial(results, "async_samples", seed, 20, level=480e4)
-    selection = select(results)
-    panel = by_key(compare_tab.panels(selection))["final-score"]
-    assert panel.figure is not None
-    low, high = panel.figure.layout.xaxis.range
-    shown = {mark.name.split(" (")[0]: mark.x[0] for mark in panel.figure.data}
-    assert low < min(shown["SyncPPO"], shown["A3C"])
-    assert max(shown["SyncPPO"], shown["A3C"]) < high < 600.0
-    assert shown["IMPALA"] > 1e5
-    assert panel.note == "1 of 4 groups leaves the range. A double click shows all values."
-    whole = by_key(compare_tab.panels(replace(selection, robust=False)))["final-score"]
-    assert whole.figure is not None
-    assert (whole.figure.layout.xaxis.range, whole.note) == (None, "")
-
-
-def test_plain_runs_have_no_range_and_no_note(results: Path) -> None:
-    write_examples(results, seeds=2, iterations=12)
-    selection = select(results)
-    for tab in tabs_of(selection.runs):
-        for panel in tab.panels(selection):
-            assert panel.note == "", (tab.key, panel.key, panel.note)
-
-
-def test_losses_have_a_logarithmic_axis_and_mixed_signs_do_not(results: Path) -> None:
-    folder = write_trial(results, "sync_samples", 0, 6, deaths=(3,))
-    lines = rows_of(folder)
-    lines[2]["learners"]["default_policy"]["mean_kl_loss"] = 0.0
-    (folder / "result.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    selection = select(results, log=True)
-    panels = by_key(learner_tab.panels(selection))
-    types = {key: panel.figure.layout.yaxis.type for key, panel in panels.items() if panel.figure}
-    assert types["vf_loss"] == types["mean_kl_loss"] == types["values"] == "log"
-    assert types["policy_loss"] is None
-    assert "values are below 0" in panels["policy_loss"].note
-    assert panels["mean_kl_loss"].note == "1 of 6 values are not above 0 and not drawn."
-    assert len(curves(panels["mean_kl_loss"])["SyncPPO"].y) == 5
-    assert panels["vf_loss"].note == ""
-    returns = by_key(compare_tab.panels(selection))["return-steps"].figure
-    assert returns is not None
-    assert returns.layout.yaxis.type == "log"
-    counts = by_key(faults_tab.panels(selection))["worker-restarts"]
-    assert counts.figure is not None
-    assert (counts.figure.layout.yaxis.type, counts.note) == (None, "")
-
-
-def test_band_of_a_logarithmic_axis_is_above_zero(results: Path) -> None:
-    for seed in range(5):
-        write_trial(results, "sync_samples", seed, 9, level=1.0)
-        write_trial(results, "decentralized_allreduce", seed, 9)
-        write_trial(results, "async_gradients", seed, 9, params={"env": "Other-v1"})
-    # With two tasks, returns are normalised, and the lowest return is 0.
-    panel = by_key(compare_tab.panels(select(results, log=True)))["return-steps"]
-    for trace in curves(panel).values():
-        assert np.all(np.asarray(trace.y) > 0.0), trace.name
-    assert "values are not above 0 and not drawn" in panel.note
-
-
-def test_smoothed_curve_has_the_measured_one_behind_it(results: Path) -> None:
-    folder = write_trial(results, "async_gradients", 0, 9)
-    for seed in range(5):
-        write_trial(results, "sync_samples", seed, 9)
-    losses = np.array([row["learners"]["default_policy"]["vf_loss"] for row in rows_of(folder)])
-    selection = select(results, smoothing=0.8)
-    panel = by_key(learner_tab.panels(selection))["vf_loss"]
-    assert panel.figure is not None
-    drawn = [trace for trace in panel.figure.data if trace.legendgroup == "A3C"]
-    faint, curve = drawn
-    np.testing.assert_allclose(faint.y, losses)
-    np.testing.assert_allclose(curve.y, smoothed(losses, 0.8))
-    assert faint.line.color.endswith("0.4)")
-    assert (faint.showlegend, curve.showlegend) == (False, True)
-    assert panel.note == "Smoothed with weight 0.8. Faint lines show the measured values."
-
-
-def test_means_over_runs_counts_and_shares_are_not_smoothed(results: Path) -> None:
-    for seed in range(5):
-        write_trial(results, "sync_samples", seed, 9, deaths=(3,))
-    plain, smooth = select(results), select(results, smoothing=0.8)
-
-    def points(selection: Selection, panels: Any, key: str) -> list[tuple[str, list[float]]]:
-        panel = by_key(panels(selection))[key]
-        assert panel.figure is not None
-        assert panel.note == ""
-        return [(trace.name, list(trace.y)) for trace in panel.figure.data]
-
-    for panels, key in (
-        (compare_tab.panels, "return-steps"),
-        (experiments_tab.panels, "steps"),
-        (faults_tab.panels, "worker-restarts"),
-        (lambda selection: list(of_optimizer(selection).values()), "driver-shares"),
-    ):
-        assert points(smooth, panels, key) == points(plain, panels, key)
-    write_trial(results, "async_gradients", 0, 9)
-    note = by_key(compare_tab.panels(select(results, smoothing=0.8)))["return-steps"].note
-    assert note.startswith(
-        "Curves of single runs, except evaluations, are smoothed with weight 0.8"
-    )
-
-
-def test_pinned_groups_come_first_and_are_among_the_best(results: Path) -> None:
-    for number in range(1, 14):
-        params = {"lr": round(0.001 * number, 3)}
-        write_trial(results, "sync_samples", 0, 3, level=1000.0 * number, params=params)
-    selection, name = select(results), "SyncPPO, lr 0.002"
-    assert next(iter(selection.groups)) == "SyncPPO, lr 0.001"
-    pinned = replace(selection, pinned=frozenset({name})).with_runs(selection.runs)
-    assert next(iter(pinned.groups)) == name
-    assert len(pinned.runs) == 13
-    panels = by_key(compare_tab.panels(pinned))
-    assert panels["config-differences"].rows[0][0] == name
-    assert panels["return-steps"].figure.data[0].name.startswith(name)  # type: ignore[union-attr]
-    best = by_key(experiments_tab.panels(pinned))["best"]
-    assert [row[0] for row in best.rows] == [*range(1, 11), 12]
-    assert best.rows[-1][1] == name
-    assert best.title.endswith("at most 10 of 13 trials, and all trials of pinned groups")
-
-
-def test_hidden_groups_are_nowhere_and_colors_stay(results: Path) -> None:
-    write_examples(results, seeds=2, iterations=4)
-    selection = select(results)
-    filters = Filters(hidden=frozenset({"SyncPPO"}))
-    runs = filters.shown(selection.runs)
-    assert {run.group for run in runs} == {*selection.groups} - {"SyncPPO"}
-    looks = {run.group: run.look for run in selection.runs}
-    assert all(run.look == looks[run.group] for run in runs)
-    shown = selection.with_runs(runs)
-    for tab in tabs_of(shown.runs):
-        for panel in tab.panels(shown):
-            assert "SyncPPO" not in str(panel.rows) + str(panel.findings)
-            assert "SyncPPO" not in str(panel.figure.to_dict() if panel.figure else "")
-
-
-def test_runs_without_a_preset_are_named_by_optimizer(results: Path) -> None:
-    for optimizer in ("async_gradients", "sync_samples"):
-        params = {"optimizer": optimizer}
-        write_trial(results, optimizer, 0, 3, preset="PolicyOptimizerTrainer", params=params)
-    assert set(select(results).groups) == {"async_gradients", "sync_samples"}
-
-
 @pytest.mark.parametrize("name", ["/evil", "../../evil", "a/b", "x" * 900, "\x00", ".."])
 def test_names_in_results_do_not_choose_the_folder_of_figures(
     results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -1137,7 +637,9 @@ def test_names_in_results_do_not_choose_the_folder_of_figures(
     keys = {"updates": "optimizer/num_updates"}
     # Two keys that differ only in characters that file names cannot contain.
     plots = tuple(Plot(f"{name}{end}", "t", "h", "u", keys) for end in ("/1", "?1"))
-    declared = OptimizerTab(name, "Title", extra_stats=(name,), tab=Tab(plots=plots))
+    declared = OptimizerTab(
+        name, "Title", numbers=(Number(name, name, name),), tab=Tab(plots=plots)
+    )
     (folder / "optimizer.json").write_text(declared.to_json())
     figures = tmp_path / "a" / "b" / "figures"
     report.write_report(results, tmp_path / "report.html", figures)
@@ -1145,15 +647,3 @@ def test_names_in_results_do_not_choose_the_folder_of_figures(
     assert {path.parent for path in written} == {figures}
     num_plots = (tmp_path / "report.html").read_text().count("draw('p")
     assert len(written) >= num_plots > 20
-
-
-def test_error_without_text_does_not_stop_the_report(
-    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError
-
-    monkeypatch.setattr("plotly.io.write_images", fail)
-    write_trial(results, "sync_samples", 1, 4)
-    (note,) = report.write_report(results, tmp_path / "report.html", tmp_path / "figures")
-    assert note.startswith("no PNG files: RuntimeError (")

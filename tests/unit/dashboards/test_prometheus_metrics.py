@@ -17,17 +17,23 @@ from typing import Any
 import pytest
 import ray
 import yaml
-from source_tree import ROOT
-from typer.testing import CliRunner
+from commands import run_command
 
-from polopt.command_line.cli import app
 from polopt.dashboards import prometheus_exporter
-from polopt.dashboards.data.prometheus import LAG_BOUNDARIES, METRICS, markdown_table
+from polopt.dashboards.data.prometheus import LAG_BOUNDARIES
 from polopt.dashboards.data.tab import OptimizerTab
-from polopt.dashboards.grafana import ALERTS, VIEWS, dashboards, views_of, write_alerts
+from polopt.dashboards.grafana import (
+    ALERTS,
+    VIEWS,
+    all_metrics,
+    dashboards,
+    views_of,
+    write_alerts,
+)
 from polopt.dashboards.prometheus_exporter import PrometheusExporter
 from polopt.dashboards.tab_file import tab_of
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
+from polopt.trainers.numbers import numbers_of
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 TABS = [tab_of(OPTIMIZERS.get(name)) for name in OPTIMIZERS.names()]
@@ -43,7 +49,6 @@ def uids(tabs: Sequence[OptimizerTab]) -> set[str]:
     return {"polopt", *(f"polopt-{tab.name.replace('_', '-')}" for tab in tabs)}
 
 
-METRICS_PAGE = ROOT / "docs" / "metrics.md"
 CONFIG = {
     "env": "CartPole-v1",
     "num_workers": 0,
@@ -89,13 +94,19 @@ def of(recorded: dict[Any, list[float]], name: str, **tags: str) -> list[float]:
     return recorded.get((name, frozenset(tags.items())), [])
 
 
+def exporter_of(optimizer: str = "async_gradients") -> PrometheusExporter:
+    exporter = PrometheusExporter()
+    exporter.restart(numbers_of(OPTIMIZERS.get(optimizer)))
+    return exporter
+
+
 def result(updates: int = 3, **changes: Any) -> dict[str, Any]:
     block = {"name": "async_gradients", "num_updates": updates, **changes}
     return {"optimizer": block, "env_runners": {"episode_return_mean": math.nan}}
 
 
 def test_counter_takes_the_increase_of_its_key(recorded: Any) -> None:
-    exporter = PrometheusExporter()
+    exporter = exporter_of()
     for updates in (3, 3, 10):
         exporter.add(result(updates, num_bytes_sent=updates * 2, num_bytes_received=0), "t")
     assert of(recorded, "polopt_updates") == [3, 7]
@@ -104,7 +115,7 @@ def test_counter_takes_the_increase_of_its_key(recorded: Any) -> None:
 
 
 def test_counter_after_a_restore_leaves_earlier_counts_out(recorded: Any) -> None:
-    exporter = PrometheusExporter()
+    exporter = exporter_of()
     exporter.restart(restored=True)
     for updates in (1000, 1004):
         exporter.add(result(updates), "t")
@@ -112,7 +123,7 @@ def test_counter_after_a_restore_leaves_earlier_counts_out(recorded: Any) -> Non
 
 
 def test_gauge_takes_finite_values(recorded: Any) -> None:
-    exporter = PrometheusExporter()
+    exporter = exporter_of()
     share = {"share": {"wait": 0.75, "other": 0.25}}
     exporter.add(result(driver=share), "t")
     exporter.add(result(driver=share) | {"env_runners": {"episode_return_mean": 9.0}}, "t")
@@ -121,7 +132,7 @@ def test_gauge_takes_finite_values(recorded: Any) -> None:
 
 
 def test_histogram_is_bounded_and_keeps_shares(recorded: Any) -> None:
-    exporter = PrometheusExporter()
+    exporter = exporter_of()
     exporter.add(result(policy_lag={"histogram": [2, 1, 0]}), "t")
     assert of(recorded, "polopt_policy_lag") == [0, 0, 1]
     recorded.clear()
@@ -136,7 +147,7 @@ def test_frequent_results_are_recorded_together(
     recorded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prometheus_exporter, "PERIOD_S", 3600.0)
-    exporter = PrometheusExporter()
+    exporter = exporter_of()
     for updates, lags in ((1, [1, 0]), (3, [0, 2]), (6, [2, 1])):
         exporter.add(result(updates, policy_lag={"histogram": lags}), "t")
     assert of(recorded, "polopt_updates") == [1]
@@ -148,7 +159,7 @@ def test_frequent_results_are_recorded_together(
 
 def test_restart_keeps_what_is_not_recorded(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus_exporter, "PERIOD_S", 3600.0)
-    exporter = PrometheusExporter()
+    exporter = exporter_of()
     for updates in (1, 3):
         exporter.add(result(updates), "t")
     exporter.restart(restored=True)
@@ -165,7 +176,7 @@ def test_last_bin_of_lag_is_the_open_bucket() -> None:
 
 def test_nothing_is_recorded_without_ray(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    PrometheusExporter().add(result(), "t")
+    exporter_of().add(result(), "t")
     assert recorded == {}
 
 
@@ -195,7 +206,7 @@ def test_stop_records_the_last_results(recorded: Any, monkeypatch: pytest.Monkey
 
 
 def test_keys_that_appear_later_are_recorded(recorded: Any) -> None:
-    exporter = PrometheusExporter()
+    exporter = exporter_of()
     for statistics in ({}, {"margin": 2.0}, {"margin": 3.0, "depth": 4.0}, {"depth": 5.0}):
         exporter.add(result() | {"learners": {"default_policy": statistics}}, "t")
     assert of(recorded, "polopt_learner", statistic="margin") == [2.0, 3.0]
@@ -223,13 +234,11 @@ def test_stacked_shares_are_divided_by_all_trials(
 
 
 def test_names_and_panels_are_unique_and_complete() -> None:
-    common = [metric.name for metric in METRICS]
-    assert {name for view in VIEWS for name in view.metrics} == set(common)
-    for tab in TABS:
-        names = [*common, *(metric.name for metric in tab.tab.metrics)]
-        assert len(names) == len(set(names))
-        assert all(re.fullmatch("polopt_[a-z0-9_]+", name) for name in names)
-        assert {name for view in views_of(tab) for name in view.metrics} == set(names)
+    assert {name for view in VIEWS for name in view.metrics} <= set(all_metrics())
+    for tab in (None, *TABS):
+        metrics = all_metrics(tab)
+        assert all(re.fullmatch("polopt_[a-z0-9_]+", name) for name in metrics)
+        assert {name for view in views_of(tab) for name in view.metrics} == set(metrics)
     boards = dashboards(TABS)
     assert set(boards) == uids(TABS)
     for board in boards.values():
@@ -241,7 +250,7 @@ def test_names_and_panels_are_unique_and_complete() -> None:
 def test_alert_rules_read_metrics_that_are_exported(tmp_path: Path) -> None:
     write_alerts(tmp_path / "alerting" / "rules.yaml", "Prometheus")
     (group,) = yaml.safe_load((tmp_path / "alerting" / "rules.yaml").read_text())["groups"]
-    known = {metric.series for metric in METRICS}
+    known = {metric.series for metric in all_metrics().values()}
     assert [rule["uid"] for rule in group["rules"]] == [alert.uid for alert in ALERTS]
     for rule in group["rules"]:
         query, threshold = rule["data"]
@@ -339,31 +348,68 @@ def matches(where: str, value: str) -> bool:
 
 
 def test_own_metrics_of_an_optimizer_are_recorded(recorded: Any) -> None:
-    (tab,) = [tab for tab in TABS if tab.name == "decentralized_allreduce"]
-    exporter = PrometheusExporter()
+    exporter = exporter_of()
     exporter.add(result(num_ranks=2), "t")
     assert of(recorded, "polopt_ranks") == []
-    exporter.restart(tab.tab.metrics)
+    exporter.restart(numbers_of(OPTIMIZERS.get("decentralized_allreduce")))
     exporter.add(result(num_ranks=3), "t")
     exporter.restart(restored=True)
     exporter.add(result(num_ranks=4), "t")
     assert of(recorded, "polopt_ranks") == [3, 4]
 
 
-def test_metrics_page_holds_the_tables() -> None:
-    page = METRICS_PAGE.read_text()
-    assert markdown_table() in page  # `python -m polopt.dashboards.data.prometheus` prints it
+#: The metrics that dashboards of users read. They keep their names, kinds and tags.
+KEPT = {
+    "counter": {
+        "polopt_env_steps": "",
+        "polopt_env_steps_trained": "",
+        "polopt_updates": "",
+        "polopt_bytes": "direction",
+        "polopt_gradients": "outcome",
+    },
+    "histogram": {"polopt_policy_lag": ""},
+    "gauge": {
+        **dict.fromkeys(("polopt_episode_return", "polopt_evaluation_return"), ""),
+        **dict.fromkeys(("polopt_env_steps_per_s", "polopt_updates_per_s"), ""),
+        **{f"polopt_driver_{key}": "phase" for key in ("share", "p50_ms", "p99_ms")},
+        **{f"polopt_workers_{key}": "part" for key in ("share", "p50_ms", "p99_ms")},
+        **{
+            f"polopt_workers_{key}": "over"
+            for key in ("env_steps_per_s", "idle_share", "cpus", "memory_bytes", "gpu_share")
+        },
+        **{f"polopt_driver_{key}": "" for key in ("cpus", "memory_bytes", "gpu_share")},
+        **dict.fromkeys(("polopt_lag_mean", "polopt_lag_max", "polopt_worker_failures"), "kind"),
+        **dict.fromkeys(("polopt_lag_rollouts", "polopt_requests_in_flight"), ""),
+        **dict.fromkeys(("polopt_healthy_workers", "polopt_worker_restarts"), ""),
+        **dict.fromkeys(("polopt_env_faults", "polopt_non_finite"), ""),
+        **dict.fromkeys(("polopt_skipped_updates", "polopt_early_stopped"), ""),
+        "polopt_learner": "statistic",
+        "polopt_peak_env_steps_per_s": "phase",
+        **dict.fromkeys(("polopt_ranks", "polopt_broken_rounds"), ""),
+        **dict.fromkeys(("polopt_fragments_waiting", "polopt_training_intensity"), ""),
+        **dict.fromkeys(("polopt_buffer_fill", "polopt_row_age", "polopt_replay_shards"), ""),
+        "polopt_blocked_s": "who",
+        "polopt_priority": "over",
+    },
+}
+
+
+def test_metrics_keep_their_names_kinds_and_tags() -> None:
+    found: dict[str, dict[str, str]] = {kind: {} for kind in KEPT}
     for tab in TABS:
-        for metric in tab.tab.metrics:
-            row = markdown_table([metric]).splitlines()[-1]
-            assert f"{row} " in page, row
+        for metric in all_metrics(tab).values():
+            found[metric.kind][metric.name] = metric.tag
+    for kind, kept in KEPT.items():
+        assert {name: found[kind].get(name) for name in kept} == kept
+    common = [metric.name for metric in all_metrics().values()]
+    assert set(common) - {name for kept in KEPT.values() for name in kept} == set()
 
 
 def test_command_writes_dashboards_where_ray_looks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR", str(tmp_path / "boards"))
-    done = CliRunner().invoke(app, ["grafana"])
+    done = run_command(["grafana"])
     assert done.exit_code == 0, done.output
     files = (tmp_path / "boards").glob("*.json")
     assert {json.loads(path.read_text())["uid"] for path in files} == board_names()
@@ -376,14 +422,14 @@ def test_command_without_ray_says_what_to_do(
 ) -> None:
     monkeypatch.setenv("RAY_METRICS_OUTPUT_ROOT", str(tmp_path / "none"))
     monkeypatch.delenv("RAY_METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR", raising=False)
-    done = CliRunner().invoke(app, ["grafana"])
+    done = run_command(["grafana"])
     assert done.exit_code == 2
     assert "polopt[metrics]" in done.output
     assert "ray start --head" in done.output
     session = tmp_path / "session" / "grafana" / "dashboards"
     session.mkdir(parents=True)
     monkeypatch.setenv("RAY_METRICS_OUTPUT_ROOT", str(tmp_path / "session"))
-    assert CliRunner().invoke(app, ["grafana"]).exit_code == 0
+    assert run_command(["grafana"]).exit_code == 0
     assert len(list(session.iterdir())) == len(board_names())
 
 
@@ -415,18 +461,18 @@ def test_command_takes_a_session_that_runs_and_says_which(ray_tmpdir: Path) -> N
     (ray_tmpdir / "ray" / "session_4" / "sockets").mkdir(parents=True)
     (ray_tmpdir / "ray" / "session_latest").symlink_to("session_4")
     with running_session(ray_tmpdir, "session_1"):
-        done = CliRunner().invoke(app, ["grafana"])
+        done = run_command(["grafana"])
         assert done.exit_code == 0, done.output
         assert "session     session_1, your only running session" in done.output
         with running_session(ray_tmpdir, "session_2") as second:
-            done = CliRunner().invoke(app, ["grafana"])
+            done = run_command(["grafana"])
             alerting = second / "metrics" / "grafana" / "provisioning" / "alerting"
             assert [path.name for path in alerting.iterdir()] == ["polopt_alert_rules.yaml"]
             assert "session_2, the newest of your 2 running sessions" in done.output
             assert len(list((second / "metrics/grafana/dashboards").iterdir())) == len(
                 board_names()
             )
-    done = CliRunner().invoke(app, ["grafana"])
+    done = run_command(["grafana"])
     assert done.exit_code == 2
     assert "no Ray that you have started exports metrics" in done.output
 
@@ -436,7 +482,7 @@ def test_command_leaves_sessions_of_other_users_out(
 ) -> None:
     with running_session(ray_tmpdir, "session_1"):
         monkeypatch.setattr("os.getuid", lambda: 12345)
-        assert CliRunner().invoke(app, ["grafana"]).exit_code == 2
+        assert run_command(["grafana"]).exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -466,7 +512,7 @@ def test_command_looks_where_ray_keeps_its_sessions(
     with first, running_session(ray_tmpdir / "s", "session_1_s"):
         # The test does not use the default directory, because this machine may run Ray.
         given = [] if used else [str(ray_tmpdir / "given")]
-        done = CliRunner().invoke(app, ["grafana", *given])
+        done = run_command(["grafana", *given])
     assert done.exit_code == 0, done.output
     assert (f"session_1_{used}" in done.output) == (used is not None)
     assert "session_1_s" not in done.output or used == "s"

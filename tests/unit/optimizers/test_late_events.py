@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_async_replay import BATCH, credit, make
+from simulated_replay import BATCH, credit, make
 from toy_shards import Shards, count
 
 from polopt.optimizers.async_replay import Task

@@ -11,9 +11,9 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from checkpoint_helpers import rewrite
 from gymnasium import spaces
 from policy_helpers import FakeEnv
-from test_checkpoint_fields import rewrite
 from toy_envs import make_policy
 
 import polopt

@@ -8,64 +8,36 @@ from typing import Any
 
 import numpy as np
 import pytest
-import threadpoolctl
 import torch
-from faulty_envs import guarded
+from faulty_envs import guarded, num_faults
 from gymnasium import Space, spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from masked_env import (
     ACTIONS,
     Masked,
     MaskedVector,
-    encoded,
+    every_kind,
     is_allowed,
+    masked_rows,
     observations,
     random_masks,
     sizes,
 )
-from policy_helpers import FakeEnv, every_policy, moved
-from test_fast_cpu import LOSSES
+from masked_policies import SMALL, masked_policy
+from policy_helpers import FakeEnv, every_policy
 from torch import Tensor, nn
 from toy_envs import AUTORESET, make_policy, make_sampler
 
-from polopt.collectors.non_learning import (
-    CallablePolicy,
-    ModulePolicy,
-    NonLearningConfig,
-    RandomPolicy,
-)
 from polopt.common.action_mask import MASKED_LOGIT
 from polopt.common.config import ConfigError
-from polopt.common.sample_batch import SampleBatch
 from polopt.policies.distributions.make_distribution import make_distribution
-from polopt.policies.fast_cpu.numpy_backend import numpy_network
-from polopt.policies.fast_cpu.numpy_masked import NumpyMasked
 from polopt.policies.networks import actor_critics
 from polopt.policies.networks.network import Network
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.env_errors import EnvironmentFailedError
 from polopt.rollouts.sampling.sampler_faults import SamplerFaults
 
-every_kind = pytest.mark.parametrize("kind", ACTIONS)
 every_mode = pytest.mark.parametrize("mode", AUTORESET)
-SMALL = {"fcnet_hiddens": [8]}
-
-
-def masked_policy(kind: str, name: str = "a2c", **options: Any) -> Policy:
-    actions = ACTIONS[kind]
-    return make_policy(name, FakeEnv(observations(actions), actions), model=SMALL, **options)
-
-
-def masked_rows(kind: str, rows: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    """Returns encoded observations `[N, D]` and their masks."""
-    rng = np.random.default_rng(0)
-    masks = random_masks(ACTIONS[kind], rng, rows)
-    return encoded(ACTIONS[kind], rng, masks), masks
-
-
-def sampled(policy: Policy, kind: str) -> SampleBatch:
-    """Returns a fragment with random masks."""
-    sampler = make_sampler(guarded([lambda: Masked(kind)] * 3, "same_step"), policy, 16)
-    return policy.postprocess(sampler.sample())
 
 
 def spread(policy: Policy) -> Policy:
@@ -168,69 +140,6 @@ def test_masked_logits_have_no_gradient(name: str, kind: str) -> None:
     assert np.isfinite(policy.get_weights().flat).all()
 
 
-def check_numpy(kind: str, losses: str) -> None:
-    """Checks that a masked policy computes the same gradient in NumPy as in torch."""
-    name, options = LOSSES[losses]
-    fast, slow = (masked_policy(kind, name, fast_cpu=fast, **options) for fast in (True, False))
-    batch = sampled(slow, kind)
-    rows = slow.training_rows(slow.prepare_batch(batch))
-    assert (rows["obs"][:, slow.mask.place] == 0.0).any()
-    calls: list[Any] = []
-    fast.model.network.register_forward_hook(lambda *_: calls.append(1))
-    stats, expected = moved(fast).backward(rows), moved(slow).backward(rows)
-    assert stats == pytest.approx(expected, rel=1e-5, abs=1e-6)
-    computed, right = fast.flat.get_grads(), slow.flat.get_grads()
-    assert np.abs(right).max() > 1e-3
-    np.testing.assert_allclose(computed, right, atol=1e-6 * max(1.0, np.abs(right).max()))
-    obs = batch.all_obs[0]
-    np.testing.assert_allclose(fast.action_params(obs), slow.action_params(obs), rtol=1e-5)
-    assert calls == []  # torch did not compute the gradient
-
-
-@every_kind
-@pytest.mark.parametrize("losses", LOSSES)
-def test_closed_forms_with_a_mask_equal_torch(kind: str, losses: str) -> None:
-    with threadpoolctl.threadpool_limits(1, user_api="blas"):
-        check_numpy(kind, losses)
-
-
-@pytest.mark.parametrize(
-    ("method", "wrong"),
-    [
-        ("_masked", lambda self, params, allowed: params),
-        ("_rest", lambda self, obs: np.roll(obs, 1, axis=1)[:, : obs.shape[1] - 4]),
-        ("_allowed", lambda self, obs: np.roll(obs[:, self._place], 1, axis=1) > 0.5),
-    ],
-)
-def test_wrong_mask_in_numpy_is_detected(
-    method: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(NumpyMasked, method, wrong)
-    with threadpoolctl.threadpool_limits(1, user_api="blas"), pytest.raises(AssertionError):
-        check_numpy("discrete", "ppo, KL penalty")
-
-
-@every_kind
-def test_masked_outputs_in_numpy_have_no_gradient(kind: str) -> None:
-    """The gradient is 0 even if the loss of a plugin has a gradient with respect to masked
-    outputs."""
-    policy = masked_policy(kind)
-    obs, _ = masked_rows(kind)
-    network = policy.model
-    params = list(network.parameters())
-    outputs = network.action_params(torch.from_numpy(np.asarray(obs, np.float32)))
-    expected = torch.autograd.grad(outputs.sum(), params, allow_unused=True)
-    for one in params:
-        one.grad = torch.zeros_like(one)
-    own = numpy_network(network)
-    assert isinstance(own, NumpyMasked)
-    *_, done = own.forward(np.asarray(obs, np.float32))
-    own.backward(done, np.ones(tuple(outputs.shape), np.float32), None)
-    for one, right in zip(params, expected, strict=True):
-        wanted = 0.0 if right is None else right.numpy()
-        np.testing.assert_allclose(one.grad.numpy(), wanted, rtol=1e-4, atol=1e-5)
-
-
 @every_kind
 def test_network_does_not_see_the_mask(kind: str) -> None:
     policy = spread(masked_policy(kind))
@@ -248,31 +157,16 @@ def test_network_does_not_see_the_mask(kind: str) -> None:
 # ---- acting -------------------------------------------------------------------------------------
 
 
-def module_for(kind: str) -> nn.Module:
-    actions = ACTIONS[kind]
-    return nn.Linear(4 + sum(sizes(actions)), sum(sizes(actions)))
-
-
-def acting_policies(kind: str) -> dict[str, Any]:
-    spaces_ = observations(ACTIONS[kind]), ACTIONS[kind]
-    return {
-        "a2c": masked_policy(kind),
-        "random": RandomPolicy(*spaces_, NonLearningConfig()),
-        "module": ModulePolicy(*spaces_, NonLearningConfig(actor=module_for(kind))),
-    }
-
-
 @every_kind
 @every_mode
-@pytest.mark.parametrize("acting", ["a2c", "random", "module"])
-def test_sampled_actions_are_allowed(kind: str, mode: str, acting: str) -> None:
+def test_sampled_actions_are_allowed(kind: str, mode: str) -> None:
     """The environment `Masked` raises an error for other actions. The last observation of an
     episode allows no action, which is not a fault."""
     vector = guarded([lambda: Masked(kind)] * 4, mode)
-    sampler = make_sampler(vector, acting_policies(kind)[acting], 50)
-    for options in ({}, {"uniform": True}, {"explore": acting == "random"}):
+    sampler = make_sampler(vector, masked_policy(kind), 50)
+    for options in ({}, {"uniform": True}, {"explore": False}):
         batch = sampler.sample(**options)
-        assert batch.faults.env_faults == 0
+        assert num_faults(batch.faults, "raised") == 0
         assert set(batch.episodes.lengths) == {5}
 
 
@@ -285,7 +179,7 @@ def test_policies_with_memory_have_the_mask(kind: str, name: str) -> None:
     sampler = make_sampler(vector, policy, 20)
     for _ in range(3):
         batch = sampler.sample()
-        assert batch.faults.env_faults == 0
+        assert num_faults(batch.faults, "raised") == 0
         masks = policy.encode_batch(batch).obs[:, :, policy.mask.place]
         logits = policy.dist_inputs(batch)
         np.testing.assert_array_equal(logits == np.float32(MASKED_LOGIT), masks == 0.0)
@@ -320,15 +214,8 @@ def test_masks_and_images_keep_their_values_in_normalisation() -> None:
     assert [len(numeric), *space.spaces] == [2, "a", "action_mask", "image", "z"]
     assert numeric == [0, 1]
     batch = policy.postprocess(sampler.sample())
-    assert batch.faults.env_faults == 0
+    assert num_faults(batch.faults, "raised") == 0
     assert np.isfinite(list(policy.learn_on_batch(batch).values())).all()
-
-
-@every_mode
-def test_sampling_without_the_mask_is_wrong(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NumpyMasked, "_masked", lambda self, params, allowed: params)
-    sampler = make_sampler(guarded([Masked] * 4, mode), masked_policy("discrete"), 50)
-    assert sampler.sample().faults.env_faults > 10
 
 
 @every_kind
@@ -345,18 +232,6 @@ def test_uniform_actions_are_uniform_over_allowed_ones(kind: str) -> None:
         assert share == pytest.approx(1.0 / len(permitted), abs=0.02)
     log_prob = policy.dist.log_prob(torch.as_tensor(params), torch.as_tensor(actions))
     torch.testing.assert_close(log_prob.exp(), torch.full((len(rows),), 1.0 / len(permitted)))
-
-
-@every_kind
-def test_uniform_actions_of_a_callable_are_allowed(kind: str) -> None:
-    """A `Collector` samples uniformly before its callable acts."""
-    actions = ACTIONS[kind]
-    policy = CallablePolicy(observations(actions), actions, NonLearningConfig(actor=len))
-    obs, masks = masked_rows(kind)
-    rng = np.random.default_rng(0)
-    _, drawn = policy.dist.random_allowed(rng, policy.mask.masked(0.0, obs))
-    assert all(is_allowed(actions, mask, a) for mask, a in zip(masks, drawn, strict=True))
-    assert all(actions.contains(action) for action in policy.dist.to_env(drawn))
 
 
 @every_kind
@@ -486,11 +361,11 @@ def test_wrong_mask_is_a_fault_of_the_environment(mode: str, wrong: str) -> None
     sampler = make_sampler(vector, make_policy("a2c", vector, model=SMALL), 20)
     batch = sampler.sample()
     lost = ~batch["valid"][:, 0]
-    assert batch.faults.env_faults == 10 == lost.sum()
+    assert num_faults(batch.faults, "raised") == 10 == lost.sum()
     np.testing.assert_array_equal(np.flatnonzero(lost), np.arange(1, 20, 2))
     assert set(batch.episodes.lengths) <= {9}, "only the second environment completes episodes"
-    assert "the action mask" in batch.faults.traceback
-    assert "in step() at step 2 of its episode" in batch.faults.traceback
+    assert "the action mask" in batch.faults["raised"].message
+    assert "in step() at step 2 of its episode" in batch.faults["raised"].message
 
 
 class Masked9(Masked):
@@ -527,8 +402,36 @@ def test_wrong_mask_of_a_vector_implementation_is_a_fault(wrong: float | None) -
     batch = sampler.sample()
     # Of the 12 rows of an environment, 2 are reset rows. With wrong masks, every second row is lost
     # in both environments, and the vector is replaced 6 times.
-    assert batch.faults.env_faults == (0 if wrong is None else 6)
+    assert num_faults(batch.faults, "raised") == (0 if wrong is None else 6)
     assert batch["valid"].sum() == (20 if wrong is None else 12)
+
+
+class Masked2(Masked9):
+    """Has episodes of two steps, and correct masks."""
+
+    length = 2
+
+
+@pytest.mark.parametrize("mode", ["same_step", "disabled"])
+def test_lost_step_ends_no_episode(mode: str) -> None:
+    """In every second step, an episode of the first environment ends, and the mask of the second
+    environment is wrong. The whole vector is then replaced, so this step has no last observation.
+    """
+
+    def make() -> SyncVectorEnv:
+        makers = [Masked2, lambda: Masked(wrong=0.0)]
+        return SyncVectorEnv(makers, autoreset_mode=AutoresetMode[mode.upper()])
+
+    vector = make()
+    policy = make_policy("a2c", vector, model=SMALL)
+    sampler = make_sampler(vector, policy, 8)
+    sampler.faults = SamplerFaults(make, max_failures=20)
+    sampler.faults.mask = policy.mask
+    batch = sampler.sample()
+    assert num_faults(batch.faults, "raised") == 4
+    assert not batch["terminated"].any()
+    assert not len(batch.successor_index)
+    np.testing.assert_array_equal(batch["valid"], [[t % 2 == 0] * 2 for t in range(8)])
 
 
 def test_random_allowed_returns_the_given_logits() -> None:

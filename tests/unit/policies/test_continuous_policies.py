@@ -249,33 +249,6 @@ def forwards(policy: Any) -> list[Any]:
     return calls
 
 
-@pytest.mark.parametrize("target", ["auto", None])
-def test_updates_in_numpy_equal_updates_in_torch(target: Any) -> None:
-    """The networks have two hidden layers. Some log standard deviations are beyond the bounds."""
-    options = {"model": {"fcnet_hiddens": [9, 7]}, "target_entropy": target, "initial_alpha": 0.3}
-    fast, slow = (shaken(replay_policy("sac", fast_cpu=fast, **options)) for fast in (True, False))
-    bias = np.float32([0.0, 0.0, 2.0, -20.0])
-    for policy in (fast, slow):
-        with torch.no_grad():
-            policy.model.policy_head.bias.copy_(torch.from_numpy(bias))
-    calls = forwards(fast)
-    for seed in range(5):
-        rows = transitions(fast, 48, seed)
-        log_std = slow.model.action_params(torch.as_tensor(rows.obs))[:, 2:]
-        assert ((log_std > 2.0) | (log_std < -20.0)).any()
-        assert ((log_std < 2.0) & (log_std > -20.0)).any()
-        (stats, errors), (expected, others) = (p.learn_on_transitions(rows) for p in (fast, slow))
-        np.testing.assert_allclose(errors, others, rtol=1e-3, atol=1e-3)
-        assert stats == pytest.approx(expected, rel=1e-3, abs=1e-3)
-        found, wanted = fast.flat.get_grads(), slow.flat.get_grads()
-        for part in fast.flat.trained.values():
-            limit = 2e-3 * float(np.abs(wanted[part]).max()) + 1e-6
-            np.testing.assert_allclose(found[part], wanted[part], atol=limit)
-    assert calls == []
-    assert fast.shuffle.bit_generator.state == slow.shuffle.bit_generator.state
-    np.testing.assert_allclose(fast.get_weights().flat, slow.get_weights().flat, atol=2e-3)
-
-
 class Cautious(SACPolicy):
     """Overrides the loss of the actor, so that the inherited closed form does not apply."""
 
@@ -332,15 +305,6 @@ def test_exploration_noise_is_clipped_and_follows_its_schedule() -> None:
 
 
 # ---- both -------------------------------------------------------------------------------------
-
-
-@every_name
-def test_acting_in_numpy_and_in_torch_is_equal(name: str) -> None:
-    fast, slow = (shaken(replay_policy(name, fast_cpu=fast)) for fast in (True, False))
-    obs = transitions(fast).obs
-    np.testing.assert_allclose(fast.action_params(obs), slow.action_params(obs), rtol=1e-4)
-    exported, _ = slow.act_in_torch(slow.model, torch.as_tensor(obs), torch.zeros(0))
-    np.testing.assert_allclose(exported.detach(), slow.action_params(obs), rtol=1e-5)
 
 
 @every_name

@@ -10,7 +10,6 @@ import pytest
 import threadpoolctl
 import torch
 from gymnasium import spaces
-from policy_helpers import moved
 from replay_helpers import BOX, replay_policy, shaken, transitions
 
 from polopt.common.action_mask import MASKED_LOGIT
@@ -128,27 +127,6 @@ def forwards(policy: Any) -> list[Any]:
     for segment in policy.segments.values():
         segment.module.network.register_forward_hook(lambda _module, _args, out: calls.append(out))
     return calls
-
-
-@pytest.mark.parametrize("loss", ["huber", "mse"])
-@pytest.mark.parametrize("dueling", [True, False])
-def test_updates_in_numpy_equal_updates_in_torch(dueling: bool, loss: str) -> None:
-    options = {"dueling": dueling, "td_error_loss_fn": loss, "target_network_update_freq": 2}
-    fast, slow = (shaken(replay_policy("dqn", fast_cpu=fast, **options)) for fast in (True, False))
-    calls = forwards(fast)
-    for seed in range(5):
-        rows = transitions(fast, 32, seed)
-        (stats, errors), (expected, others) = (p.learn_on_transitions(rows) for p in (fast, slow))
-        np.testing.assert_allclose(errors, others, rtol=1e-3, atol=1e-4)
-        assert stats == pytest.approx(expected, rel=1e-3, abs=1e-4)
-        np.testing.assert_allclose(fast.flat.get_grads(), slow.flat.get_grads(), atol=1e-4)
-    assert calls == []
-    moved = np.abs(fast.get_weights().flat - shaken(replay_policy("dqn")).get_weights().flat)
-    assert moved.max() > 1e-3
-    np.testing.assert_allclose(fast.get_weights().flat, slow.get_weights().flat, atol=2e-4)
-    np.testing.assert_allclose(
-        fast.action_params(rows.obs), slow.action_params(rows.obs), rtol=1e-3, atol=1e-3
-    )
 
 
 class Pessimist(DQNPolicy):
@@ -335,34 +313,6 @@ def test_masked_actions_are_neither_chosen_nor_bootstrapped_from() -> None:
     np.testing.assert_allclose(
         policy.td_errors(rows), np.abs(taken - rows.rewards - 0.9 * best), rtol=1e-4, atol=1e-5
     )
-
-
-@pytest.mark.parametrize("double_q", [True, False])
-@pytest.mark.parametrize("dueling", [True, False])
-def test_updates_in_numpy_equal_updates_in_torch_with_a_mask(dueling: bool, double_q: bool) -> None:
-    options = {"dueling": dueling, "double_q": double_q, "target_network_update_freq": 2}
-    fast, slow = (
-        shaken(replay_policy("dqn", MASKED, fast_cpu=fast, **options)) for fast in (True, False)
-    )
-    calls = forwards(fast)
-    rng = np.random.default_rng(1)
-    for number in range(3):
-        masks, following = rng.integers(0, 2, (2, 40, 3))
-        following[0] = 0  # allows no action, so the value is 0
-        rows = masked_rows(fast, masks, following)
-        masks[np.arange(40), rows.actions] = 1
-        rows = masked_rows(fast, masks, following)
-        for policy in (fast, slow):
-            policy.flat.zero_grads()
-        stats, expected = (policy.backward(rows)[0] for policy in (fast, slow))
-        assert stats == pytest.approx(expected, rel=1e-5, abs=1e-6)
-        right = slow.flat.get_grads()
-        np.testing.assert_allclose(
-            fast.flat.get_grads(), right, atol=1e-6 * max(1.0, np.abs(right).max())
-        )
-        for policy in (fast, slow):
-            moved(policy, number)
-    assert calls == []
 
 
 def test_random_allowed_actions_are_uniform_whatever_epsilon_is() -> None:

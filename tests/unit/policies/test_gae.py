@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policy_helpers import made_batch, value_of
+from policy_helpers import made_batch, split, value_of
 from toy_envs import TwoNumbers, make_policy
 
 from polopt.common.sample_batch import SampleBatch
@@ -102,15 +102,6 @@ def test_padding_does_not_change_advantages(
     for batch, part in zip(batches, split(together, batches), strict=True):
         np.testing.assert_allclose(part, fast(batch, gamma, lambda_), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(together, slow(whole, gamma, lambda_), rtol=1e-4, atol=1e-4)
-
-
-def split(column: np.ndarray, batches: list[SampleBatch]) -> list[np.ndarray]:
-    """Splits a column `[max T, sum of N, ...]` into the parts of each batch."""
-    bounds = np.cumsum([0] + [batch.shape[1] for batch in batches])
-    return [
-        column[: b.shape[0], low:][:, : b.shape[1]]
-        for b, low in zip(batches, bounds[:-1], strict=True)
-    ]
 
 
 def test_concat_keeps_rows_and_marks_padding() -> None:

@@ -11,6 +11,7 @@ import torch
 from policy_helpers import (
     every_model,
     every_policy,
+    gradient_of,
     make_batch,
     moved,
     policy_of,
@@ -43,13 +44,6 @@ def plain(policy: Policy, batch: SampleBatch) -> dict[str, Any]:
         "targets": torch.from_numpy(batch.flat("value_targets")),
         "old_values": torch.from_numpy(batch.flat("values")),
     }
-
-
-def gradient_of(loss: Tensor, policy: Policy) -> np.ndarray:
-    parameters = list(policy.model.parameters())
-    grads = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
-    pairs = zip(parameters, grads, strict=True)
-    return torch.cat([(torch.zeros_like(p) if g is None else g).ravel() for p, g in pairs]).numpy()
 
 
 def assert_same_gradient(policy: Policy, batch: SampleBatch, loss: Tensor) -> dict[str, float]:

@@ -11,19 +11,17 @@ import pytest
 import torch
 from faulty_envs import CrashingClock, guarded
 from gymnasium import spaces
+from learner_threads import assert_together_equals_alone
 from policy_helpers import FakeEnv, small_policy
-from test_several_learners import assert_together_equals_alone
 from torch import Tensor, nn
 from toy_envs import AUTORESET, Clock, Drift, make_policy, make_sampler, random_batch, sync_clocks
 
 import polopt
-from polopt.collectors.trajectories import split_trajectories
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
 from polopt.policies.fragment_policy import MinibatchGradients
 from polopt.policies.policy import Policy
-from polopt.policies.ppo import PPOConfig
 from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.worker_sampler import join_in_time
@@ -255,19 +253,6 @@ def test_padded_and_joined_batches_keep_memory(mode: str) -> None:
     assert picked.versions.tolist() == [5, 3]
     wanted = policy.dist_inputs(both)[:, [4, 0]]
     np.testing.assert_allclose(policy.dist_inputs(picked), wanted, rtol=1e-5, atol=1e-6)
-
-
-@every_mode
-def test_trajectories_begin_with_their_memory(mode: str) -> None:
-    env = clocks(mode)
-    policy: Any = with_memory(env)
-    batch = sampled(policy, env, 11, 2)[1]
-    parts = split_trajectories(batch)
-    assert len(parts) > 3
-    for part in parts:
-        params = policy.dist_inputs(part)[part["valid"]]
-        acted = part["action_dist_inputs"][part["valid"]]
-        np.testing.assert_allclose(params, acted, rtol=1e-5, atol=1e-6)
 
 
 def test_later_steps_have_no_stored_memory() -> None:
@@ -512,8 +497,3 @@ def test_memory_of_images() -> None:
     actions, state = policy.predict(np.zeros((3, *space.shape), np.uint8))
     assert actions.shape == (3,)
     assert state.shape == (3, 2 * CELLS)
-
-
-def test_max_seq_len_is_refused() -> None:
-    with pytest.raises(ConfigError, match="rollout_fragment_length"):
-        PPOConfig.parse({"model": {"use_lstm": True, "max_seq_len": 20}})

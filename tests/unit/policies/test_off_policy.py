@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from policy_helpers import fixed_gradient, make_batch, moved, small_policy
-from test_losses import gradient_of
+from policy_helpers import fixed_gradient, gradient_of, make_batch, moved, small_policy
 from torch import Tensor
 from torch.distributions import Categorical, kl_divergence
 from toy_envs import TwoNumbers

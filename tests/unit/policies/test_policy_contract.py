@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from learner_threads import on_threads
 from policy_helpers import FakeEnv, fixed_gradient, make_batch, small_policy
-from test_several_learners import on_threads
 from torch import nn
 from toy_envs import random_batch
 
-from polopt.collectors.non_learning import NonLearningPolicy
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.transitions import Transitions
@@ -241,9 +240,9 @@ ACTS = {
 }  # fmt: skip
 #: The other members that strategies need.
 LEARNS = {
-    "config_class", "learns_from", "further_statistics", "count_parameters", "make_segments",
-    "act_as", "export_onnx", "add_moments", "resting", "compute_gradients", "gives_gradients",
-    "minibatch_gradients", "check_gradients", "learns_with", "statistic_keys",
+    "config_class", "learns_from", "numbers", "further_statistics", "count_parameters",
+    "make_segments", "act_as", "export_onnx", "add_moments", "resting", "compute_gradients",
+    "gives_gradients", "minibatch_gradients", "check_gradients", "learns_with", "statistic_keys",
     "learn_on_batch", "apply_gradients", "apply_flat", "on_update", "set_option", "check_network",
 }  # fmt: skip
 #: Further members of a policy that acts with a network of polopt. They need no value function.
@@ -263,8 +262,7 @@ def test_contract_has_nothing_of_a_family() -> None:
     own = public_names(Policy) - ACTS
     assert own == LEARNS
     assert Policy.__abstractmethods__ == {"make_segments", "action_params"}
-    for family in (ActorCriticPolicy, NonLearningPolicy):
-        assert issubclass(family, ActingPolicy)
+    assert issubclass(ActorCriticPolicy, ActingPolicy)
     assert public_names(NetworkPolicy) - ACTS - LEARNS == NETWORK
 
 

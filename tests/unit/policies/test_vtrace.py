@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policy_helpers import made_batch, value_of
-from test_gae import split
+from policy_helpers import made_batch, split, value_of
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae

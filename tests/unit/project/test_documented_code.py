@@ -12,7 +12,6 @@ from source_tree import ROOT
 
 from polopt.command_line.examples import apply_changes, load_example, merge
 from polopt.command_line.sweep import configs_to_check
-from polopt.metrics.episode_window import EpisodeWindow
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.presets import PRESETS
 
@@ -35,14 +34,6 @@ def test_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.Monk
     names = {"__name__": f"code_of_{Path(page).stem}"}
     for block in blocks:
         exec(compile(block, page, "exec"), names)
-
-
-def test_results_page_has_every_key_of_episodes() -> None:
-    page = (DOCS / "results.md").read_text()
-    keys = {re.sub(r"_(min|max|p\d+)$", "_mean", key) for key in EpisodeWindow().report()}
-    named = set(re.findall(r"`(?:env_runners/)?(\w+)`", page))
-    assert len(keys) > 5
-    assert keys - named == set()
 
 
 def commands_of(page: Path) -> list[list[str]]:

@@ -21,6 +21,9 @@ from plugin_page import PAGE, PLUGINS, plugin
 
 import polopt
 from polopt import optimizers
+from polopt.dashboards.data.prometheus import metrics_of
+from polopt.dashboards.tab_file import tab_of
+from polopt.metrics.number import find
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.rollouts.transport.channel import LostProcessError
 from polopt.rollouts.transport.simulated_channel import (
@@ -30,6 +33,7 @@ from polopt.rollouts.transport.simulated_channel import (
     shuffled_by,
 )
 from polopt.trainers.experiment import Experiment
+from polopt.trainers.numbers import numbers_of
 
 DEATH = LostProcessError("the process died")
 ROWS = 10  # rows of a fragment of 5 steps of 2 environments
@@ -150,6 +154,19 @@ def test_elastic_differences_are_those_of_the_paper() -> None:
             np.testing.assert_allclose(moved, alpha * (own[index] - sent[index][call]), atol=1e-6)
             own[index] = learned[index][ROUNDS * (call + 1) - 1]
         assert len(channel.values) > 2
+
+
+def test_declared_number_of_a_plugin_is_drawn_and_exported() -> None:
+    optimizer = make("elastic_averaging", lr=1e-2)
+    for _ in range(10):
+        optimizer.step()
+    cls = type(optimizer)
+    number = find(numbers_of(cls), "optimizer/moved")
+    assert number is not None
+    assert number.meaning == "largest change of a weight in the last exchange"
+    assert optimizer.stats()["moved"] > 0.0
+    assert number in tab_of(cls).numbers, "the dashboard and the report draw it"
+    assert metrics_of(numbers_of(cls))["polopt_moved"].text == number.sentence
 
 
 # ---- replacement and restore ------------------------------------------------------------------
@@ -461,7 +478,7 @@ def test_built_in_strategies_use_only_listed_names(path: Path) -> None:
         for name in members("polopt")
         if inspect.isclass(getattr(polopt, name)) or inspect.isfunction(getattr(polopt, name))
     }
-    exported |= {"polopt.rollouts.workers.calls.WEIGHTS", *listed_names()}
+    exported |= {"polopt.rollouts.workers.snapshots.WEIGHTS", *listed_names()}
     for receiver, name in used_names(path):
         if receiver == "import":
             assert name in exported

@@ -22,8 +22,6 @@ _POLICIES = {
     "policies",
     "policies/networks",
     "policies/distributions",
-    "policies/fast_cpu",
-    "policies/fast_gpu",
     "policies/learning",
 }
 _BASE = {"common", "metrics"}
@@ -42,8 +40,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "replay": _BASE,
     "policies/distributions": _BASE,
     "policies/networks": _BASE,
-    "policies/fast_cpu": _BASE | {"policies/distributions", "policies/networks"},
-    "policies/fast_gpu": {"common"},
     "policies/learning": _BASE | {"policies/networks"},
     "policies": _BASE | _POLICIES,
     "rollouts": _BASE,  # the modules directly in this folder
@@ -54,6 +50,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "optimizers": _BASE | _POLICIES | _ROLLOUTS | {"replay"},
     "trainers": _CORE,
     # Add-ons: each may import the core. The core imports none of them.
+    "policies/fast_cpu": _BASE | {"policies/distributions", "policies/networks"},
+    "policies/fast_gpu": {"common"},
     "collectors": _CORE | {"recording"},
     "recording": _CORE | {"command_line"},
     "rllib": _CORE,
@@ -62,6 +60,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dashboards/views": _BASE | {"dashboards/data"},
     "dashboards": {*_CORE, "dashboards/data", "dashboards/views", "command_line"},
 }
+ADD_ONS = {"collectors", "recording", "rllib", "command_line", "dashboards"}
+ADD_ONS |= {"policies/fast_cpu", "policies/fast_gpu"}
 # These folders may import only the public names of polopt, like a user's code.
 PUBLIC_NAMES_ONLY = {"tuned_examples", "benchmarks"}
 
@@ -97,6 +97,37 @@ def fault(folder: str, name: str) -> str | None:
     return None
 
 
+def add_on_of(name: str) -> str | None:
+    """Returns the add-on that holds the module or public name `name`, or None if it is no part of
+    an add-on."""
+    top, *parts = public_names().get(name.removeprefix("polopt."), name).split(".")
+    candidates = ("/".join(parts[:length]) for length in (2, 1))
+    return next((one for one in candidates if top == "polopt" and one in ADD_ONS), None)
+
+
+def faults_of_tests(found: Sequence[Module]) -> list[str]:
+    """Returns a line of text for each forbidden import of a test. Helpers do not live in test
+    modules. If somebody deletes an add-on together with the folder of its tests, all other tests
+    still run. A test of another folder that needs an add-on asks `pytest.importorskip` for it. The
+    tests in `project` check the whole repository."""
+    helper_of = {
+        module.path.stem: module.path.parts[2]
+        for module in found
+        if len(module.path.parts) > 3 and not module.path.stem.startswith("test_")
+    }
+    lines = []
+    for module in found:
+        folder = "/".join(module.path.parts[2:-1])
+        for line, name in imported_names(module):
+            top = name.split(".")[0]
+            add_on = add_on_of(name) or helper_of.get(top)
+            if top.startswith("test_"):
+                lines.append(f"{module.path}:{line}: {name}: helpers have a module of their own")
+            elif add_on and not f"{folder}/".startswith((f"{add_on}/", "project/")):
+                lines.append(f"{module.path}:{line}: {name}: only tests of {add_on} may need it")
+    return lines
+
+
 def violations(found: Sequence[Module]) -> list[str]:
     """Returns a line of text for each forbidden import."""
     return [
@@ -116,6 +147,10 @@ def test_imports_point_one_way() -> None:
     assert packages >= set(MAY_IMPORT) - {"dashboards"}
 
 
+def test_tests_need_no_other_add_on_and_no_test_module() -> None:
+    assert faults_of_tests(modules(ROOT, ["tests"])) == []
+
+
 def test_modules_form_no_cycle() -> None:
     assert cycles(import_graph(modules(ROOT))) == []
 
@@ -131,7 +166,7 @@ def test_folders_form_no_cycle() -> None:
 
 def planted(root: Path, folder: str, **sources: str) -> list[Module]:
     """Writes modules with the texts `sources` into a new folder, and returns these modules."""
-    (root / folder).mkdir(parents=True)
+    (root / folder).mkdir(parents=True, exist_ok=True)
     for name, source in sources.items():
         (root / folder / f"{name}.py").write_text(source)
     return modules(root, [folder.split("/")[0]])
@@ -147,6 +182,11 @@ def planted(root: Path, folder: str, **sources: str) -> list[Module]:
         ("policies/networks", "from polopt import Policy", "polopt.Policy"),
         ("policies", "import polopt.rollouts.envs.spec", "polopt.rollouts.envs.spec"),
         ("policies", "from polopt import RolloutWorker", "polopt.RolloutWorker"),
+        (
+            "policies",
+            "from polopt.policies.fast_cpu import add_on",
+            "polopt.policies.fast_cpu.add_on",
+        ),
         ("policies", "import polopt as p\nx = p.RolloutWorker", "polopt.RolloutWorker"),
         ("rollouts", "from polopt import optimizers", "polopt.optimizers"),
         ("rollouts", "from polopt import *", "polopt.*"),
@@ -199,6 +239,49 @@ def test_forbidden_import_is_found(tmp_path: Path, folder: str, source: str, nam
 )
 def test_allowed_import_is_not_found(tmp_path: Path, folder: str, source: str) -> None:
     assert violations(planted(tmp_path, folder, innocent=source)) == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "source", "name"),
+    [
+        ("tests/unit/policies", "from polopt.collectors import scheme", "polopt.collectors.scheme"),
+        ("tests/unit/policies/networks", "import polopt\npolopt.Collector", "polopt.Collector"),
+        ("tests/integration/trainers", "def f():\n    import polopt.rllib", "polopt.rllib"),
+        ("tests/unit/recording", "from polopt import evaluate", "polopt.evaluate"),
+        (
+            "tests/unit/policies",
+            "from polopt.policies.fast_cpu import numpy_q",
+            "polopt.policies.fast_cpu.numpy_q",
+        ),
+        ("tests/unit/dashboards", "from planted import x", "planted.x"),
+        ("tests/unit/trainers", "from test_checkpoints import SMALL", "test_checkpoints.SMALL"),
+        ("tests", "import polopt.dashboards.report", "polopt.dashboards.report"),
+    ],
+)
+def test_forbidden_import_of_a_test_is_found(
+    tmp_path: Path, folder: str, source: str, name: str
+) -> None:
+    """`planted` is a helper of the tests of Collectors."""
+    planted(tmp_path, "tests/unit/collectors", planted="import polopt")
+    planted(tmp_path, folder, test_planted=source)
+    (found,) = faults_of_tests(modules(tmp_path, ["tests"]))
+    assert found.startswith(f"{folder}/test_planted.py")
+    assert name in found
+
+
+@pytest.mark.parametrize(
+    ("folder", "source"),
+    [
+        ("tests/unit/collectors", "import polopt\nfrom helper import x\npolopt.Collector"),
+        ("tests/unit/project", "from polopt.dashboards import report"),
+        ("tests/unit/policies/fast_cpu", "from polopt.policies.fast_cpu import numpy_q"),
+        ("tests/unit/recording", "import pytest\npytest.importorskip('polopt.command_line.cli')"),
+        ("tests/unit/trainers", "import polopt\nfrom fakes import FakeTransport\npolopt.A3C"),
+    ],
+)
+def test_allowed_import_of_a_test_is_not_found(tmp_path: Path, folder: str, source: str) -> None:
+    planted(tmp_path, folder, test_innocent=source)
+    assert faults_of_tests(modules(tmp_path, ["tests"])) == []
 
 
 def test_cycle_through_type_checking_is_found(tmp_path: Path) -> None:

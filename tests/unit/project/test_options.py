@@ -9,6 +9,7 @@ import re
 from typing import Any, ClassVar
 
 import generated_files
+import metrics_page
 import pydantic
 import pytest
 import typer
@@ -70,11 +71,10 @@ def test_allowed_in_words() -> None:
 
 
 def test_names_of_rllib() -> None:
-    names = {option.key: option.rllib for option in options_of(polopt.SyncPPO.preset)}
-    assert "num_env_runners" in names["num_workers"]
-    assert "minibatch_size" in names["sgd_minibatch_size"]
-    assert names["gamma"] == ("gamma",)
-    assert names["collection"] == ()
+    names = {option.key: option.aliases for option in options_of(polopt.SyncPPO.preset)}
+    assert names["num_workers"] == ("num_env_runners", "num_rollout_workers")
+    assert names["sgd_minibatch_size"] == ("minibatch_size",)
+    assert names["gamma"] == ()
 
 
 def test_generated_files_are_up_to_date() -> None:
@@ -82,6 +82,7 @@ def test_generated_files_are_up_to_date() -> None:
     assert generated_files.STUB.read_text() == generated_files.stub(), command
     assert generated_files.PAGE.read_text() == generated_files.page(), command
     assert generated_files.API_PAGE.read_text() == generated_files.api_page(), command
+    assert metrics_page.PAGE.read_text() == metrics_page.metrics_page(), command
 
 
 def parsed(config: dict[str, Any], preset: dict[str, Any]) -> dict[str, Any]:
@@ -182,15 +183,20 @@ def test_options_of_plugins_are_there_without_a_list() -> None:
     assert inspect.signature(Orbit).parameters["orbits"].default == 7
 
 
-def test_help_shows_preset_options_and_an_example() -> None:
+def test_help_has_the_preset_and_each_option_with_its_meaning() -> None:
     text = pydoc.plain(pydoc.render_doc(polopt.A3C))
-    assert "Asynchronous advantage actor-critic (Mnih et al., 2016)." in text
-    assert "Optimizer: async_gradients. Policy: a3c." in text
-    assert 'polopt.A3C(env="CartPole-v1", num_workers=0)' in text
-    assert "num_workers=2: the number of remote rollout workers" in text
     assert "StorageContext" not in text.partition("Methods")[0]
+    for plugin in ("optimizer", "policy"):
+        assert f"{plugin.capitalize()}: {polopt.A3C.preset[plugin]}." in text
+    assert "polopt.A3C(env=" in text
+    for preset in (polopt.A3C, polopt.SyncPPO):
+        lines = [line.strip() for line in (preset.__doc__ or "").splitlines()]
+        shown = {line.partition("=")[0]: line.partition(": ")[2] for line in lines if "=" in line}
+        for option in options_of(preset.preset):
+            if option.key not in preset.preset:
+                assert shown[option.key]
+                assert option.meaning.startswith(shown[option.key]), option.key
     assert "rollout_fragment_length=128:" in (polopt.SyncPPO.__doc__ or "")
-    assert "elements that `compress_gradients: topk` sends" in (polopt.SyncPPO.__doc__ or "")
     assert "Annotated" not in str(inspect.signature(polopt.SyncPPO))
 
 
@@ -226,7 +232,7 @@ def test_defaults_are_named_in_pydantic_fields() -> None:
     ("name", "said"),
     [
         ("SyncPPO", "rollout_fragment_length = 128"),
-        ("SyncPPO", "including names in RLlib: num_env_runners, num_rollout_workers."),
+        ("SyncPPO", "Other names: num_env_runners, num_rollout_workers."),
         ("SyncPPO", "model.use_lstm = False"),
         ("async_samples", "max_rollout_lag = None"),
         ("appo", "target_network_update_freq = 2"),

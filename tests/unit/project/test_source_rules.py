@@ -50,6 +50,8 @@ ALLOWED = {
 }
 #: Maps each file that may use `sys.modules` to the test of this use.
 SYS_MODULES = {
+    # Checks whether RLlib is imported, which then registers its algorithms with Tune.
+    "rllib/add_on.py": "test_accepted_names.py::test_name_that_rllib_is_about_to_take",
     # Checks whether Tune is imported, because importing Tune takes seconds.
     "common/tune_registry.py": "test_env_sources.py::test_name_registered_with_tune",
     # Registers the module of a user's file, as in the documentation of importlib.

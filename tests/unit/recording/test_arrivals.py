@@ -19,18 +19,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import run_command
 from fakes import FakeTransport, make_optimizer, worker_config
+from gymnasium.vector import SyncVectorEnv
 from plugin_page import PLUGINS, plugin
 from ray.tune import Checkpoint
-from toy_envs import Drift
-from typer.testing import CliRunner
+from toy_envs import NESTED, Drift, Samples, make_policy, make_sampler
 
 import polopt
-from polopt.command_line.cli import app
 from polopt.common.config import ConfigError
 from polopt.common.sums import SUMS
 from polopt.common.tracer import TRACER
-from polopt.dashboards.data.chrome_trace import chrome_trace
+from polopt.metrics.record import Record
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.ppo import PPOPolicy
 from polopt.recording import arrival_log, run_record
@@ -60,9 +60,11 @@ from polopt.rollouts.transport.simulated_channel import (
     oldest_first,
     shuffled_by,
 )
+from polopt.rollouts.workers.call_runner import Answer
 from polopt.rollouts.workers.gathering import sample
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_set import WorkerSet
+from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 from polopt.trainers.trainer_config import merged_options
 
@@ -395,6 +397,7 @@ def test_log_and_trace_name_the_events(caplog: pytest.LogCaptureFixture) -> None
     with caplog.at_level(logging.WARNING, logger="polopt"):
         _, recorded, _ = run("async_gradients", shuffled_by(1), dies_at=3)
     spans = [event for event in TRACER.take() if event.name == "request"]
+    chrome_trace = pytest.importorskip("polopt.dashboards.data.chrome_trace").chrome_trace
     trace = chrome_trace({"driver": spans}, (0.0, 1e12))["traceEvents"]
     named = [span["args"]["event"] for span in trace if span["ph"] == "X"]
     assert len(named) == len(spans) > 10
@@ -580,7 +583,7 @@ def test_classes_that_a_record_needs_are_named_together(
     with_config(
         find_records(trainer.logdir)[0], {"optimizer": {"name": "Gone"}, "policy": {"name": "Lost"}}
     )
-    done = CliRunner().invoke(app, ["rerun", trainer.logdir])
+    done = run_command(["rerun", trainer.logdir])
     assert done.exit_code == 2
     for text in ("optimizer (the class Gone)", "policy (the class Lost)", "--optimizer"):
         assert text in done.output
@@ -620,7 +623,7 @@ def test_modules_that_only_the_record_names_are_not_imported(
     refused = rf"hostile:.* polopt does not import a module .* To import it, pass {argument}="
     with pytest.raises(ConfigError, match=refused):
         rerun_digests(trainer.logdir)
-    done = CliRunner().invoke(app, ["rerun", trainer.logdir])
+    done = run_command(["rerun", trainer.logdir])
     assert done.exit_code == 2, done.output
     assert "does not import a module" in done.output
 
@@ -640,7 +643,7 @@ def test_rerun_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, _ = trained(tmp_path, monkeypatch)
 
     def command(*arguments: object) -> Any:
-        return CliRunner().invoke(app, ["rerun", trainer.logdir, *map(str, arguments)])
+        return run_command(["rerun", trainer.logdir, *map(str, arguments)])
 
     done = command()
     assert done.exit_code == 0, done.output
@@ -743,3 +746,21 @@ def test_event_of_an_unknown_process_is_one_error() -> None:
     for event in (["reply", 7, 0, 0, None, 0, [], {"below": {}}], ["fail", []]):
         with pytest.raises(ConfigError, match="the record is damaged"):
             Rerun({"events": [event], "clock": []}, time.monotonic)
+
+
+def test_changed_field_changes_the_fingerprint() -> None:
+    """The record of a run has a checksum of each answer."""
+    env = SyncVectorEnv([lambda: Samples(NESTED)] * 2)
+    batch = make_sampler(env, make_policy("ppo", env), 6).sample()
+    before = fingerprint(Answer(batch.all_obs, Record()))
+    changed = batch.all_obs.copy()
+    assert fingerprint(Answer(changed, Record())) == before
+    changed["time"][0, 0] += 1.0
+    assert fingerprint(Answer(changed, Record())) != before
+
+
+def test_missing_checkpoint_of_a_rerun_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / "arrivals_000000.jsonl.gz").write_bytes(b"")
+    without_checkpoint = SimpleNamespace(checkpoint=None, path="/nowhere")  # a result of Tune
+    with pytest.raises(CheckpointError, match="checkpoint_at_end=True"):
+        next(polopt.rerun(tmp_path, start=without_checkpoint))

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_replay_buffer import GAMMA, Streams, fragment, with_state
+from replay_streams import GAMMA, Streams, fragment, with_state
 
 from polopt.common.config import ConfigError
 from polopt.replay import row_store
 from polopt.replay.replay_buffer import ReplayBuffer
-from polopt.replay.row_store import RowFilesError
+from polopt.replay.row_store import RowFilesError, saved_specs
 from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -183,13 +183,15 @@ def test_saved_rows_are_drawn_with_the_changed_exponent(tmp_path: Path) -> None:
     state = through_checkpoint(buffers[0].save(tmp_path), tmp_path)
     again = ReplayBuffer(200, GAMMA, **new)
     again.load(tmp_path, state)
-    leaves = again._tree.leaves[:30]
+    leaves = again._priorities.tree.leaves[:30]
     np.testing.assert_allclose(leaves, (errors + 0.1) ** 1.5, rtol=1e-9, atol=1e-10)
-    np.testing.assert_allclose(leaves, buffers[1]._tree.leaves[:30], rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(
+        leaves, buffers[1]._priorities.tree.leaves[:30], rtol=1e-9, atol=1e-10
+    )
     for key in ("alpha", "priority_epsilon"):  # a state of an older version has no such keys
         del state[key]
     again.load(tmp_path, state)
-    np.testing.assert_array_equal(again._tree.leaves, buffers[0]._tree.leaves)
+    np.testing.assert_array_equal(again._priorities.tree.leaves, buffers[0]._priorities.tree.leaves)
 
 
 def flip(path: Path) -> None:
@@ -226,6 +228,7 @@ def test_damaged_files_are_refused(
         lambda state: state["rows"]["columns"].update(obs=[[1], "|b9"]),
         lambda state: state["rows"]["columns"].update(obs=[[1], ""]),
         lambda state: state["rows"]["columns"].update(obs=[[-1], "<f4"]),
+        lambda state: state["tails"][0].update(next_obs=np.zeros((1, 4), np.uint8)),
         lambda state: state["rows"]["columns"].update(flags=[[], "<i8"]),
         lambda state: state["rows"]["columns"].pop("next"),
         lambda state: state.update(end=3),
@@ -240,6 +243,12 @@ def test_state_that_does_not_fit_is_refused(
     change(state)
     with pytest.raises(RowFilesError):
         ReplayBuffer(200, GAMMA).load(tmp_path, state)
+
+
+@pytest.mark.parametrize("dtype", ["<U1", "<M8[s]", [["x", "|O", []]], [["x", "<U1", []]], [[1]]])
+def test_rows_are_numbers(dtype: Any) -> None:
+    with pytest.raises(RowFilesError, match="column 'obs': invalid; got shape"):
+        saved_specs({"columns": {"obs": [[1], dtype]}})
 
 
 @pytest.mark.parametrize(

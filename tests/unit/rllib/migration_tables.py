@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from polopt.common.other_libraries import (
+from polopt.rllib.other_libraries import (
     CLEANRL,
     RLLIB,
     RLLIB_FIXED,

@@ -12,9 +12,13 @@ from migration_tables import PAGE, tables, with_tables
 
 import polopt
 from polopt.common.config import ConfigError
-from polopt.common.other_libraries import (
+from polopt.optimizers.optimizer_registry import OPTIMIZERS
+from polopt.policies.networks.model_config import ModelConfig
+from polopt.policies.policy_registry import POLICIES
+from polopt.rllib.other_libraries import (
     ALGORITHMS,
     CLEANRL,
+    RESULT_KEYS,
     RLLIB,
     RLLIB_FIXED,
     RLLIB_MODEL_FIXED,
@@ -25,20 +29,18 @@ from polopt.common.other_libraries import (
     instead_of,
     instead_of_algorithm,
 )
-from polopt.optimizers.optimizer_registry import OPTIMIZERS
-from polopt.policies.networks.model_config import ModelConfig
-from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.presets import A3C, PRESETS, SyncPPO
+from polopt.trainers.results import check_stop_key
 from polopt.trainers.trainer_config import TrainerConfig
 
 CONFIGS = [TrainerConfig, RolloutConfig]
 CONFIGS += [POLICIES.get(name).config_class for name in POLICIES.names()]
 CONFIGS += [OPTIMIZERS.get(name).config_class for name in OPTIMIZERS.names()]
-KEYS = {key for config in CONFIGS for key in (*config.keys(), *config.aliases)}
+KEYS = {key for config in CONFIGS for key in (*config.keys(), *config.other_names())}
 KEYS |= {"optimizer", "policy"}
-MODEL_KEYS = {*ModelConfig.keys(), *ModelConfig.aliases}
+MODEL_KEYS = {*ModelConfig.keys(), *ModelConfig.other_names()}
 FIXED = [(name, row) for row in RLLIB_FIXED for name in row.same]
 MODEL_FIXED = [(name, row) for row in RLLIB_MODEL_FIXED for name in row.same]
 
@@ -221,14 +223,6 @@ def test_mode_of_vectors_has_the_name_of_rllib() -> None:
     assert Experiment.parse(given, {}).rollout.vectorization_mode == "async"
 
 
-def test_collector_names_only_options_that_it_has() -> None:
-    with pytest.raises(ConfigError) as caught:
-        polopt.Collector("CartPole-v1", n_steps=3, frames_per_batch=8)
-    assert "rollout_fragment_length" not in str(caught.value)
-    with pytest.raises(ConfigError, match="CleanRL: 'kl_stop': learning stops"):
-        polopt.Collector("CartPole-v1", ("ppo", {"target_kl": 1}), frames_per_batch=8)
-
-
 def test_option_of_another_policy_says_that_it_is_one() -> None:
     message = error_of({"clip_param": 0.1}, A3C.preset)
     assert message.startswith("key 'clip_param' is an option of policy 'appo', 'decoupled_ppo'")
@@ -334,3 +328,10 @@ def test_tables_are_not_empty() -> None:
     for options in (RLLIB, RLLIB_REPLAY, STABLE_BASELINES3, STABLE_BASELINES3_REPLAY, CLEANRL):
         assert len(options) > 10
         assert all(row.names and row.here for row in options)
+
+
+def test_renamed_stop_keys_name_the_new_key() -> None:
+    for old, new in RESULT_KEYS.items():
+        with pytest.raises(ConfigError, match=f"{old!r} is now {new!r}"):
+            check_stop_key(old)
+        check_stop_key(new)

@@ -13,19 +13,24 @@ from unittest import mock
 
 import pytest
 from ray import tune
-from ray.tune.registry import register_env
+from ray.tune.constants import RAY_TUNE_CALLBACKS_ENV_VAR as VARIABLE
+from ray.tune.registry import get_trainable_cls, register_env, register_trainable
+from ray.tune.utils.callback import _create_default_callbacks
 from rllib_scripts import CONFIGS, REFUSED, SCRIPTS
 
+import polopt
 import polopt.rllib as rllib
 from polopt import ConfigError
 from polopt.common.episodes import Episode
-from polopt.common.other_libraries import RLLIB_IGNORED, instead_of
 from polopt.rllib.algorithm_config import AlgorithmConfig
 from polopt.rllib.algorithms import _INSTEAD, OLD_RESULTS, Algorithm, add_old_names, algorithm_of
+from polopt.rllib.other_libraries import RLLIB_IGNORED, instead_of
 from polopt.rllib.translation import defaults
 from polopt.rllib.user_callbacks import _NOT_CALLED, MetricsLogger, as_polopt_callbacks
+from polopt.trainers import presets
 from polopt.trainers.experiment import Experiment
-from polopt.trainers.presets import PRESETS
+from polopt.trainers.presets import PRESETS, SyncPPO
+from polopt.trainers.tune_callbacks import Checks
 
 BUILDERS = [cls for cls in vars(rllib).values() if isinstance(cls, type)]
 BUILDERS = [cls for cls in BUILDERS if issubclass(cls, AlgorithmConfig)]
@@ -816,3 +821,41 @@ def test_algorithm_is_evaluated_and_made_of_a_checkpoint(tmp_path: Path) -> None
         assert again.experiment.trainer.evaluation_duration == 2
         again.stop()
     algo.stop()
+
+
+def test_an_algorithm_of_rllib_under_a_name_of_polopt_warns_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`Tuner("PPO", param_space={...})` finds the class of RLlib, whose keys are similar."""
+    monkeypatch.setenv(VARIABLE, "")
+    polopt.register(override=True)  # without a trainable that Tune has read
+    (callback,) = (one for one in _create_default_callbacks([]) if isinstance(one, Checks))
+    theirs = type("PPO", (tune.Trainable,), {"__module__": "ray.rllib.algorithms.ppo.ppo"})
+    with caplog.at_level(logging.WARNING, "polopt"):
+        for name, cls in (("PPO", algorithm_of("SyncPPO")), ("SyncPPO", SyncPPO), ("CQL2", theirs)):
+            trial = mock.Mock(trainable_name=name)
+            trial.get_trainable_cls.return_value = cls
+            callback.on_trial_start(iteration=1, trials=[trial], trial=trial)
+        assert caplog.messages == []
+        for _ in range(2):
+            trial = mock.Mock(trainable_name="PPO")
+            trial.get_trainable_cls.return_value = theirs
+            callback.on_trial_start(iteration=1, trials=[trial], trial=trial)
+    (message,) = caplog.messages
+    assert message.startswith("Tune trains PPO of RLlib, and not of polopt. PPO is 'SyncPPO' here")
+
+
+class Other(tune.Trainable):
+    """A trainable of another library."""
+
+
+def test_builder_registers_the_name_of_the_algorithm(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presets, "_warned", set())
+    register_trainable("PPO", Other)
+    with caplog.at_level(logging.WARNING, "polopt"):
+        config = rllib.PPOConfig()
+    assert "'PPO' was registered with Tune by" in caplog.text
+    assert get_trainable_cls("PPO") is get_trainable_cls("polopt/PPO") is config.algo_class
+    polopt.register(override=True)

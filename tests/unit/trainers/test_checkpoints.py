@@ -3,7 +3,6 @@ code."""
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 import os
@@ -16,27 +15,19 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from checkpoint_helpers import SMALL, resign, trainer
 from ray import tune
+from safetensors.torch import load_file
 
-from polopt.trainers.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
-from polopt.trainers.saved_trainer import read_trainer_state
+from polopt.trainers.checkpoints import (
+    TENSORS,
+    CheckpointError,
+    read_checkpoint,
+    write_checkpoint,
+)
+from polopt.trainers.restoring import read_trainer_state
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 from polopt.trainers.tune_trial import RunContext
-
-SMALL = {
-    "env": "CartPole-v1",
-    "num_workers": 0,
-    "num_envs_per_worker": 2,
-    "rollout_fragment_length": 8,
-    "min_sample_timesteps_per_iteration": 32,
-    "num_sgd_iter": 1,
-    "model": {"fcnet_hiddens": [8]},
-    "seed": 5,
-}
-
-
-def trainer(**changes: Any) -> PolicyOptimizerTrainer:
-    return PolicyOptimizerTrainer({**SMALL, **changes})
 
 
 @pytest.fixture
@@ -56,15 +47,6 @@ def sampled(checkpoint: Path) -> int:
     return steps
 
 
-def resign(directory: Path) -> None:
-    """Writes a manifest that agrees with the changed files."""
-    sums = {
-        name: hashlib.sha256((directory / name).read_bytes()).hexdigest()
-        for name in ("tensors.pt", "state.json")
-    }
-    (directory / "manifest.json").write_text(json.dumps({"format": 1, "sha256": sums}))
-
-
 def test_state_round_trip(tmp_path: Path) -> None:
     state = {
         "tensor": torch.arange(6.0).reshape(2, 3)[:, 1:],
@@ -82,26 +64,27 @@ def test_state_round_trip(tmp_path: Path) -> None:
     np.testing.assert_array_equal(back["array"], state["array"])
     assert back["array"].dtype == bool
     assert back["number"] == 0.25
+    assert type(back["number"]) is np.float64
     assert back["nested"]["list"][:5] == [1, 2.5, "three", None, True]
     assert torch.equal(back["nested"]["list"][5]["t"], torch.ones(1))
     assert back["nested"]["empty"] == {}
     assert back["huge"] == 2**100
     assert back["nan"] != back["nan"]
     assert {path.name for path in tmp_path.iterdir()} == {
-        "tensors.pt",
+        TENSORS,
         "state.json",
         "manifest.json",
     }
 
 
 def test_only_data_is_written(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="Got function at '/a/1'"):
+    with pytest.raises(TypeError, match=r"got a function at 'a\[1\]', which is not plain data"):
         write_checkpoint(tmp_path, {"a": [1, lambda: None]})
 
 
 def test_tensors_load_without_polopt(saved: Path) -> None:
-    tensors = torch.load(saved / "tensors.pt", weights_only=True)
-    assert tensors["/optimizer/policy/params"].ndim == 1
+    tensors = load_file(saved / TENSORS)
+    assert tensors["optimizer.policy.params"].ndim == 1
     state = json.loads((saved / "state.json").read_text())
     assert state["config"]["env"] == "CartPole-v1"
     assert state["optimizer"]["num_env_steps_sampled"] >= 32
@@ -152,7 +135,7 @@ def test_pickle_in_tensors_file_does_not_run(saved: Path, tmp_path: Path) -> Non
         lambda file: torch.save({"x": _Bomb(went_off)}, file),
         lambda file: file.write_bytes(pickle.dumps(_Bomb(went_off), protocol=2)),
     ):
-        write(saved / "tensors.pt")
+        write(saved / TENSORS)
         resign(saved)
         made = trainer()
         with pytest.raises(CheckpointError, match=r"does not hold plain tensors") as caught:
@@ -176,7 +159,7 @@ def test_pickle_for_tune_does_not_run(saved: Path, tmp_path: Path) -> None:
 
 
 def _truncate(directory: Path) -> None:
-    path = directory / "tensors.pt"
+    path = directory / TENSORS
     path.write_bytes(path.read_bytes()[:-10])
 
 
@@ -205,20 +188,20 @@ def _foreign(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (_truncate, "is damaged: the SHA-256 of tensors.pt"),
-        (_flip("tensors.pt"), "is damaged: the SHA-256 of tensors.pt"),
+        (_truncate, "is damaged: the SHA-256 of tensors.safetensors"),
+        (_flip(TENSORS), "is damaged: the SHA-256 of tensors.safetensors"),
         (_flip("state.json"), "is damaged: the SHA-256 of state.json"),
-        (lambda d: (d / "tensors.pt").unlink(), "is incomplete: tensors.pt is missing"),
+        (lambda d: (d / TENSORS).unlink(), "is incomplete: tensors.safetensors is missing"),
         (lambda d: (d / "state.json").unlink(), "is incomplete: state.json is missing"),
         (lambda d: (d / "manifest.json").unlink(), "is incomplete: manifest.json is missing"),
         (lambda d: (d / "manifest.json").write_text(""), "is incomplete: manifest.json is empty"),
         (shutil.rmtree, "is incomplete: manifest.json is missing"),
-        (_manifest('{"format": 3}'), "has format 3, but this version of polopt reads formats 1, 2"),
+        (_manifest('{"format": 4}'), "has format 4, but .* reads formats 1, 2, 3"),
         (_manifest("{"), "is damaged: manifest.json"),
         (_manifest("\x00\xff"), "is damaged: manifest.json"),
         (_manifest("[]"), "is damaged: manifest.json is not a mapping"),
         (_manifest('{"format": 1}'), "is damaged: manifest.json has no SHA-256 of the files"),
-        (_dangling, "names a tensor that cannot be used: KeyError: '/nowhere'"),
+        (_dangling, "field 'config' cannot be decoded as type '__tensor__': KeyError: '/nowhere'"),
         (_foreign, "was not written by a polopt trainer"),
     ],
 )

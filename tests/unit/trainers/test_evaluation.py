@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import ray
 import torch
+from checkpoint_helpers import SMALL, trainer
 from fakes import FakeWorkerSet, worker_config
 from faulty_envs import crashing_cartpole
 from gymnasium import spaces
@@ -21,29 +22,30 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import NormalizeObservation
 from pyarrow import fs
 from sampling_helpers import every_mode
-from test_checkpoints import SMALL, trainer
 from toy_envs import Drift, GlobalRandom, make_policy, make_sampler, sync_clocks
 
 import polopt
 from polopt.common.config import ConfigError
+from polopt.common.faults import non_finite_values
 from polopt.common.weights import Weights
 from polopt.metrics.record import Record
 from polopt.rollouts import ray_session
 from polopt.rollouts.ray_session import attach_or_start
-from polopt.rollouts.sampling.seeds import evaluation_seeds, worker_seeds
-from polopt.rollouts.sampling.whole_episodes import WholeEpisodes, shares
+from polopt.rollouts.seeds import evaluation_seeds, worker_seeds
 from polopt.rollouts.transport.channel import Started
 from polopt.rollouts.transport.simulated_channel import of_process
+from polopt.rollouts.workers.worker_handle import ProcessState
 from polopt.trainers import best_checkpoint
 from polopt.trainers import evaluation as evaluating
 from polopt.trainers.best_checkpoint import BestCheckpoint
 from polopt.trainers.checkpoints import CheckpointError, read_checkpoint
 from polopt.trainers.evaluation import Evaluation, evaluation_config
 from polopt.trainers.experiment import Experiment
-from polopt.trainers.saved_trainer import find_checkpoint
+from polopt.trainers.restoring import find_checkpoint
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 from polopt.trainers.trainer_config import TrainerConfig
 from polopt.trainers.tune_trial import RunContext
+from polopt.trainers.whole_episodes import WholeEpisodes, shares
 
 
 def returns(playing: WholeEpisodes) -> list[float]:
@@ -101,7 +103,7 @@ def test_episodes_that_are_not_finite_are_played_again(fragment: int) -> None:
     env = SyncVectorEnv([BadNumbers, BadNumbers], autoreset_mode=AutoresetMode.SAME_STEP)
     sampler = make_sampler(env, make_policy("a2c", env), fragment)
     playing = WholeEpisodes(sampler, 3)
-    assert "reward" in playing.play().non_finite
+    assert "reward" in non_finite_values(playing.play())
     assert returns(playing) == [4.0, 4.0, 4.0]
 
 
@@ -312,7 +314,7 @@ def test_death_of_evaluation_worker_is_logged_as_such(caplog: pytest.LogCaptureF
 def test_missing_evaluation_workers_are_named_as_such(caplog: pytest.LogCaptureFixture) -> None:
     evaluation, workers = beside()
     for worker in workers.remote:
-        worker.state = "starting"
+        worker.to(ProcessState.STARTING)
         workers.starting[worker.channel.reply(Started())] = worker
     workers.transport.unplaced = {"evaluation worker 1", "evaluation worker 2"}
     evaluation.begin(weights_of(workers, 1), {}, [])
@@ -612,7 +614,7 @@ def mean_return(result: dict[str, Any]) -> float:
 
 def test_evaluation_has_options_of_its_own() -> None:
     test_part = {"env_config": {"data": {"split": "test"}}, "max_frames_per_traj": 3}
-    made = market(evaluation_config={**test_part, "num_envs_per_env_runner": 1})
+    made = market(evaluation_config={**test_part, "num_envs_per_worker": 1})
     result = made.train()
     # The return is the number of steps, times the reward of the part, times the scale.
     assert mean_return(result) == 5 * 1 * 2
@@ -677,7 +679,7 @@ def test_evaluation_is_checked_before_workers_start(monkeypatch: pytest.MonkeyPa
             {"evaluation_config": {"lr": 0.1}},
             "unknown key 'evaluation_config.lr'. Allowed: .*env_config",
         ),
-        ({"evaluation_config": {"num_env_runners": 2}}, "Allowed: .*num_envs_per_worker"),
+        ({"evaluation_config": {"num_worker": 2}}, "Allowed: .*num_envs_per_worker"),
         ({"evaluation_config": "test"}, "evaluation_config"),
         (
             {
@@ -701,7 +703,7 @@ def test_workers_of_evaluation_are_requested_of_tune() -> None:
         "num_cpus_per_worker": 0.5,
         "num_gpus_per_worker": 0.25,
         "evaluation_interval": 1,
-        "evaluation_num_env_runners": 3,
+        "evaluation_num_workers": 3,
     }
     request = PolicyOptimizerTrainer.default_resource_request(config)
     assert request.required_resources == {"CPU": 1.0 + 2 * 0.5 + 3 * 0.5, "GPU": 0.5}

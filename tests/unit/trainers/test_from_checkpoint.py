@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 
 import polopt
-from polopt.command_line.plan import plan
 from polopt.common.config import ConfigError
 from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.workers.snapshots import INLINE_BYTES
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.experiment import Experiment
+from polopt.trainers.restoring import read_or_fall_back
 from polopt.trainers.saved_experiment import config_of
-from polopt.trainers.saved_trainer import read_or_fall_back
 
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1",
@@ -38,7 +37,11 @@ SMALL: dict[str, Any] = {
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Writes the results and the checkpoint of two iterations."""
     folder = tmp_path_factory.mktemp("runs") / "a"
-    polopt.train("SyncPPO", SMALL, stop={"training_iteration": 2}, log_dir=folder, verbose=0)
+    trainer = polopt.SyncPPO(SMALL, log_dir=folder)
+    trainer.train()
+    trainer.train()
+    trainer.save()
+    trainer.stop()
     return folder
 
 
@@ -50,13 +53,10 @@ class ResultWithoutCheckpoint:
 
 
 @pytest.mark.parametrize("given", [None, ResultWithoutCheckpoint()])
-def test_missing_checkpoint_is_one_error(given: Any, tmp_path: Path) -> None:
-    (tmp_path / "arrivals_000000.jsonl.gz").write_bytes(b"")
-    start = ResultWithoutCheckpoint()
+def test_missing_checkpoint_is_one_error(given: Any) -> None:
     for use in (
         lambda: polopt.SyncPPO.from_checkpoint(given),
         lambda: polopt.load(given),
-        lambda: next(polopt.rerun(tmp_path, start=start)),
     ):
         with pytest.raises(CheckpointError, match="checkpoint_at_end=True"):
             use()
@@ -83,7 +83,7 @@ def test_trainer_from_a_checkpoint_continues_like_a_restored_one(run: Path, tmp_
 
 def test_changes_replace_saved_options(run: Path) -> None:
     trainer = polopt.SyncPPO.from_checkpoint(
-        run, lr=5e-4, num_epochs=3, model={"fcnet_activation": "tanh"}
+        run, lr=5e-4, num_sgd_iter=3, model={"fcnet_activation": "tanh"}
     )
     policy = trainer.experiment.policy
     assert (policy.lr, policy.num_sgd_iter, policy.model.fcnet_hiddens) == (5e-4, 3, (8,))
@@ -121,33 +121,7 @@ def test_results_of_the_run_are_continued(run: Path, tmp_path: Path) -> None:
         polopt.SyncPPO.from_checkpoint(run, log_dir=copied)
 
 
-class Odd:
-    """A value that checkpoints cannot contain."""
-
-
-def make(config: Any) -> Any:
-    return gymnasium.make("CartPole-v1")
-
-
-def test_values_that_were_not_saved_have_to_be_given(tmp_path: Path) -> None:
-    trainer = polopt.SyncPPO(
-        {**SMALL, "env": make, "env_config": {"odd": Odd()}}, callbacks=polopt.Callbacks
-    )
-    saved = trainer.save(str(tmp_path / "saved"))
-    trainer.stop()
-    with pytest.raises(CheckpointError, match=r"callbacks=.*, env=.*, env_config=") as caught:
-        polopt.SyncPPO.from_checkpoint(saved)
-    assert "env_config.odd" in str(caught.value)
-    with pytest.raises(ConfigError, match="Give the environment as `env`"):
-        polopt.evaluate(saved, env_config={"odd": 1})
-    again = polopt.SyncPPO.from_checkpoint(saved, env=make, env_config={"odd": 1}, callbacks=None)
-    assert again.experiment.rollout.env_config == {"odd": 1}
-    again.stop()
-
-
-@pytest.mark.parametrize(
-    "option", ["env", "evaluation", "custom", "custom_model", "policy", "optimizer", "preset"]
-)
+@pytest.mark.parametrize("option", ["env", "evaluation", "custom", "policy", "optimizer", "preset"])
 def test_modules_that_only_the_checkpoint_names_are_not_imported(
     option: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,73 +184,7 @@ def test_class_that_the_checkpoint_names_keeps_its_options(run: Path) -> None:
     assert "lr" not in config_of(state, "checkpoint x", {"policy": PPOPolicy}, {})
 
 
-def test_restore_alone_trains_what_the_checkpoint_has_trained(run: Path, tmp_path: Path) -> None:
-    planned = plan(None, ["lr=0.5", "stop.training_iteration=9"], run)
-    assert planned.preset is polopt.SyncPPO
-    assert planned.experiment.policy.lr == 0.5
-    assert planned.experiment.policy.model.fcnet_hiddens == (8,)
-    assert planned.example.stop == {"training_iteration": 9}
-    result = polopt.train(
-        restore=run, stop={"training_iteration": 3}, log_dir=tmp_path / "b", verbose=0
-    )
-    assert result.metrics["training_iteration"] == 3
-    with pytest.raises(ConfigError, match="nothing to train"):
-        plan(None, [])
-    with pytest.raises(ConfigError, match="nothing to train"):
-        polopt.train()
-
-
 # ---- evaluation -------------------------------------------------------------------------------
-
-
-def test_checkpoint_is_evaluated_in_its_environment(run: Path) -> None:
-    result = polopt.evaluate(run, episodes=3, seed=4)
-    assert len(result.episodes) == 3
-    returns = [episode.episode_return for episode in result.episodes]
-    assert result.episode_return_mean == np.mean(returns)
-    assert result.episode_return_std == np.std(returns)
-    assert result.episode_len_mean == result.episode_return_mean  # a reward of 1 for each step
-    assert "3 episodes" in repr(result)
-    again = polopt.evaluate(run, episodes=3, seed=4)
-    assert [episode.episode_return for episode in again.episodes] == returns
-
-
-@pytest.mark.parametrize("env", ["CartPole-v1", make, "made"])
-def test_policy_is_evaluated_in_an_environment(env: Any, run: Path) -> None:
-    expected = polopt.evaluate(run, episodes=2, seed=4)
-    given = gymnasium.make("CartPole-v1") if env == "made" else env
-    for policy in (polopt.load(run), run):
-        result = polopt.evaluate(policy, given, episodes=2, seed=4)
-        assert result.episode_return_mean == expected.episode_return_mean
-        bounded = polopt.evaluate(policy, given, 2, max_frames_per_traj=3)
-        assert bounded.episode_len_mean == 3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"episodes": 0}, "episodes: got 0"),
-        ({"lr": 1}, "'lr' has no effect on evaluation"),
-        ({"env": "Pendulum-v1"}, "does not fit"),
-        ({"env": "NoSuchEnv-v0"}, "NoSuchEnv"),
-        (
-            {"env": lambda config: gymnasium.make_vec("CartPole-v1", num_envs=2)},
-            "Give a single environment as `env`",
-        ),
-        (
-            {"env": gymnasium.make("CartPole-v1"), "env_config": {"size": 3}},
-            "env_config: got .*'size': 3.* with an environment that is already made",
-        ),
-    ],
-)
-def test_wrong_evaluation_is_refused(arguments: dict[str, Any], said: str, run: Path) -> None:
-    with pytest.raises((ConfigError, CheckpointError), match=said):
-        polopt.evaluate(run, **arguments)
-
-
-def test_policy_needs_an_environment(run: Path) -> None:
-    with pytest.raises(ConfigError, match="env: got None"):
-        polopt.evaluate(polopt.load(run))
 
 
 def test_trainer_evaluates_without_an_effect_on_training() -> None:

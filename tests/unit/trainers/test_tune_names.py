@@ -68,31 +68,6 @@ def test_override_decides_without_a_warning(caplog: pytest.LogCaptureFixture) ->
     assert get_trainable_cls("IMPALA") is polopt.IMPALA
 
 
-def test_name_that_rllib_is_about_to_take(caplog: pytest.LogCaptureFixture) -> None:
-    sys.modules["ray.rllib"] = mock.Mock()
-    messages = messages_of(caplog)
-    named = [name for name in PRESETS if any(f"registers {name!r}" in text for text in messages)]
-    assert {"APPO", "IMPALA"} <= set(named) <= {"APPO", "IMPALA", "DQN", "SAC"}
-    assert len(messages) == len(named)
-    assert messages_of(caplog) == []
-
-
-def test_builder_registers_the_name_of_the_algorithm(caplog: pytest.LogCaptureFixture) -> None:
-    from polopt.rllib import PPOConfig
-
-    register_trainable("PPO", Other)
-    with caplog.at_level(logging.WARNING, "polopt"):
-        config = PPOConfig()
-    assert "'PPO' was registered with Tune by" in caplog.text
-    assert get_trainable_cls("PPO") is get_trainable_cls("polopt/PPO") is config.algo_class
-
-
-def test_names_of_rllib_are_those_that_it_registers() -> None:
-    registry = pytest.importorskip("ray.rllib.algorithms.registry")
-    names = set(PRESETS) | {"PPO", "DQN", "SAC"}
-    assert names & set(registry.ALGORITHMS) == set(presets._ALSO_OF_RLLIB)
-
-
 def test_unknown_names_register_nothing_of_rllib() -> None:
     """`get_trainable_cls` of an unknown name would import RLlib, which registers its algorithms."""
     assert registered_trainable("no such name") is None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import test_env_faults as env_faults
-import test_episode_ends as episode_ends
-import test_vector_envs as vector_envs
+import episode_end_checks as episode_ends
+import vector_env_checks as vector_envs
+from faulty_envs import check_row_before_a_crash_is_bootstrapped, crash_batches, num_faults
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from sampling_helpers import assert_same, every_mode, worker
 from toy_envs import Clock, Drift, GlobalRandom, make_sampler, set_value_function
@@ -46,9 +46,10 @@ def test_env_processes_differ_between_workers() -> None:
 
 
 def test_crash_in_an_env_process_is_repaired_there() -> None:
-    batches = env_faults.crash_batches("same_step", 15, AsyncVectorEnv)
-    env_faults.check_row_before_a_crash_is_bootstrapped(batches)
-    assert sum(batch.faults.env_faults for batch in batches) == 7  # every fourth of 30 steps raises
+    batches = crash_batches("same_step", 15, AsyncVectorEnv)
+    check_row_before_a_crash_is_bootstrapped(batches)
+    found = sum(num_faults(batch.faults, "raised") for batch in batches)
+    assert found == 7  # every fourth of 30 steps raises
 
 
 @every_mode

@@ -24,11 +24,12 @@ from polopt.optimizers.sync_replay import SyncReplay
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.policies.dqn import DQNPolicy
 from polopt.rollouts.rollout_config import RolloutConfig
-from polopt.rollouts.workers.answer import Answer
+from polopt.rollouts.workers.call_runner import Answer
 from polopt.rollouts.workers.call_workers import foreach_worker
-from polopt.rollouts.workers.calls import WEIGHTS, Calls
+from polopt.rollouts.workers.calls import Calls
 from polopt.rollouts.workers.gathering import sample
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.snapshots import WEIGHTS
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet, call_method
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_evaluation_workers import TINY
+from learning import TINY
 
 from polopt import CallbackError, Callbacks, Episode
 from polopt.trainers.trainer import PolicyOptimizerTrainer

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
-import re
-import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fakes import FakeTransport, FakeWorkerSet, in_order, of_worker, worker_config
-from faulty_envs import Spoiled
-from toy_envs import Drift
+from fakes import FakeTransport, FakeWorkerSet, in_order, of_worker
+from faulty_envs import Spoiled, num_faults
+from worker_calls import STARTUP_S, TIMEOUT_S, calls_for, echo, fail, fail_if, version_of
 
-from polopt.common.weights import Weights
+from polopt.common.faults import Fault
 from polopt.rollouts.transport.channel import LostProcessError
 from polopt.rollouts.transport.simulated_channel import none_ready, oldest_first
 from polopt.rollouts.workers.calls import (
@@ -27,38 +25,18 @@ from polopt.rollouts.workers.calls import (
     Reply,
 )
 from polopt.rollouts.workers.early_stop import Stragglers
-from polopt.rollouts.workers.errors import FunctionError, NonFiniteError, WorkersFailedError
-from polopt.rollouts.workers.fault_log import WorkerFailure
+from polopt.rollouts.workers.errors import NonFiniteError, WorkersFailedError
 from polopt.rollouts.workers.gathering import sample
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.rollouts.workers.worker_handle import WorkerHandle, WorkerSpec
+from polopt.rollouts.workers.worker_handle import WorkerHandle
+from polopt.rollouts.workers.worker_set import WorkerSpec
 
-TIMEOUT_S, STARTUP_S = 10.0, 50.0
 DEATH = LostProcessError("the process died")
 RULES = ["send again", "reassign", "drop"]
 every_rule = pytest.mark.parametrize("rule", RULES)
 
 
 # ---- functions that run in workers -------------------------------------------------------------
-
-
-def echo(worker: RolloutWorker, value: Any = None) -> Any:
-    return value
-
-
-def version_of(worker: RolloutWorker, weights: Weights | None) -> int:
-    worker.set_weights(weights)
-    return worker.policy.version
-
-
-def fail(worker: RolloutWorker) -> None:
-    raise ValueError("expected failure")
-
-
-def fail_if(worker: RolloutWorker, fails: bool) -> bool:
-    if fails:
-        raise ValueError("expected failure")
-    return fails
 
 
 def fail_in(worker: RolloutWorker, index: int) -> None:
@@ -76,16 +54,7 @@ def fake() -> FakeTransport:
 
 @pytest.fixture
 def make(fake: FakeTransport) -> Callable[..., Any]:
-    """Returns a function that makes workers and a `Calls` for them."""
-
-    def build(num_workers: int = 2, up: bool = True, **options: Any) -> Any:
-        limits = {"worker_timeout_s": TIMEOUT_S, "worker_startup_timeout_s": STARTUP_S}
-        rollout = {"num_workers": num_workers, **limits, **options.pop("rollout", {})}
-        config = worker_config(env=options.pop("env", Drift), rollout=rollout)
-        workers = FakeWorkerSet(config, fake, up=up)
-        return workers, Calls(workers, "test", **options)
-
-    return build
+    return functools.partial(calls_for, fake)
 
 
 def update(workers: FakeWorkerSet, count: int = 1) -> None:
@@ -207,7 +176,7 @@ def test_no_answer_within_the_limit_is_a_hang(fake: FakeTransport, make: Any) ->
     assert (reply.worker, reply.tag, reply.value) == (slow, "slow", None)
     assert reply.failure is not None
     assert reply.failure.kind == "hang"
-    assert "test_calls.echo failed in worker 1" in reply.failure.message
+    assert "worker_calls.echo failed in worker 1" in reply.failure.message
     assert "no answer and no progress for 10.0 s (worker_timeout_s=10, " in reply.failure.message
     assert "A fragment has 5 steps of 2 environments" in reply.failure.message
     assert fake.clock.now_s == 1000.0 + TIMEOUT_S
@@ -535,7 +504,7 @@ def test_work_for_a_removed_worker_is_reassigned_or_dropped(make: Any, rule: str
 def test_work_sent_to_a_replaced_worker_reaches_its_successor(make: Any) -> None:
     workers, calls = make(2)
     replaced = workers.remote[0]
-    workers.replace(replaced, WorkerFailure("death", 1, "gone"))
+    workers.replace(replaced, Fault("death", "gone"))
     calls.drain()
     calls.send(replaced, echo, 1)
     reply = calls.first()
@@ -568,7 +537,7 @@ def test_exceptions_in_a_row_end_the_run(make: Any) -> None:
 def test_success_of_a_call_that_is_not_work_does_not_reset_the_failures(make: Any) -> None:
     workers, _ = make(2, rollout={"max_consecutive_failures": 3})
     pings = Calls(workers, "test", is_work=False)
-    failure = WorkerFailure("exception", 1, "it fails")
+    failure = Fault("exception", "it fails")
     for _ in range(2):
         workers.replace(workers.remote[0], failure)
         run(pings, workers.remote[1], echo)
@@ -583,159 +552,6 @@ def run(calls: Calls, worker: WorkerHandle, fn: Callable[..., Any]) -> Any:
     """Calls a function in a worker, and returns its value."""
     calls.send(worker, fn)
     return calls.first().value
-
-
-def message_of(calls: Calls, worker: WorkerHandle, fn: Callable[..., Any]) -> str:
-    """Calls a function in a worker, and returns the message of the error that ends the run."""
-    with pytest.raises(FunctionError) as caught:
-        run(calls, worker, fn)
-    return str(caught.value)
-
-
-def test_function_that_never_succeeded_is_one_error(make: Any) -> None:
-    workers, calls = make(3)
-    message = message_of(calls, workers.remote[1], fail)
-    head = r"test: function \S*test_calls\.fail failed in worker 2 \(policy 'A2CPolicy', "
-    assert re.match(head + r"environment 'Drift'\): ValueError: expected failure\n", message)
-    assert message.endswith("ValueError: expected failure")
-    assert "in fail" in message
-    assert "call_runner.py" not in message, "the traceback begins in the user's code"
-    stats = workers.stats()
-    assert stats["num_remote_worker_restarts"] == stats["num_worker_exceptions"] == 0
-    assert stats["num_worker_deaths"] == 0
-
-
-def test_worker_is_replaced_if_a_function_fails_after_a_success(make: Any) -> None:
-    workers, calls = make(2, after_failure="drop")
-    one, two = workers.remote
-    calls.send(one, fail_if, False)
-    calls.first()
-    calls.send(two, fail_if, True)
-    reply = calls.next()
-    assert reply.failure is not None
-    assert reply.failure.kind == "exception"
-    assert "ValueError: expected failure" in reply.failure.message
-    assert workers.remote[1] is not two
-    message_of(calls, one, fail)
-
-
-def test_two_lambdas_are_different_functions(make: Any) -> None:
-    workers, calls = make(1)
-    (worker,) = workers.remote
-    assert run(calls, worker, lambda worker: 1) == 1
-    assert "ZeroDivisionError" in message_of(calls, worker, lambda worker: 1 / 0)
-
-
-class FailsIf:
-    """A callable object that may fail."""
-
-    def __init__(self, failing: bool) -> None:
-        self.failing = failing
-
-    def __call__(self, worker: RolloutWorker) -> None:
-        fail_if(worker, self.failing)
-
-
-@pytest.mark.parametrize(
-    "function", [lambda failing: functools.partial(fail_if, fails=failing), FailsIf]
-)
-def test_partials_and_objects_count_as_their_function(make: Any, function: Any) -> None:
-    workers, calls = make(1, after_failure="drop")
-    (worker,) = workers.remote
-    run(calls, worker, function(False))
-    calls.send(worker, function(True))
-    assert "ValueError: expected failure" in calls.next().failure.message
-
-
-def test_each_call_carries_the_current_values_of_a_closure(make: Any) -> None:
-    workers, calls = make(1)
-    value = 1
-
-    def current(worker: RolloutWorker) -> int:
-        return value
-
-    assert run(calls, workers.remote[0], current) == 1
-    value = 2
-    assert run(calls, workers.remote[0], current) == 2
-
-
-def test_call_that_cannot_be_pickled_names_function(make: Any) -> None:
-    workers, calls = make(1)
-    (worker,) = workers.remote
-    lock = threading.Lock()
-
-    def holds_a_lock(worker: RolloutWorker) -> Any:
-        return lock
-
-    message = message_of(calls, worker, holds_a_lock)
-    assert "holds_a_lock failed in worker 1" in message
-    assert "the call cannot be pickled: TypeError: cannot pickle '_thread.lock'" in message
-    assert workers.faults.num_restarts == 0
-
-    def has_weights(worker: RolloutWorker, weights: Any) -> bool:
-        return weights is not None and holds is None
-
-    holds: Any = lock
-    with pytest.raises(FunctionError):
-        calls.send(worker, has_weights, WEIGHTS)
-    holds = None  # as a user who runs the cell of a notebook again
-    calls.send(worker, has_weights, WEIGHTS)
-    assert calls.first().value
-
-
-def test_partial_and_callable_object_are_functions(make: Any) -> None:
-    class Adder:
-        def __call__(self, worker: RolloutWorker, value: int) -> int:
-            return value + 1
-
-    workers, calls = make(1)
-    for fn in (functools.partial(echo, value=1), functools.partial(Adder(), value=0)):
-        assert run(calls, workers.remote[0], fn) == 1
-
-
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        (None, "NoneType"),
-        ("done", "str"),
-        ((1, 2, 3), "tuple"),
-    ],
-)
-def test_odd_answer_is_the_workers_failure(make: Any, answer: Any, said: str) -> None:
-    workers, calls = make(2)
-    odd, good = workers.remote
-    odd.channel.target.run = lambda *args: answer
-    calls.fill(version_of, workers.remote)
-    reply = calls.next()
-    assert reply.failure is not None
-    assert (reply.failure.kind, reply.worker) == ("exception", odd)
-    assert f"its answer cannot be used: it is {said}" in reply.failure.message
-    assert calls.first().worker is good
-    assert calls.first().worker is workers.remote[0], "the replacement answers correctly"
-
-
-@pytest.mark.parametrize("part", ["record", "error"])
-def test_odd_part_of_an_answer_is_the_workers_failure(make: Any, part: str) -> None:
-    workers, calls = make(1)
-    run = workers.channels[0].target.run
-    workers.channels[0].target.run = lambda *args: run(*args)._replace(**{part: "odd"})
-    calls.fill(version_of, workers.remote)
-    said = {"record": "it is Answer", "error": "its error is str"}[part]
-    assert f"its answer cannot be used: {said}" in calls.next().failure.message
-
-
-def test_value_that_the_owner_cannot_use_is_the_workers_failure(make: Any) -> None:
-    def check(value: Any) -> None:
-        if value is None:
-            raise TypeError("a number was expected; got None")
-
-    workers, calls = make(1, check=check, after_failure="drop")
-    calls.send(workers.remote[0], echo, None)
-    reply = calls.next()
-    assert reply.failure is not None
-    said = "its answer cannot be used: TypeError: a number was expected; got None"
-    assert said in reply.failure.message
-    assert workers.faults.counts["exception"] == 1
 
 
 # ---- counts ------------------------------------------------------------------------------------
@@ -857,10 +673,10 @@ def test_faults_are_counted_with_their_reply(make: Any) -> None:
     workers, calls = make(2, env=Spoiled, rollout=spoils)
     calls.fill(sample, workers.remote)
     calls.drain()
-    assert workers.faults.num_non_finite == 0
+    assert workers.faults.counts["non_finite"] == 0
     one, two = calls.all()
-    assert (one.counts.num_non_finite, two.counts.num_non_finite) == (1, 0)
-    assert workers.faults.num_non_finite == 1
+    assert [num_faults(reply.counts.faults, "non_finite") for reply in (one, two)] == [1, 0]
+    assert workers.faults.counts["non_finite"] == 1
     assert workers.stats()["last_non_finite_worker"] == 1
     assert one.counts.env_steps == two.counts.env_steps == 10, "only finite rows count"
 
@@ -871,7 +687,7 @@ def test_non_finite_data_in_a_row_end_the_run(make: Any) -> None:
     calls.fill(sample, workers.remote)
     with pytest.raises(NonFiniteError, match=r"worker 1: 3 fragments in a row.*reward"):
         calls.first()
-    assert workers.faults.num_non_finite == 3
+    assert workers.faults.counts["non_finite"] == 3
     assert workers.faults.num_restarts == 0
 
 

@@ -6,10 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from collector_toys import TimestampEnv
 from fakes import CheckedWorker, make_optimizer, worker_config
+from toy_envs import TimestampEnv
 
-from polopt.collectors.collector import Collector
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.transport.control_page import EarlyStopRequest
 from polopt.rollouts.workers.call_runner import CallRunner
@@ -145,16 +144,3 @@ def test_sync_samples_stops_slow_workers_early(workers: WorkerSet) -> None:
     # worker, which it has not sent yet.
     long = make_optimizer(SyncSamples, workers, fraction_workers=0.5, train_batch_size=160)
     assert 90 <= long.step().env_steps_trained < 160
-
-
-def test_sync_collector_stops_slow_workers_early(workers: WorkerSet) -> None:
-    def rows(count: int, **options: Any) -> list[list[int]]:
-        collector = Collector.over(workers, sync=True, **options)
-        found = [next(collector)["valid"].sum(0).tolist() for _ in range(count)]
-        collector.calls.discard()
-        return found
-
-    assert rows(1) == [[40, 40]]
-    parts = rows(3, fraction_workers=0.5, fraction_samples=0.1)
-    assert all(fast == 40 and 4 <= slow < 40 for fast, slow in parts), parts
-    assert rows(1, fraction_workers=0.5, fraction_samples=0.75) == [[40, 30]]

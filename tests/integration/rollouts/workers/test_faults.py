@@ -9,21 +9,18 @@ from typing import Any
 
 import pytest
 from fakes import make_optimizer, worker_config
-from faulty_envs import BadReset, NeverMade, NeverSteps, NotInWorkers, WrongShape
-from toy_envs import Drift
+from faulty_envs import BadReset, NeverMade, NeverSteps
 
-from polopt.collectors.collector import Collector
-from polopt.collectors.resolve_policy import resolve_policy
 from polopt.common.config import ConfigError
-from polopt.common.data_faults import DataFaults
+from polopt.common.faults import Fault, one_per_kind
 from polopt.metrics.record import Record
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.envs.env_errors import EnvironmentAPIError, EnvironmentFailedError
-from polopt.rollouts.workers.answer import CallError
+from polopt.rollouts.workers.call_runner import CallError
 from polopt.rollouts.workers.errors import FunctionError, NonFiniteError, WorkersFailedError
-from polopt.rollouts.workers.fault_log import FaultLog, WorkerFailure
+from polopt.rollouts.workers.fault_log import FaultLog
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.experiment import Experiment
@@ -44,13 +41,13 @@ def test_each_kind_has_its_own_keys_and_one_line(caplog: pytest.LogCaptureFixtur
     log = FaultLog(max_consecutive_failures=10)
     log.success(1)
     with caplog.at_level(logging.WARNING, logger="polopt"):
-        log.failure(WorkerFailure("death", 1, "the process died"))
-        log.failure(WorkerFailure("hang", 2, "no answer for 3.0 s"))
-        log.failure(WorkerFailure("exception", 3, "Traceback\n  ...\nKeyError: 'x'"))
-        log.failure(WorkerFailure("environment", 4, "it fell\n  ...\nOSError: no display"))
-        raised = DataFaults(2, 7, "environment 'E' in step():\n ...\nValueError: y")
-        log.add(5, recorded(faults=raised))
-        log.add(6, recorded(faults=DataFaults(non_finite="reward is nan"), num_non_finite=1))
+        log.failure(1, Fault("death", "the process died"))
+        log.failure(2, Fault("hang", "no answer for 3.0 s"))
+        log.failure(3, Fault("exception", "Traceback\n  ...\nKeyError: 'x'"))
+        log.failure(4, Fault("environment", "it fell\n  ...\nOSError: no display"))
+        raised = Fault("raised", "environment 'E' in step():\n ...\nValueError: y", 7, count=2)
+        log.add(5, recorded(faults=one_per_kind([raised])))
+        log.add(6, recorded(faults=one_per_kind([Fault("non_finite", "reward is nan")])))
     stats = log.stats()
     for plural, kind, worker, said in (
         ("deaths", "death", 1, "the process died"),
@@ -140,42 +137,3 @@ def test_call_error_has_the_kind_and_message_of_the_exception(error: Exception, 
     other = CallError.of(KeyError("it broke"))
     assert other.kind == "exception"
     assert other.message.startswith("KeyError: 'it broke'")
-
-
-def test_first_error_of_a_policy_is_reported_once(worker_pool: Pool) -> None:
-    adapter, options = resolve_policy(WrongShape())
-    config = worker_config("a2c", rollout={"num_workers": 1})
-    config = dataclasses.replace(config, policy_class=adapter, policy=options)
-    collector = Collector.over(worker_pool(config), sync=True)
-    with pytest.raises(FunctionError, match="policy 'WrongShape', environment 'Drift'") as e:
-        next(collector)
-    assert "ray::" not in str(e.value)
-    stats = collector.workers.stats()
-    assert stats["num_remote_worker_restarts"] == stats["num_worker_exceptions"] == 0
-
-
-def test_policy_that_workers_cannot_unpickle_is_reported_once(ray_session: None) -> None:
-    adapter, options = resolve_policy(NotInWorkers())
-    config = worker_config("a2c", rollout={"num_workers": 1, "num_cpus_per_worker": 0.1})
-    workers = WorkerSet(dataclasses.replace(config, policy_class=adapter, policy=options))
-    try:
-        with pytest.raises(WorkersFailedError, match="No module named 'users_module'"):
-            next(Collector.over(workers, sync=True))
-        assert workers.stats()["num_remote_worker_restarts"] == 0
-    finally:
-        workers.stop()
-
-
-def test_local_collector_reports_why_environments_fail() -> None:
-    # The driver makes one environment to read its spaces. Only the second environment fails.
-    made: list[int] = []
-
-    def make() -> Any:
-        made.append(1)
-        if len(made) > 1:
-            raise OSError("no licence")
-        return Drift()
-
-    collector = Collector(make, num_collectors=0, frames_per_batch=4)
-    with pytest.raises(EnvironmentFailedError, match="no licence"):
-        next(collector)

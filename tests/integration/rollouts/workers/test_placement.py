@@ -13,8 +13,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from waiting import wait_until
 
-from polopt.rollouts.transport.ray_channel import RayTransport
-from polopt.rollouts.transport.ray_resources import cluster_request
+from polopt.rollouts.transport.ray_channel import RayTransport, cluster_request
 from polopt.rollouts.workers.call_runner import CallRunner
 
 

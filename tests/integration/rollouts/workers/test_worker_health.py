@@ -21,6 +21,7 @@ from fakes import (
 from toy_envs import Drift
 
 from polopt.common.config import ConfigError
+from polopt.common.faults import Fault
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
@@ -29,10 +30,10 @@ from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import LostProcessError
 from polopt.rollouts.transport.ray_channel import MAX_ARGUMENT_BYTES
 from polopt.rollouts.transport.simulated_channel import oldest_first
-from polopt.rollouts.workers import start_up
+from polopt.rollouts.workers import process_group
 from polopt.rollouts.workers.call_workers import foreach_worker
 from polopt.rollouts.workers.errors import WorkersFailedError
-from polopt.rollouts.workers.fault_log import FaultLog, WorkerFailure
+from polopt.rollouts.workers.fault_log import FaultLog
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.presets import PRESETS
 
@@ -79,7 +80,7 @@ def test_without_min_workers_waits_for_all_then_for_one(fake: FakeTransport, mak
     workers = make(2)
     assert indices(workers.up()) == [1, 2]
     for worker in list(workers.remote):
-        workers.replace(worker, WorkerFailure("death", worker.index, "gone"))
+        workers.replace(worker, Fault("death", "gone"))
     assert workers.stats()["num_healthy_workers"] == 0
     fake.script = in_order([2])
     assert indices(workers.up()) == [2]
@@ -210,7 +211,7 @@ def mark(worker: Any, value: int) -> None:
 
 def failures(log: FaultLog, *of_workers: int) -> None:
     for index in of_workers:
-        log.failure(WorkerFailure("death", index, "gone"))
+        log.failure(index, Fault("death", "gone"))
 
 
 def test_death_of_all_at_once_counts_as_one_failure() -> None:
@@ -241,13 +242,13 @@ def test_worker_that_always_fails_is_unrecoverable() -> None:
 
 def test_environment_failures_are_counted_up_to_the_next_fragment() -> None:
     log = FaultLog(max_consecutive_failures=2)
-    failure = WorkerFailure("environment", 1, "it fell")
+    failure = Fault("environment", "it fell")
     log.success(1)
-    log.failure(failure)
+    log.failure(1, failure)
     log.success(1)  # of a call that did not sample
     message = "environments failed in 2 calls to workers, and no call sampled in between"
     with pytest.raises(WorkersFailedError, match=message):
-        log.failure(failure)
+        log.failure(1, failure)
 
 
 @pytest.mark.parametrize("min_workers", [None, 1])
@@ -446,7 +447,7 @@ def test_missing_resources_are_named_and_used_once_available(
     cls: Any,
     options: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr(start_up, "CHECK_INTERVAL_S", 0.5)
+    monkeypatch.setattr(process_group, "CHECK_INTERVAL_S", 0.5)
     needs = {"custom_resources_per_worker": {"seat": 5.0}, "num_cpus_per_worker": 0.1}
     made = WorkerSet(worker_config(rollout={"num_workers": 2, "min_workers": 1, **needs}))
     try:

@@ -19,18 +19,18 @@ from fakes import FakeTransport, FakeWorkerSet, make_optimizer, pid_of, worker_c
 from policy_helpers import fixed_gradient
 from toy_envs import Clock
 
+from polopt.common.faults import Fault
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.transport.channel import LostProcessError
 from polopt.rollouts.workers.call_workers import foreach_worker
 from polopt.rollouts.workers.errors import WorkersFailedError
-from polopt.rollouts.workers.fault_log import WorkerFailure
 from polopt.rollouts.workers.gathering import sample
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.snapshots import INLINE_BYTES
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 LARGE = {"fcnet_hiddens": (256, 256)}
-FAILURE = WorkerFailure("death", 1, "gone")
+FAILURE = Fault("death", "gone")
 
 
 @pytest.fixture
@@ -221,11 +221,11 @@ import contextlib, os, signal, threading, time
 from pathlib import Path
 import ray
 import polopt
-from polopt.rollouts.transport import ray_resources
-from polopt.rollouts.workers import start_up
+from polopt.rollouts.transport import ray_channel
+from polopt.rollouts.workers import process_group
 from polopt.rollouts.workers.call_workers import foreach_worker
 
-ray_resources.ANSWER_TIMEOUT_S = start_up.CHECK_INTERVAL_S = 0.5
+ray_channel.ANSWER_TIMEOUT_S = process_group.CHECK_INTERVAL_S = 0.5
 
 if __name__ == "__main__":
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)

@@ -11,6 +11,7 @@ import pytest
 import threadpoolctl
 import torch
 from policy_helpers import (
+    LOSSES,
     MODELS,
     FakeEnv,
     every_policy,
@@ -38,18 +39,6 @@ from polopt.policies.ppo import PPOConfig, PPOPolicy
 
 MLPS = [key for key in MODELS if "convolutions" not in key]
 every_mlp = pytest.mark.parametrize("key", MLPS)
-LOSSES: dict[str, tuple[str, dict[str, Any]]] = {
-    "a2c": ("a2c", {"entropy_coeff": 0.05, "vf_loss_coeff": 0.7}),
-    "a2c, no entropy": ("a2c", {"entropy_coeff": 0.0}),
-    "ppo": ("ppo", {"entropy_coeff": 0.05, "vf_loss_coeff": 0.7}),
-    "ppo, KL penalty": ("ppo", {"entropy_coeff": 0.0, "kl_coeff": 0.3}),
-    "ppo, clipped values": ("ppo", {"vf_clip_range": 0.1, "clip_param": 0.05}),
-    "ppo, clipped errors": ("ppo", {"vf_clip_param": 0.5, "vf_clip_range": 0.1}),
-    "appo, clipped errors": ("appo", {"vf_clip_param": 0.5}),
-    "impala": ("impala", {"entropy_coeff": 0.05, "torch_optimizer": "adam"}),
-    "appo": ("appo", {"entropy_coeff": 0.05, "kl_coeff": 0.3}),
-    "decoupled ppo": ("decoupled_ppo", {"entropy_coeff": 0.05, "kl_coeff": 0.3}),
-}
 
 
 def both(key: str, name: str, **options: Any) -> tuple[Policy, Policy]:

@@ -14,8 +14,12 @@ from torch import Tensor, nn
 
 from polopt.common.transitions import Transitions
 from polopt.policies.dqn import DQNPolicy
-from polopt.policies.fast_gpu.cuda_graphs import CudaGraphs, why_not_graphs
+from polopt.policies.fast_gpu.add_on import ADD_ON
+from polopt.policies.fast_gpu.cuda_graphs import MEMBERS
+from polopt.policies.policy_registry import POLICIES
 from polopt.policies.sac import SACPolicy
+
+WITH_GRAPHS = ["dqn", "sac", "td3"]
 
 
 def on_fake_gpu(policy: Any) -> Any:
@@ -25,18 +29,18 @@ def on_fake_gpu(policy: Any) -> Any:
 
 
 def supports(policy: Any) -> bool:
-    return not CudaGraphs(policy, why_not_graphs(policy)).replacement.why_not
+    found = ADD_ON.faster(policy, "backward")
+    return found is not None and found.described == "CUDA graphs"
 
 
 def of_class(cls: Any, like: Any) -> Any:
     return cls(like.encoder.space, like.action_space, like.config)
 
 
-@pytest.mark.parametrize("name", ["dqn", "sac", "td3"])
+@pytest.mark.parametrize("name", WITH_GRAPHS)
 def test_replay_policies_learn_with_graphs_on_a_gpu(name: str) -> None:
     policy = replay_policy(name)
     assert not supports(policy)  # on the CPU
-    assert policy._graphs.backward(None) is None
     assert supports(on_fake_gpu(policy))
 
 
@@ -128,5 +132,33 @@ def test_policy_with_its_own_backward_learns_as_before() -> None:
     assert (one != before).any()
 
 
-def test_on_policy_policies_have_no_graphs() -> None:
-    assert not hasattr(small_policy("ppo"), "_graphs")
+def test_only_the_gradient_of_replay_policies_is_recorded() -> None:
+    assert ADD_ON.faster(on_fake_gpu(small_policy("ppo")), "make_backend") is None
+    assert ADD_ON.faster(on_fake_gpu(replay_policy("dqn")), "network_params") is None
+
+
+def test_option_turns_graphs_off() -> None:
+    found = ADD_ON.faster(on_fake_gpu(replay_policy("dqn", fast_gpu=False)), "backward")
+    assert found is not None
+    assert found.described == "torch (fast_gpu is False)"
+
+
+@pytest.mark.parametrize("name", WITH_GRAPHS)
+def test_each_member_that_a_graph_replaces_is_named(name: str) -> None:
+    cls = POLICIES.get(name)
+    used: set[str] = set()
+
+    class Traced(cls):  # type: ignore[misc]
+        def __getattribute__(self, name: str) -> Any:
+            if not name.startswith("__") and name not in object.__getattribute__(self, "__dict__"):
+                used.add(name)
+            return super().__getattribute__(name)
+
+    like = replay_policy(name, fast_cpu=False)
+    config = like.config.model_copy(update={"policy_delay": 1})  # TD3's actor learns, too
+    policy = Traced(like.encoder.space, like.action_space, config)
+    rows = policy.tensors(transitions(policy))
+    used.clear()
+    policy.add_gradient(rows)
+    assert used <= {*MEMBERS, *cls.graph_members}
+    assert all(hasattr(cls, member) for member in (*MEMBERS, *cls.graph_members))

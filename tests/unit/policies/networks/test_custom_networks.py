@@ -9,16 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from checkpoint_helpers import SMALL
 from gymnasium import Space, spaces
+from learner_threads import learn_together, uneven_batches
 from policy_helpers import FakeEnv, every_policy
-from test_checkpoints import SMALL
-from test_several_learners import learn_together, uneven_batches
 from torch import Tensor, nn
 from toy_envs import make_policy, random_batch
-from typer.testing import CliRunner
 
 import polopt
-from polopt.command_line.cli import app
 from polopt.common.config import ConfigError
 from polopt.common.tune_registry import share
 from polopt.policies.a2c import A2CPolicy
@@ -98,9 +96,6 @@ def test_constructor_gets_spaces_and_options() -> None:
     policy = policy_with(Base, custom_options={"width": 5})
     assert policy.model.module.seen == (BOX, THREE)
     assert policy.model.module.policy.weight.shape == (3, 5)
-    alias = {"custom_model": Base, "custom_model_config": {"width": 5}}  # RLlib's names
-    same = make_policy("a2c", FakeEnv(BOX, THREE), model=alias)
-    np.testing.assert_array_equal(same.get_weights().flat, policy.get_weights().flat)
 
 
 NESTED = spaces.Dict(
@@ -475,7 +470,6 @@ def test_wrong_network_is_one_error(network: Any, said: str) -> None:
         ({"custom": Base, "custom_options": {"width": nn.ReLU}}, "allowed: values of JSON"),
         ({"custom_options": {"width": 3}}, "'custom_options' only together with 'custom'"),
         ({"custom": Base, "use_lstm": True}, "'use_lstm' without 'custom'"),
-        ({"custom": Base, "custom_model": Unused}, "are two names of 'custom'"),
     ],
 )
 def test_wrong_options_are_one_error(model: dict[str, Any], said: str) -> None:
@@ -562,17 +556,6 @@ def test_network_that_is_not_known_is_named(tmp_path: Path) -> None:
     policy = polopt.load(tmp_path, network=Renamed)
     np.testing.assert_array_equal(policy.get_weights().flat, weights)
     assert policy.config.model.custom_options == {"width": 5}
-    for command in (["evaluate", str(tmp_path), "--episodes", "1"], ["export", str(tmp_path), "x"]):
-        refused = CliRunner().invoke(app, command)
-        assert refused.exit_code == 2
-        assert "--network module:Class" in refused.stderr
-        lacking = CliRunner().invoke(app, [*command, "--network", "math:Missing"])
-        assert "--network math:Missing: math does not define 'Missing'" in lacking.stderr
-        wrong = CliRunner().invoke(app, [*command, "--network", f"{__file__}:trained"])
-        assert "a subclass of torch.nn.modules.module.Module" in wrong.stderr
-    given = ["--network", f"{__file__}:Mine"]
-    played = CliRunner().invoke(app, ["evaluate", str(tmp_path), "--episodes", "1", *given])
-    assert played.exit_code == 0, played.output
 
 
 def test_checkpoint_compares_names_and_shapes(tmp_path: Path) -> None:

@@ -9,73 +9,40 @@ import gymnasium
 import numpy as np
 import pytest
 from faulty_envs import (
+    CRASH_AT,
     BadReset,
-    CrashingClock,
     CrashingVector,
     NeverMade,
     NeverResets,
     NeverSteps,
     Spoiled,
+    check_row_before_a_crash_is_bootstrapped,
+    crash_batches,
+    crashed,
     crashing_cartpole,
-    guarded,
+    num_faults,
+    sample_often,
+    worker,
 )
 from gymnasium.wrappers import NormalizeObservation
-from toy_envs import AUTORESET, Clock, Drift, make_policy, make_sampler, set_value_function
+from toy_envs import AUTORESET, Clock, make_policy, make_sampler
 
-from polopt.common.data_faults import DataFaults
+from polopt.common.faults import Fault, FaultKind, one_per_kind
 from polopt.common.sample_batch import SampleBatch
 from polopt.metrics.record import Record
 from polopt.policies import gae
-from polopt.policies.a2c import A2CPolicy
 from polopt.rollouts.envs.env_errors import EnvironmentAPIError, EnvironmentFailedError
 from polopt.rollouts.envs.env_sources import resolve_env
-from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
 from polopt.rollouts.envs.fault_tolerant_env import EnvPlace, FaultTolerantEnv
-from polopt.rollouts.envs.vector_env import make_vector_env, probe_spaces
+from polopt.rollouts.envs.vector_env import make_vector_env
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.sampler_faults import SamplerFaults
-from polopt.rollouts.sampling.seeds import worker_seeds
+from polopt.rollouts.seeds import worker_seeds
 from polopt.rollouts.workers.fault_log import FaultLog
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.rollouts.workers.worker_config import WorkerConfig
 
-GAMMA, CRASH_AT, LONGEST = 0.9, 3, 8
 every_mode = pytest.mark.parametrize("mode", AUTORESET)
-
-
-def table_before_a_crash(last: float) -> np.ndarray:
-    """Returns the value at each time. The reward is 1 for `CRASH_AT` steps, and the value after
-    these steps is `last`. The values at later times, which are never reached, are far off."""
-    values = np.full(LONGEST + 1, 99.0)
-    discount = GAMMA ** np.arange(CRASH_AT, -1, -1)
-    values[: CRASH_AT + 1] = (1.0 - discount) / (1.0 - GAMMA) + discount * last
-    return values
-
-
-def crash_batches(mode: str, fragment: int, kind: Any = FastSyncVectorEnv) -> list[SampleBatch]:
-    """Samples 30 steps of two `Clock` environments. The first clock raises in each episode, and the
-    second never raises. The policy's value function is exact for the first clock up to the
-    exception, and wrong for the second clock."""
-    makers = [lambda: CrashingClock(CRASH_AT, LONGEST), lambda: CrashingClock(10**6, LONGEST, 7)]
-    env = guarded(makers, mode, kind)
-    policy = make_policy("a2c", env, gamma=GAMMA, model={"fcnet_hiddens": []}, **{"lambda": 0.95})
-    set_value_function(policy, table_before_a_crash(last=5.0))
-    sampler = make_sampler(env, policy, fragment)
-    try:
-        return [policy.postprocess(sampler.sample()) for _ in range(-(-30 // fragment))]
-    finally:
-        sampler.close()
-
-
-def crashed(batch: SampleBatch, name: str) -> np.ndarray:
-    return batch[name][:, 0]
-
-
-def check_row_before_a_crash_is_bootstrapped(batches: list[SampleBatch]) -> None:
-    for batch in batches:
-        valid = crashed(batch, "valid")
-        np.testing.assert_allclose(crashed(batch, "advantages")[valid], 0.0, atol=2e-5)
 
 
 @every_mode
@@ -86,20 +53,20 @@ def test_crash_invalidates_one_row(mode: str, fragment: int) -> None:
     valid = np.concatenate([crashed(batch, "valid") for batch in batches])
     period = CRASH_AT + 1  # `CRASH_AT` steps, and the step that raised
     np.testing.assert_array_equal(~valid, np.arange(len(valid)) % period == CRASH_AT)
-    lost = sum(batch.faults.env_faults for batch in batches)
+    lost = sum(num_faults(batch.faults, "raised") for batch in batches)
     assert lost == np.count_nonzero(~valid)
     # The episodes of the first clock are discarded. The episodes of the second clock are complete.
     lengths = np.concatenate([batch.episodes.lengths for batch in batches])
     assert set(lengths.tolist()) == {7}
     rewards = np.concatenate([crashed(batch, "rewards") for batch in batches])
     np.testing.assert_array_equal(rewards, valid.astype(np.float32))
-    faults = next(batch.faults for batch in batches if batch.faults.env_faults)
-    assert faults.env_index == 0
-    first, *_, last = faults.traceback.splitlines()
+    fault = next(batch.faults["raised"] for batch in batches if batch.faults)
+    assert fault.env_index == 0
+    first, *_, last = fault.message.splitlines()
     assert first == "environment 'toy' (number 0 of worker 1) in step() at step 4 of its episode:"
     assert last == "RuntimeError: simulated crash of the clock"
-    assert "toy_envs.py" in faults.traceback or "faulty_envs.py" in faults.traceback
-    assert "gymnasium/vector" not in faults.traceback
+    assert "toy_envs.py" in fault.message or "faulty_envs.py" in fault.message
+    assert "gymnasium/vector" not in fault.message
 
 
 def test_crash_row_counted_as_valid_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,26 +92,10 @@ def test_crash_treated_as_termination_is_wrong(monkeypatch: pytest.MonkeyPatch) 
 # ---- workers ----------------------------------------------------------------------------------
 
 
-def worker(env: Any, index: int = 3, **options: Any) -> RolloutWorker:
-    options = {"num_envs_per_worker": 2, "rollout_fragment_length": 25, **options}
-    config = RolloutConfig.parse({"env": env, **options})
-    source = resolve_env(env)
-    policy = A2CPolicy.config_class.parse({"model": {"fcnet_hiddens": [4]}})
-    probe = (Drift.observation_space, Drift.action_space)
-    if env is crashing_cartpole or not isinstance(env, type):
-        probe = probe_spaces(source, config)
-    return RolloutWorker(WorkerConfig(config, source, A2CPolicy, policy, *probe, seed=0), index)
-
-
-def sample_often(made: RolloutWorker) -> None:
-    for _ in range(20):
-        made.sample()
-
-
 def test_random_crashes_in_step_and_reset() -> None:
     made = worker(crashing_cartpole, env_config={"p_crash": 0.05, "p_crash_reset": 0.2})
     batches = [made.sample() for _ in range(40)]
-    faults = sum(batch.faults.env_faults for batch in batches)
+    faults = sum(num_faults(batch.faults, "raised") for batch in batches)
     lost = sum(np.count_nonzero(~batch["valid"]) for batch in batches)
     rows = sum(len(batch) for batch in batches)
     # A crash in `step` invalidates one row. A crash in `reset` invalidates no row. The replacement
@@ -152,14 +103,46 @@ def test_random_crashes_in_step_and_reset() -> None:
     assert 0.03 * rows < lost < 0.07 * rows
     assert lost < faults < 3 * lost
     assert all(batch["rewards"][batch["valid"]].min() == 1.0 for batch in batches)
-    assert not any(batch.faults.non_finite for batch in batches)
+    assert {kind for batch in batches for kind in batch.faults} == {"raised"}
+
+
+def test_fault_travels_unchanged_from_the_environment_to_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[Fault] = []
+    replace = FaultTolerantEnv._replace
+
+    def noted(self: FaultTolerantEnv, *args: Any) -> Any:
+        fault, observation = replace(self, *args)
+        sent.append(fault)
+        return fault, observation
+
+    monkeypatch.setattr(FaultTolerantEnv, "_replace", noted)
+    made = worker(crashing_cartpole, env_config={"p_crash": 0.02})
+    log = FaultLog(max_consecutive_failures=3)
+    for _ in range(20):
+        sent.clear()
+        before = log.counts["raised"]
+        record = made.run(1, sample_one).record
+        log.add(3, record)
+        assert log.counts["raised"] - before == sum(fault.count for fault in sent)
+        if len(sent) == 1:
+            assert record.faults["raised"] is sent[0]
+            assert log.stats()["last_env_fault"] == sent[0].message[-2000:]
+            break
+    else:
+        pytest.fail("no fragment had exactly one fault")
+
+
+def sample_one(made: RolloutWorker) -> None:
+    made.sample()
 
 
 def test_crashes_are_reproducible_without_repeated_episodes() -> None:
     options = {"p_crash": 0.05}
     one, other = (worker(crashing_cartpole, env_config=options) for _ in range(2))
     first, second = one.sample(), other.sample()
-    assert first.faults.env_faults > 0
+    assert num_faults(first.faults, "raised") > 0
     np.testing.assert_array_equal(first.all_obs, second.all_obs)
     crashes = np.argwhere(~first["valid"])
     for t, n in crashes:  # the new environment starts in a different state
@@ -168,7 +151,7 @@ def test_crashes_are_reproducible_without_repeated_episodes() -> None:
 
 def test_wrapper_statistics_survive_a_crash() -> None:
     made = worker(lambda config: NormalizeObservation(crashing_cartpole({"p_crash": 0.1})))
-    assert sum(made.sample().faults.env_faults for _ in range(4)) > 0
+    assert sum(num_faults(made.sample().faults, "raised") for _ in range(4)) > 0
     counts = [learned["count"] for [learned] in made.get_statistics()["envs"]]
     assert min(counts) > 5 * 20  # more than the number of steps since the last crash
 
@@ -291,10 +274,10 @@ def test_own_vector_is_replaced_after_exception(when: str) -> None:
     sampler = VectorSampler(env, policy, 12, worker_seeds(0, 1, 0, 3), faults)
     batches = [policy.postprocess(sampler.sample()) for _ in range(4)]
     assert len(made) == 3
-    assert sum(batch.faults.env_faults for batch in batches) == 2
-    found = DataFaults.concat(batch.faults for batch in batches)
+    assert sum(num_faults(batch.faults, "raised") for batch in batches) == 2
+    found = one_per_kind(batch.faults["raised"] for batch in batches if batch.faults)["raised"]
     assert found.env_index == -1, "the whole vector"
-    first, *_, last = found.traceback.splitlines()
+    first, *_, last = found.message.splitlines()
     assert first.startswith("vector environment 'V' (of worker 2) raised at step ")
     assert last == "RuntimeError: simulated crash of the vector"
     lost = sum(np.count_nonzero(~batch["valid"] & batch["truncated"]) for batch in batches)
@@ -335,19 +318,17 @@ def test_guard_does_not_change_batches() -> None:
             np.testing.assert_array_equal(first[name], second[name])
 
 
-@pytest.mark.parametrize("kind", ["non_finite", "exception"])
-def test_frequent_faults_in_data_share_a_line(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("kind", ["non_finite", "bad_rows", "raised"])
+def test_frequent_faults_in_data_share_a_line(
+    kind: FaultKind, caplog: pytest.LogCaptureFixture
+) -> None:
     """After three lines, ten faults per second make one line in 10 s, which says how many faults
     there were."""
     now_s = 0.0
     log = FaultLog(max_consecutive_failures=3, clock=lambda: now_s)
-    faults = DataFaults(1, 0, "Traceback") if kind == "exception" else DataFaults(non_finite="NaN")
     for _ in range(250):
         record = Record()
-        if kind == "exception":
-            record.fault(faults)
-        else:
-            record.not_finite(1, faults)
+        record.add_faults([Fault(kind, "what happened")])
         log.add(1, record)
         now_s += 0.1
     assert len(caplog.messages) in (5, 6)

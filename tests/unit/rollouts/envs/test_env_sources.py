@@ -14,12 +14,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from checkpoint_helpers import trainer
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import NormalizeObservation
 from sampling_helpers import rollout
-from test_evaluation import trainer
 from toy_envs import (
     AUTORESET,
     Drift,
@@ -28,8 +28,7 @@ from toy_envs import (
 
 from polopt.common.config import ConfigError
 from polopt.policies.a2c import A2CPolicy
-from polopt.rollouts.envs.creators import EnvContext, call_creator
-from polopt.rollouts.envs.env_sources import resolve_env
+from polopt.rollouts.envs.env_sources import EnvContext, call_creator, resolve_env
 from polopt.rollouts.envs.vector_env import autoreset_mode, make_vector_env, probe_spaces
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -12,34 +10,15 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.error import DependencyNotInstalled
-from typer.testing import CliRunner
+from hidden_packages import NEEDED, hide, without_swig
 
 import polopt
-from polopt.command_line.cli import app
 from polopt.common.config import ConfigError
-from polopt.rollouts.envs import missing_packages
+from polopt.rollouts.envs import env_errors
+from polopt.rollouts.envs.env_errors import missing_package
 from polopt.rollouts.envs.env_sources import resolve_env
-from polopt.rollouts.envs.missing_packages import missing_package
 
 SMALL = {"num_workers": 0, "num_envs_per_worker": 1, "rollout_fragment_length": 8}
-#: A module, an environment that imports it, and the message if the module is missing.
-NEEDED = [
-    ("mujoco", "HalfCheetah-v5", 'HalfCheetah-v5 needs MuJoCo: pip install "gymnasium[mujoco]"'),
-    ("mujoco", "Ant-v4", 'Ant-v4 needs MuJoCo: pip install "gymnasium[mujoco]"'),
-    (
-        "Box2D",
-        "LunarLander-v3",
-        'LunarLander-v3 needs Box2D: pip install "gymnasium[box2d]"',
-    ),
-    ("jax", "phys2d/CartPole-v1", 'phys2d/CartPole-v1 needs jax: pip install "gymnasium[jax]"'),
-    ("jax", "tabular/Blackjack-v0", 'tabular/Blackjack-v0 needs jax: pip install "gymnasium[jax]"'),
-    (
-        "shimmy",
-        "GymV26Environment-v0",
-        'GymV26Environment-v0 needs a package: pip install "shimmy[gym-v21]" or '
-        'pip install "shimmy[gym-v26]"',
-    ),
-]
 
 
 @pytest.fixture(autouse=True)
@@ -47,43 +26,14 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.init", lambda *_, **__: pytest.fail("Ray was started"))
 
 
-def hide(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
-    """Makes a module appear as not installed, and removes imported environments that need it."""
-    for name in list(sys.modules):
-        if name.partition(".")[0] == module or name.startswith(
-            ("gymnasium.envs.mujoco", "gymnasium.envs.box2d", "gymnasium.envs.phys2d")
-        ):
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "meta_path", [Hidden(module), *sys.meta_path])
-
-
-class Hidden:
-    """A module finder that hides one module."""
-
-    def __init__(self, module: str) -> None:
-        self.module = module
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if name.partition(".")[0] == self.module:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
-def without_swig(error: Exception) -> str:
-    """Returns the message without the tool that some versions of Box2D need first."""
-    return str(error).replace("pip install swig && ", "")
-
-
 @pytest.mark.parametrize(("module", "env", "said"), NEEDED)
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_trainer_and_collector_say_what_to_install(
+def test_trainer_says_what_to_install(
     module: str, env: str, said: str, num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide(monkeypatch, module)
     with pytest.raises(ConfigError) as caught:
         polopt.SyncPPO(env=env, **{**SMALL, "num_workers": num_workers})
-    assert without_swig(caught.value) == said
-    with pytest.raises(ConfigError) as caught:
-        polopt.Collector(env, num_collectors=num_workers, frames_per_batch=8)
     assert without_swig(caught.value) == said
 
 
@@ -99,13 +49,6 @@ def test_callable_environment_says_what_to_install(monkeypatch: pytest.MonkeyPat
         polopt.SyncPPO(env=lambda: make_cheetah(), **SMALL)
 
 
-def test_train_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    hide(monkeypatch, "mujoco")
-    result = CliRunner().invoke(app, ["train", "halfcheetah_ppo"])
-    assert result.exit_code == 2
-    assert result.stderr == f"error: {NEEDED[0][2]}\n"
-
-
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_window_needs_pygame_before_workers_start(
     mode: str, monkeypatch: pytest.MonkeyPatch
@@ -118,31 +61,6 @@ def test_window_needs_pygame_before_workers_start(
             polopt.SyncPPO(env=env, **{**options, "num_workers": 2})
         said = str(caught.value).replace("_", "-")
         assert said == f'{env} needs pygame: pip install "gymnasium[{extra}]"'
-
-
-def test_video_needs_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = polopt.SyncPPO(env="CartPole-v1", **SMALL)
-    trainer.save(str(tmp_path))
-    trainer.stop()
-    # All packages appear as installed, also MoviePy.
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    hide(monkeypatch, "pygame")
-    command = ["evaluate", str(tmp_path), "--video", str(tmp_path / "video"), "--episodes", "1"]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 2
-    pygame = 'error: CartPole-v1 needs pygame: pip install "gymnasium[classic-control]"'
-    moviepy = 'error: CartPole-v1 needs MoviePy: pip install "gymnasium[other]"'
-    assert result.stderr.strip().replace("_", "-") in (pygame, moviepy)
-
-
-def test_evaluate_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = polopt.SyncPPO(env="CartPole-v1", **SMALL)
-    trainer.save(str(tmp_path))
-    trainer.stop()
-    hide(monkeypatch, "mujoco")
-    result = CliRunner().invoke(app, ["evaluate", str(tmp_path), "--env", "HalfCheetah-v5"])
-    assert result.exit_code == 2
-    assert result.stderr == f"error: {NEEDED[0][2]}\n"
 
 
 @pytest.mark.parametrize(
@@ -206,7 +124,7 @@ def test_line_of_each_kind_of_error(error: Exception | None, said: str | None) -
 def test_extras_are_those_of_gymnasium() -> None:
     extras = metadata.metadata("gymnasium").get_all("Provides-Extra") or []
     normal = {extra.replace("_", "-") for extra in extras}
-    assert set(missing_packages._EXTRAS.values()) <= normal
+    assert set(env_errors._EXTRAS.values()) <= normal
 
 
 def test_id_that_has_moved_is_one_short_line() -> None:

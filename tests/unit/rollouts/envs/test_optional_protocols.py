@@ -13,22 +13,22 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from checkpoint_helpers import trainer
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import NormalizeObservation
 from sampling_helpers import assert_same, every_mode
-from test_evaluation import trainer
 from toy_envs import Drift, make_policy, make_sampler
 
 from polopt import Callbacks, Episode
 from polopt.rollouts.envs import env_errors
+from polopt.rollouts.envs.env_sources import own_copy
 from polopt.rollouts.envs.env_state import (
     get_env_statistics,
     merge_env_statistics,
     set_env_statistics,
     set_evaluation_statistics,
 )
-from polopt.rollouts.envs.own_copy import own_copy
 from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
 
 
@@ -97,13 +97,8 @@ def test_environment_whose_attributes_raise(mode: str, tmp_path: Path) -> None:
 UNUSABLE: dict[str, Any] = {
     "other arguments": lambda self, agent: 3,
     "object": lambda self: SimpleNamespace(time=1),
-    "bytes": lambda self: b"\x00\xff",
-    "set": lambda self: {"all": {1, 2}},
-    "keys": lambda self: {0: 1.0, (1, 2): "x"},
-    "dates": lambda self: {"day": np.datetime64("2020-01-01")},
-    "array of dates": lambda self: [np.zeros(2, "datetime64[s]")],
+    "keys": lambda self: {SimpleNamespace: 1.0},
     "array of objects": lambda self: np.array([{}, None]),
-    "complex": lambda self: [1j],
     "contains itself": lambda self: (lambda one: one.append(one) or one)([]),
     "raises": raises,
     "property": property(lambda self: np.zeros(2)),
@@ -133,13 +128,10 @@ def test_state_that_cannot_be_saved_is_left_out(
     assert "The run goes on without it" in warnings[0]
 
 
-@pytest.mark.parametrize("dtype", [np.longdouble, ">f4"])
-def test_unsupported_array_is_named_with_its_path(
-    dtype: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    env = vector(with_state(lambda self: {"a": [np.zeros(2, dtype)]}))
+def test_unsupported_array_is_named_with_its_path(caplog: pytest.LogCaptureFixture) -> None:
+    env = vector(with_state(lambda self: {"a": [np.array([None])]}))
     assert make_sampler(env, make_policy("a2c", env), 5).get_state() is None
-    assert f"returned a NumPy array of {np.dtype(dtype)} at '/a/0'" in caplog.text
+    assert "got a NumPy array of object at 'a[0]', which is not plain data" in caplog.text
 
 
 def test_state_without_the_method_that_restores_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -171,6 +163,8 @@ def test_plain_state_comes_back_from_a_checkpoint(tmp_path: Path) -> None:
         "tuple": (1, "two", None, True, float("inf")),
         "tensor": torch.ones(2, requires_grad=True) * 2,
         "random": Stateless().np_random.bit_generator.state,
+        "other": [b"\x00\xff", {1, 2}, {0: 1.0, (1, 2): "x"}, np.datetime64("2020-01-01"), 1j],
+        "foreign": np.ones(2, ">f4"),
     }
     got: list[Any] = []
     env = vector(with_state(lambda self: state, lambda self, saved: got.append(saved)))
@@ -182,7 +176,10 @@ def test_plain_state_comes_back_from_a_checkpoint(tmp_path: Path) -> None:
     assert len(got) == 2
     assert got[0]["arrays"][0].tolist() == [[2, 1, 0], [5, 4, 3]]
     assert got[0]["arrays"][1:] == [2.5, 3]
-    assert got[0]["tuple"] == [1, "two", None, True, float("inf")]
+    assert type(got[0]["arrays"][1]) is np.float32
+    assert got[0]["tuple"] == state["tuple"]
+    assert got[0]["other"] == state["other"]
+    assert got[0]["foreign"].dtype == ">f4"
     assert got[0]["tensor"].tolist() == [2.0, 2.0]
     assert got[0]["random"] == state["random"]
 

@@ -10,8 +10,10 @@ import gymnasium
 import numpy as np
 import pytest
 from fakes import worker_config
+from faulty_envs import num_faults
 from gymnasium import spaces
 
+from polopt.common.faults import non_finite_values
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.policy_registry import POLICIES
 from polopt.replay.replay_buffer import ReplayBuffer
@@ -71,7 +73,7 @@ def finite(batch: SampleBatch) -> bool:
 def test_last_observation_of_a_terminated_episode_may_be_nan(mode: str) -> None:
     worker = worker_of(mode)
     batches = [worker.next_batch() for _ in range(3)]
-    assert worker.record.num_non_finite == 0
+    assert worker.record.faults == {}
     assert worker.record.env_steps_discarded == 0
     for batch in batches:
         assert finite(batch)
@@ -103,8 +105,8 @@ def test_last_observation_of_a_truncated_episode_is_checked(mode: str) -> None:
     """The value of this observation is part of the return."""
     worker = worker_of(mode, ends="truncated", bad_env=1)
     batch = worker.next_batch()
-    assert worker.record.num_non_finite == 1
-    assert "observation of environment 1 is nan" in worker.record.faults.non_finite
+    assert num_faults(worker.record.faults, "non_finite", "bad_rows") == 1
+    assert "observation of environment 1 is nan" in non_finite_values(worker.record.faults)
     assert finite(batch)
     assert not batch["valid"][:, 1].any()
 
@@ -124,7 +126,7 @@ def test_nan_of_one_environment_costs_the_rows_of_this_environment(mode: str, po
         assert set(batch.episodes.returns) == {6.0}
         assert batch.env_steps == int(np.count_nonzero(expected["valid"][:, 0]))
     record = worker.record
-    assert record.num_non_finite == 3
+    assert num_faults(record.faults, "non_finite", "bad_rows") == 3
     assert record.env_steps + record.env_steps_discarded == healthy.record.env_steps
     assert record.moments is not None
     assert record.moments.rows == record.env_steps

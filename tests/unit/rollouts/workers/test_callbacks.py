@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 import pytest
+from checkpoint_helpers import SMALL, trainer
 from fakes import FakeWorkerSet, make_optimizer, worker_config
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from sampling_helpers import every_mode
-from test_evaluation import SMALL, trainer
 from toy_envs import Clock
-from typer.testing import CliRunner
 
 import polopt
 from polopt import CallbackError, Callbacks, Episode
-from polopt.command_line.cli import app
 from polopt.common.config import ConfigError
+from polopt.common.plain_data import plain
 from polopt.metrics.custom_metrics import CustomMetrics, values_of
 from polopt.metrics.record import Record
 from polopt.optimizers.sync_samples import SyncSamples
-from polopt.rollouts.workers.answer import CallError
+from polopt.rollouts.workers.call_runner import CallError
 from polopt.rollouts.workers.callbacks import resolve_callbacks
 from polopt.trainers import evaluation
 from polopt.trainers.experiment import Experiment
-from polopt.trainers.saved_config import encode_config
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 
@@ -411,7 +407,7 @@ def test_error_below_a_gradient_worker_keeps_its_kind() -> None:
 
 
 def test_class_is_found_by_its_name() -> None:
-    found = resolve_callbacks("test_callbacks:Changing")
+    found = resolve_callbacks(f"{__name__}:Changing")
     assert found is not None
     assert found.__name__ == "Changing"
     assert resolve_callbacks(Changing) is Changing
@@ -434,8 +430,8 @@ def test_module_that_raises_on_import_is_one_error(
     [
         ("Changing", "got 'Changing'. Allowed: a subclass of polopt.Callbacks"),
         ("no_such_module:X", "No module named 'no_such_module'"),
-        ("test_callbacks:Nothing", "has no attribute 'Nothing'"),
-        ("test_callbacks:Numbered", "got 'test_callbacks:Numbered'. Allowed"),
+        (f"{__name__}:Nothing", "has no attribute 'Nothing'"),
+        (f"{__name__}:Numbered", f"got '{__name__}:Numbered'. Allowed"),
         (Numbered, "Allowed: a subclass of polopt.Callbacks"),
         (Changing(), "Allowed: a subclass of polopt.Callbacks"),
         (3, "got 3. Allowed"),
@@ -455,7 +451,7 @@ class Inheriting(OfRLlib):
     on_loss = 3.0  # not a method
 
 
-@pytest.mark.parametrize("callbacks", [OfRLlib, Inheriting, "test_callbacks:OfRLlib"])
+@pytest.mark.parametrize("callbacks", [OfRLlib, Inheriting, f"{__name__}:OfRLlib"])
 def test_method_that_is_not_called_is_refused(callbacks: Any) -> None:
     said = (
         "has the method 'on_episode_start', which polopt does not call. "
@@ -474,31 +470,10 @@ def test_attribute_that_is_not_a_method_is_allowed() -> None:
     assert resolve_callbacks(WithOption) is WithOption
 
 
-def test_module_that_only_a_checkpoint_names_is_not_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    good = "import polopt\nclass Mine(polopt.Callbacks): pass\n"
-    (tmp_path / "evilcalls.py").write_text(good)
-    made = trainer(callbacks="evilcalls:Mine")
-    made.train()
-    made.save(str(tmp_path / "c"))
-    made.stop()
-    state = json.loads((tmp_path / "c" / "state.json").read_text())
-    assert state["config"]["callbacks"] == "evilcalls:Mine"
-    monkeypatch.delitem(sys.modules, "evilcalls")
-    (tmp_path / "evilcalls.py").write_text("raise SystemExit('imported')")
-    played = CliRunner().invoke(app, ["evaluate", str(tmp_path / "c"), "--episodes", "1"])
-    assert played.exit_code == 0, played.output
-    again = trainer()
-    again.restore(str(tmp_path / "c"))
-    again.stop()
-
-
 def test_class_is_left_out_of_checkpoints() -> None:
     experiment = Experiment.parse({"env": "CartPole-v1", "callbacks": Changing}, {})
-    config, unsaved = encode_config(experiment.to_dict())
+    unsaved: dict[str, str] = {}
+    config = plain(experiment.to_dict(), unsaved)
     assert "callbacks" not in config
     assert unsaved == {"callbacks": f"{__name__}.Changing"}
 

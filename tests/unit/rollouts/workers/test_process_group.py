@@ -10,7 +10,7 @@ import pytest
 from fakes import FakeWorkerSet, worker_config
 from toy_shards import Shard, Shards, add_rows, count, fail_with_rows, make_rows
 
-from polopt.common.data_faults import DataFaults
+from polopt.common.faults import Fault
 from polopt.common.weights import Weights
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import LostProcessError, LostReferenceError
@@ -24,11 +24,11 @@ from polopt.rollouts.transport.simulated_channel import (
 )
 from polopt.rollouts.workers import worker_set
 from polopt.rollouts.workers.call_workers import restore_statistics
-from polopt.rollouts.workers.calls import WEIGHTS, Calls, Reply
+from polopt.rollouts.workers.calls import Calls, Reply
 from polopt.rollouts.workers.errors import FunctionError, WorkersFailedError
-from polopt.rollouts.workers.fault_log import WorkerFailure
+from polopt.rollouts.workers.process_group import StartUp
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.rollouts.workers.start_up import StartUp
+from polopt.rollouts.workers.snapshots import WEIGHTS
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -168,19 +168,18 @@ def version_of(shard: Shard, weights: Weights | None) -> int | None:
     return None if weights is None else weights.version
 
 
-def test_shards_get_the_weights_that_were_given_to_calls(transport: SimulatedTransport) -> None:
-    policy = WorkerSet(worker_config(rollout={"num_workers": 0})).weights
+def test_shards_get_the_weights_of_their_group(transport: SimulatedTransport) -> None:
     shards = Shards(transport, 1)
-    calls = Calls(shards, "test", weights=policy)
+    calls = Calls(shards, "test")
     (shard,) = shards.up()
+    with pytest.raises(FunctionError, match=r"version_of .* shard 1: shards take no weights"):
+        calls.send(shard, version_of, WEIGHTS)
+    shards.weights = WorkerSet(worker_config(rollout={"num_workers": 0})).weights
     versions: list[Any] = []
     for _ in range(2):
         calls.fill(version_of, [shard])
         versions.append(calls.first().value)
     assert versions == [0, None], "the shard already has the weights"
-    without = Calls(shards, "test")
-    with pytest.raises(FunctionError, match=r"version_of .* shard 1: shards take no weights"):
-        without.send(shard, version_of, WEIGHTS)
 
 
 def two_groups(transport: SimulatedTransport, rule: Any = "send again") -> Any:
@@ -223,7 +222,7 @@ def test_failure_affects_only_the_group_of_the_process(
     if ends == "dies":
         dying.channel.die(LostProcessError("gone"))
     else:
-        indexers.replace(dying, WorkerFailure("hang", 1, "it hangs"))
+        indexers.replace(dying, Fault("hang", "it hangs"))
     work = [(reply.value[0], (reply.worker.who, reply.value[1])) for reply in calls.all()]
     of_indexer_1 = [where for seat, where in work if seat == ("indexer", 1)]
     others = [*shards.remote * 2, *indexers.remote[1:] * 2]
@@ -239,14 +238,14 @@ def test_failure_affects_only_the_group_of_the_process(
 
 
 def two_rows_not_finite(process: Any) -> None:
-    process.record.not_finite(2, DataFaults(non_finite="rewards"))
+    process.record.add_faults([Fault("non_finite", "rewards", count=2)])
 
 
 def test_replies_count_for_their_group(transport: SimulatedTransport) -> None:
     calls, shards, indexers, _ = two_groups(transport)
     calls.send(indexers.up()[0], two_rows_not_finite)
     calls.all()
-    assert (shards.faults.num_non_finite, indexers.faults.num_non_finite) == (0, 2)
+    assert (shards.faults.counts["non_finite"], indexers.faults.counts["non_finite"]) == (0, 2)
 
 
 def test_group_with_a_used_name_or_another_transport_is_refused(

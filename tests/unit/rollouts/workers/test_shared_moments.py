@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collector_toys import local_collector, update
 from fakes import (
     CheckedWorker,
     FakeTransport,
@@ -19,7 +18,7 @@ from fakes import (
 )
 from faulty_envs import Spoiled
 from gymnasium import spaces
-from test_normalization import BOTH, assert_equal_moments
+from policy_helpers import BOTH, assert_equal_moments
 from toy_envs import Drift
 
 import polopt
@@ -32,9 +31,9 @@ from polopt.optimizers.sync_gradients import SyncGradients
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.transport.channel import LostProcessError
 from polopt.rollouts.transport.simulated_channel import Script, oldest_first, shuffled_by
-from polopt.rollouts.workers.calls import WEIGHTS
 from polopt.rollouts.workers.errors import NonFiniteError
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.snapshots import WEIGHTS
 from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
@@ -141,7 +140,7 @@ def test_fragment_that_is_not_finite_never_enters() -> None:
     optimizer = make(SyncSamples, env=env)
     for _ in range(3):
         optimizer.step()
-    assert optimizer.workers.faults.num_non_finite > 0
+    assert optimizer.workers.faults.counts["non_finite"] > 0
     moments = moments_of(optimizer.policy)
     assert moments.is_finite
     assert moments.rows == optimizer.metrics.num_env_steps_sampled
@@ -280,22 +279,6 @@ def test_learner_in_this_process_learns_what_acted() -> None:
     for _ in range(6):
         optimizer.step()
     assert max(map(abs, kl)) < 1e-6
-
-
-def test_collector_adds_moments_and_keeps_them_with_new_weights() -> None:
-    policy = ("ppo", {"gamma": GAMMA, **BOTH})
-    with local_collector(policy=policy, total_frames=48) as collector:
-        given = collector.policy.get_weights()
-        frames = 0
-        for batch in collector:
-            frames += batch.env_steps
-            assert batch.moments is None
-            assert moments_of(collector.policy).rows == frames
-            collector.policy.learn_on_batch(batch)
-            update(collector)
-            collector.update_policy_weights_(given._replace(version=batch.version + 1))
-        assert frames >= 48
-        assert moments_of(collector.policy).rows == frames
 
 
 # ---- saved and restored -----------------------------------------------------------------------

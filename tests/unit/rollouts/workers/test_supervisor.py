@@ -29,7 +29,7 @@ from polopt.rollouts.workers import calls as calls_module
 from polopt.rollouts.workers.call import Call
 from polopt.rollouts.workers.calls import Calls
 from polopt.rollouts.workers.errors import FunctionError
-from polopt.rollouts.workers.start_up import CHECK_INTERVAL_S
+from polopt.rollouts.workers.process_group import CHECK_INTERVAL_S
 from polopt.rollouts.workers.supervisor import Supervisor
 
 LIMIT_S = 60.0

@@ -1,0 +1,25 @@
+"""Files of stored runs: one line of JSON for each run, so that a change of a run is one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def read_runs(path: Path) -> dict[str, Any]:
+    """Returns the runs in a file by name, or an empty dict if there is no file."""
+    if not path.exists():
+        return {}
+    runs = [json.loads(line) for line in path.read_text().splitlines()]
+    return {run.pop("run"): run for run in runs}
+
+
+def write_runs(path: Path, runs: dict[str, Any]) -> None:
+    """Writes runs, sorted by name. If the process ends before all is written, the file is as
+    before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"run": name, **runs[name]}) for name in sorted(runs)]
+    partial = path.with_suffix(".partial")
+    partial.write_text("".join(f"{line}\n" for line in lines))
+    partial.replace(path)

@@ -1,0 +1,38 @@
+"""Attaches NumPy to policies on the CPU: small networks act and learn in NumPy."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from polopt.common.add_ons import AddOn
+from polopt.common.overrides import Replacement
+
+
+class FastCPU(AddOn):
+    """Computes outputs and gradients in NumPy, unless the option `fast_cpu` is False."""
+
+    def faster(self, policy: Any, method: str) -> Replacement | None:
+        if policy.device.type != "cpu":
+            return None
+        off = "" if policy.config.fast_cpu else "fast_cpu is False"
+        if method == "backward":
+            from polopt.policies.fast_cpu.closed_forms import gradient_of
+
+            for module in ("numpy_q", "numpy_sac"):  # these modules register closed forms
+                import_module(f"polopt.policies.fast_cpu.{module}")
+            return gradient_of(policy, off)
+        if off:
+            return Replacement(policy, type(policy), (), None, off)
+        if method == "make_backend":
+            from polopt.policies.fast_cpu.numpy_backend import numpy_backend
+
+            return Replacement(policy, type(policy), (), numpy_backend(policy))
+        from polopt.policies.fast_cpu.numpy_q import acting_network
+
+        network = acting_network(policy.model)
+        compute = None if network is None else network.action_params
+        return Replacement(policy, type(policy), (), compute)
+
+
+ADD_ON = FastCPU()
