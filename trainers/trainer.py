@@ -137,7 +137,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
     #: During `restart`, the path to which Tune will move the checkpoint that is restored.
     _restored_as: Path | None = None
 
-    # ---- what Tune calls ---------------------------------------------------------------------------
+    # ---- what Tune calls -------------------------------------------------------------------------
 
     @_checked
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
