@@ -154,6 +154,7 @@ class ReplayOptimizer(PolicyOptimizer):
     config_class = ReplayOptions
     config: ReplayOptions
     learns_from: ClassVar[type] = Transitions
+    limiter: RateLimiter
     numbers = (
         *declare("""
             training_intensity (rows/row): rows learned per row sampled since learning began. It
@@ -184,8 +185,6 @@ class ReplayOptimizer(PolicyOptimizer):
                 waited for the learner, since the start of this process
         """),
     )
-
-    limiter: RateLimiter
 
     @classmethod
     def check_spaces(cls, worker_config: WorkerConfig, config: Any) -> None:
