@@ -129,7 +129,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
     )
     stop_when: StopWhen | None = None
     _run: Run
-    _state: RunState
+    _run_state: RunState
     _command: RunContext | None = None
     _files: ResultFiles | None = None
     _stop_reason = ""
@@ -137,90 +137,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
     #: During `restart`, the path to which Tune will move the checkpoint that is restored.
     _restored_as: Path | None = None
 
-    def __init__(
-        self,
-        config: dict[str, Any] | None = None,
-        *more: Any,
-        log_dir: str | os.PathLike[str] | ResultFiles | None = None,
-        storage: Any = None,
-        **options: Any,
-    ) -> None:
-        """Checks the config, and starts the workers.
-
-        Args:
-            config: a dict of options.
-            more: must be empty. A second positional argument raises a ConfigError.
-            log_dir: directory to which each `train()` writes its result. The files are the same as
-                in a Tune trial, for example `result.json` and TensorBoard events. `save()`
-                makes its checkpoints in this directory, too. `None` means that no results are
-                written. `save()` then makes its checkpoints in `logdir`. It may also
-                be a `ResultFiles`, which continues or overwrites an earlier run.
-            storage: set by Tune.
-            options: further options, as keyword arguments.
-
-        Raises:
-            ConfigError: an option is wrong, or `log_dir` cannot be created or holds the results of
-                another run.
-        """
-        self._storage_of_trial = storage
-        self._users_directory = directory_before_tune(storage)
-        self._state = RunState()
-        # Up to Ray 2.54, Tune also passes the argument `logger_creator`.
-        others = {name: options.pop(name) for name in ("logger_creator",) if name in options}
-        config = with_keywords({} if config is None else config, options)
-        if more:
-            raise ConfigError(
-                f"{type(self).__name__} takes one positional argument, the dict of options; got "
-                f"another one, {shown(more[0])}. Give options as keyword arguments: env=..."
-            )
-        refuse_made_env(config.get("env"))  # copying a made environment may even damage it
-        if isinstance(log_dir, ResultFiles):
-            self._files = log_dir
-        elif log_dir is not None:
-            Experiment.parse(config, self.preset)  # raises before the directory is created
-            self._files = ResultFiles(log_dir)
-        super().__init__(OwnCopies(config), storage=storage, **others)
-
-    def __repr__(self) -> str:
-        """Returns one line with the class, environment, optimizer, policy, number of workers, and
-        progress of training. Under Tune, returns only the name of the class."""
-        name = type(self).__name__
-        if self._storage_of_trial is not None:
-            return name  # Ray reads this text only once, and prints it before each line of the log
-        run, optimizer = self.experiment, self.optimizer
-        parts = [env_name(run.rollout.env), run.optimizer_name, run.policy_name]
-        parts.append(f"{run.rollout.num_workers} workers")
-        if optimizer is None:
-            parts.append("stopped")
-        else:
-            steps = optimizer.metrics.num_env_steps_sampled
-            parts += [f"iteration {self.iteration}", f"{steps:,} env steps"]
-        return f"{name}({', '.join(parts)})"
-
-    def _setup_logdir(self) -> None:
-        """Sets `logdir`. Without Tune, this method does not create the directory. Tune's own method
-        would create a directory for each trainer, and most of these directories would stay
-        empty."""
-        if self._storage_of_trial is not None:
-            super()._setup_logdir()  # type: ignore[no-untyped-call]
-            return
-        if self._files is not None:
-            self._logdir = str(self._files.folder)  # type: ignore[assignment]
-            return
-        name = f"{type(self).__name__}_{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(4)}"
-        self._logdir = f"{DEFAULT_STORAGE_PATH}/{name}"  # type: ignore[assignment]
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        # Before Tune starts an actor, it calls only `default_resource_request`. Therefore, that
-        # method has to check the config. `tune.with_resources` makes a subclass that overrides it,
-        # so the override is wrapped to check the config, too.
-        super().__init_subclass__(**kwargs)
-        text = cls.__dict__.get("__doc__")
-        if isinstance(text, str):
-            cls.__doc__ = PresetDoc(text)  # type: ignore[assignment]
-        request = cls.__dict__.get("default_resource_request")
-        if request is not None:
-            cls.default_resource_request = _checked(request.__func__)  # type: ignore[method-assign]
+    # ---- what Tune calls -------------------------------------------------------------------------
 
     @_checked
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
@@ -262,38 +179,6 @@ class PolicyOptimizerTrainer(tune.Trainable):
         if run is not None and run.restore is not None:
             self.load_checkpoint(run.restore)
 
-    def _begin(self) -> None:
-        self._run.begin(results_folder(self._storage_of_trial, self.logdir))
-
-    @property
-    def experiment(self) -> Experiment:
-        """The parsed config."""
-        return self._run.experiment
-
-    @property
-    def workers(self) -> Any:
-        """The WorkerSet. Its local worker holds the policy that checkpoints contain."""
-        return self._run.workers
-
-    @property
-    def optimizer(self) -> Any:
-        """The policy optimizer. None after `stop`."""
-        return self._run.optimizer
-
-    @property
-    def evaluation(self) -> Evaluation | None:
-        """Plays evaluation episodes. None without the option `evaluation_interval`, and after
-        `stop`."""
-        return self._run.evaluation
-
-    @property
-    def results_folder(self) -> tuple[fs.FileSystem, str] | None:
-        """The file system and the directory in which this run writes its results. Under Tune, the
-        directory may be in cloud storage. None if the run writes no results."""
-        if self._storage_of_trial is None and self._files is None:
-            return None
-        return results_folder(self._storage_of_trial, self.logdir)
-
     def step(self) -> dict[str, Any]:
         """Runs one training iteration, and returns its result.
 
@@ -311,6 +196,75 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self._run.evaluate(iteration, state_of, self._is_stopped)
             self._warn_without_return()
             return self._result(counts)
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Writes a checkpoint of tensors and JSON. See `polopt.trainers.checkpoints`.
+
+        Raises:
+            RuntimeError: the trainer has been stopped.
+            CheckpointError, CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError,
+            FunctionError: see `save`.
+        """
+        self._check_runs("save_checkpoint")
+        self._run.tell(RunListener.saving)
+        state = self._state_with(self.iteration, self.optimizer.get_state())
+        self._run_state.write(self._run, state, checkpoint_dir)
+        self._run.tell(RunListener.saved, checkpoint_dir)
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """Restores a checkpoint. The trainer that wrote the checkpoint may have used another policy
+        optimizer. The saved policy must have the same network as the policy of this trainer. If the
+        checkpoint is damaged, this method restores an older checkpoint of the same run, if there is
+        one. A warning then names both checkpoints.
+
+        Args:
+            checkpoint: directory of the checkpoint.
+
+        Raises:
+            CheckpointError: the checkpoint does not exist, has another format, or was not written
+                by a polopt trainer. Also raised if it does not fit the network or replay buffer of
+                this trainer, or if it is damaged and no older checkpoint can be read.
+            RuntimeError: the trainer has been stopped.
+            CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError: a
+                call to a worker has failed, before or during the restore. See `polopt.Calls`.
+        """
+        self._check_runs("restore")
+        found, state = read_or_fall_back(checkpoint)
+        self._run.tell(RunListener.restoring, str(self._restored_as or found))
+        self._run_state.restore(self._run, state, found, int(super().iteration), self._counted_s())
+        self._run.tell(RunListener.restored)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Rebuilds this trainer with `new_config`. Reuses the worker processes if they fit the new
+        config.
+
+        Raises:
+            RuntimeError: the trainer has been stopped.
+        """
+        self._check_runs("reset_config")
+        self._run.experiment = Experiment.parse(new_config, self.preset)
+        self._run_state = RunState()
+        self._begin()
+        return True
+
+    def cleanup(self) -> None:
+        """Stops the workers, and releases the handles of their actors before Ray shuts down."""
+        finish_despite_sigterm()
+        try:
+            if self.optimizer is not None:
+                self._run.stop_optimizer()
+                self._run.tell(RunListener.end)
+        finally:
+            if self.workers is not None:
+                self.workers.stop()
+            if self._files is not None:
+                self._files.close()
+            if self._log_handler is not None:
+                logging.getLogger("polopt").removeHandler(self._log_handler)
+                self._log_handler.close()
+
+    def _begin(self) -> None:
+        self._run.begin(results_folder(self._storage_of_trial, self.logdir))
 
     def _result(self, counts: Iteration) -> dict[str, Any]:
         """Returns the result of an iteration, after listeners and callbacks have seen it."""
@@ -337,20 +291,101 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self._stop_reason = ""
         return result
 
-    def request_stop(self, reason: str) -> None:
-        """Requests that the current iteration ends early, and that the run ends after it.
+    def _is_stopped(self) -> bool:
+        if self._stop_reason:
+            return True
+        return self._command is not None and self._command.stop_file.exists()
 
-        The result of the iteration has `done=True`, and the reason as `stop_reason`. `polopt train`
-        and `polopt.train` then save a checkpoint and end the run. A `tune.Tuner` of your own also
-        ends the trial, but saves a checkpoint at the end only with `checkpoint_at_end=True`.
-        Callbacks and signal handlers may call this method.
+    def _state_with(self, iterations: int, optimizer_state: dict[str, Any]) -> dict[str, Any]:
+        seconds = self._counted_s() + self._run_state.seconds_before
+        trainer = type(self).__name__
+        return self._run_state.state(self._run, optimizer_state, trainer, iterations, seconds)
+
+    def _check_runs(self, method: str) -> None:
+        if self.optimizer is None:
+            raise RuntimeError(
+                f"{type(self).__name__} has been stopped: {method}() needs workers and "
+                "environments, but they are closed. To continue from a checkpoint, make a new "
+                "trainer and call its restore(). get_policy() and compute_single_action() still "
+                "work"
+            )
+
+    def _warn_without_return(self) -> None:
+        """Warns if no episode has ended in the first iteration of a Tune trial. Does not warn in
+        trials of `polopt train`."""
+        metrics = self.optimizer.metrics
+        in_sweep = self._storage_of_trial is not None and self._command is None
+        if in_sweep and self.iteration == 0 and not metrics.episodes.lifetime:
+            logger.warning(
+                "no episode has ended in the first %d environment steps. Therefore, "
+                "episode_return_mean is NaN, and schedulers of Tune cannot rank this trial. "
+                "MedianStoppingRule even stops such a trial. Raise "
+                "min_sample_timesteps_per_iteration to the number of environments times the steps "
+                "of the longest episode, or limit the length of episodes with max_frames_per_traj",
+                metrics.num_env_steps_sampled,
+            )
+
+    # ---- for programs without Tune ---------------------------------------------------------------
+
+    def __init__(
+        self,
+        config: dict[str, Any] | None = None,
+        *more: Any,
+        log_dir: str | os.PathLike[str] | ResultFiles | None = None,
+        storage: Any = None,
+        **options: Any,
+    ) -> None:
+        """Checks the config, and starts the workers.
+
+        Args:
+            config: a dict of options.
+            more: must be empty. A second positional argument raises a ConfigError.
+            log_dir: directory to which each `train()` writes its result. The files are the same as
+                in a Tune trial, for example `result.json` and TensorBoard events. `save()`
+                makes its checkpoints in this directory, too. `None` means that no results are
+                written. `save()` then makes its checkpoints in `logdir`. It may also
+                be a `ResultFiles`, which continues or overwrites an earlier run.
+            storage: set by Tune.
+            options: further options, as keyword arguments.
 
         Raises:
-            ValueError: the reason is empty.
+            ConfigError: an option is wrong, or `log_dir` cannot be created or holds the results of
+                another run.
         """
-        if not reason:
-            raise ValueError("request_stop: got an empty reason. Give a text")
-        self._stop_reason = reason
+        self._storage_of_trial = storage
+        self._users_directory = directory_before_tune(storage)
+        self._run_state = RunState()
+        # Up to Ray 2.54, Tune also passes the argument `logger_creator`.
+        others = {name: options.pop(name) for name in ("logger_creator",) if name in options}
+        config = with_keywords({} if config is None else config, options)
+        if more:
+            raise ConfigError(
+                f"{type(self).__name__} takes one positional argument, the dict of options; got "
+                f"another one, {shown(more[0])}. Give options as keyword arguments: env=..."
+            )
+        refuse_made_env(config.get("env"))  # copying a made environment may even damage it
+        if isinstance(log_dir, ResultFiles):
+            self._files = log_dir
+        elif log_dir is not None:
+            Experiment.parse(config, self.preset)  # raises before the directory is created
+            self._files = ResultFiles(log_dir)
+        super().__init__(OwnCopies(config), storage=storage, **others)
+
+    def __repr__(self) -> str:
+        """Returns one line with the class, environment, optimizer, policy, number of workers, and
+        progress of training. Under Tune, returns only the name of the class."""
+        name = type(self).__name__
+        if self._storage_of_trial is not None:
+            return name  # Ray reads this text only once, and prints it before each line of the log
+        run, optimizer = self.experiment, self.optimizer
+        parts = [env_name(run.rollout.env), run.optimizer_name, run.policy_name]
+        parts.append(f"{run.rollout.num_workers} workers")
+        if optimizer is None:
+            parts.append("stopped")
+        else:
+            steps = optimizer.metrics.num_env_steps_sampled
+            parts += [f"iteration {self.iteration}", f"{steps:,} env steps"]
+        return f"{name}({', '.join(parts)})"
 
     def train(self) -> dict[str, Any]:
         """Runs one training iteration.
@@ -371,66 +406,20 @@ class PolicyOptimizerTrainer(tune.Trainable):
         result: dict[str, Any] = super().train()  # type: ignore[no-untyped-call]
         return result
 
-    def log_result(self, result: dict[str, Any]) -> None:
-        """Writes a result to `log_dir` if this directory was given. If `stop_when` ends the run
-        after this result, first marks the result as the last one. `train` calls this method with
-        each result."""
-        super().log_result(result)
-        stop = self.stop_when
-        if stop is not None and not result["done"] and stop(self.trial_id, result):
-            result |= {"done": True, "stop_reason": stop.reason}
-        if self._files is not None:
-            self._files.add(result)
+    def request_stop(self, reason: str) -> None:
+        """Requests that the current iteration ends early, and that the run ends after it.
 
-    def _warn_without_return(self) -> None:
-        """Warns if no episode has ended in the first iteration of a Tune trial. Does not warn in
-        trials of `polopt train`."""
-        metrics = self.optimizer.metrics
-        in_sweep = self._storage_of_trial is not None and self._command is None
-        if in_sweep and self.iteration == 0 and not metrics.episodes.lifetime:
-            logger.warning(
-                "no episode has ended in the first %d environment steps. Therefore, "
-                "episode_return_mean is NaN, and schedulers of Tune cannot rank this trial. "
-                "MedianStoppingRule even stops such a trial. Raise "
-                "min_sample_timesteps_per_iteration to the number of environments times the steps "
-                "of the longest episode, or limit the length of episodes with max_frames_per_traj",
-                metrics.num_env_steps_sampled,
-            )
+        The result of the iteration has `done=True`, and the reason as `stop_reason`. `polopt train`
+        and `polopt.train` then save a checkpoint and end the run. A `tune.Tuner` of your own also
+        ends the trial, but saves a checkpoint at the end only with `checkpoint_at_end=True`.
+        Callbacks and signal handlers may call this method.
 
-    def _check_runs(self, method: str) -> None:
-        if self.optimizer is None:
-            raise RuntimeError(
-                f"{type(self).__name__} has been stopped: {method}() needs workers and "
-                "environments, but they are closed. To continue from a checkpoint, make a new "
-                "trainer and call its restore(). get_policy() and compute_single_action() still "
-                "work"
-            )
-
-    def _is_stopped(self) -> bool:
-        if self._stop_reason:
-            return True
-        return self._command is not None and self._command.stop_file.exists()
-
-    @property
-    def iteration(self) -> int:
-        """The number of iterations so far, including the iterations before a restore."""
-        return int(super().iteration) + self._state.iterations_before
-
-    @property
-    def training_iteration(self) -> int:
-        """The same number as `iteration`."""
-        return self.iteration
-
-    def get_auto_filled_metrics(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Returns Tune's own metrics. `time_total_s` includes the seconds before a restore."""
-        metrics: dict[str, Any] = super().get_auto_filled_metrics(*args, **kwargs)
-        if "time_total_s" in metrics:
-            metrics["time_total_s"] += self._state.seconds_before
-        return metrics
-
-    def _counted_s(self) -> float:
-        state: dict[str, Any] = super().get_state()  # type: ignore[no-untyped-call]
-        return float(state["time_total"])
+        Raises:
+            ValueError: the reason is empty.
+        """
+        if not reason:
+            raise ValueError("request_stop: got an empty reason. Give a text")
+        self._stop_reason = reason
 
     def save(self, checkpoint_dir: str | None = None) -> Any:
         """Saves a checkpoint.
@@ -468,57 +457,26 @@ class PolicyOptimizerTrainer(tune.Trainable):
         checkpoint = tune.Checkpoint.from_directory(str(checkpoint_dir))
         return SavedCheckpoint(checkpoint, saved.metrics, self.iteration)
 
-    def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Writes a checkpoint of tensors and JSON. See `polopt.trainers.checkpoints`.
-
-        Raises:
-            RuntimeError: the trainer has been stopped.
-            CheckpointError, CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError,
-            FunctionError: see `save`.
-        """
-        self._check_runs("save_checkpoint")
-        self._run.tell(RunListener.saving)
-        state = self._state_with(self.iteration, self.optimizer.get_state())
-        self._state.write(self._run, state, checkpoint_dir)
-        self._run.tell(RunListener.saved, checkpoint_dir)
-
-    def _state_with(self, iterations: int, optimizer_state: dict[str, Any]) -> dict[str, Any]:
-        seconds = self._counted_s() + self._state.seconds_before
-        trainer = type(self).__name__
-        return self._state.state(self._run, optimizer_state, trainer, iterations, seconds)
-
-    def restart(self, checkpoint_dir: str) -> None:
-        """Goes on as if this trainer had been restored from a checkpoint that it has just written:
-        makes new workers, and restores the checkpoint."""
-        self._begin()
-        self._restored_as = next_checkpoint(self)
-        try:
-            self.load_checkpoint(checkpoint_dir)
-        finally:
-            self._restored_as = None
-
-    def load_checkpoint(self, checkpoint: Any) -> None:
-        """Restores a checkpoint. The trainer that wrote the checkpoint may have used another policy
-        optimizer. The saved policy must have the same network as the policy of this trainer. If the
-        checkpoint is damaged, this method restores an older checkpoint of the same run, if there is
-        one. A warning then names both checkpoints.
+    def restore(self, checkpoint_path: Any) -> None:
+        """Restores a checkpoint. The counts of iterations, steps and seconds continue from the
+        values in the checkpoint.
 
         Args:
-            checkpoint: directory of the checkpoint.
+            checkpoint_path: a directory, a Tune checkpoint, or the return value of `save`.
 
         Raises:
-            CheckpointError: the checkpoint does not exist, has another format, or was not written
-                by a polopt trainer. Also raised if it does not fit the network or replay buffer of
-                this trainer, or if it is damaged and no older checkpoint can be read.
+            CheckpointError: the checkpoint cannot be restored (see `load_checkpoint`), or the
+                directory contains a file `_dict_checkpoint.pkl`, which Tune would unpickle.
             RuntimeError: the trainer has been stopped.
-            CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError: a
-                call to a worker has failed, before or during the restore. See `polopt.Calls`.
+            CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError:
+                see `load_checkpoint`.
         """
-        self._check_runs("restore")
-        found, state = read_or_fall_back(checkpoint)
-        self._run.tell(RunListener.restoring, str(self._restored_as or found))
-        self._state.restore(self._run, state, found, int(super().iteration), self._counted_s())
-        self._run.tell(RunListener.restored)
+        if isinstance(checkpoint_path, str | Path):
+            checkpoint_path = str(Path(checkpoint_path).expanduser())
+        check_directory(checkpoint_path)
+        if isinstance(checkpoint_path, SavedCheckpoint):
+            checkpoint_path = checkpoint_path.checkpoint
+        super().restore(checkpoint_path)
 
     @classmethod
     def from_checkpoint(
@@ -589,65 +547,6 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self.experiment, self.get_policy(), self.optimizer, episodes, stochastic, seed
         )
 
-    def restore(self, checkpoint_path: Any) -> None:
-        """Restores a checkpoint. The counts of iterations, steps and seconds continue from the
-        values in the checkpoint.
-
-        Args:
-            checkpoint_path: a directory, a Tune checkpoint, or the return value of `save`.
-
-        Raises:
-            CheckpointError: the checkpoint cannot be restored (see `load_checkpoint`), or the
-                directory contains a file `_dict_checkpoint.pkl`, which Tune would unpickle.
-            RuntimeError: the trainer has been stopped.
-            CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError:
-                see `load_checkpoint`.
-        """
-        if isinstance(checkpoint_path, str | Path):
-            checkpoint_path = str(Path(checkpoint_path).expanduser())
-        check_directory(checkpoint_path)
-        if isinstance(checkpoint_path, SavedCheckpoint):
-            checkpoint_path = checkpoint_path.checkpoint
-        super().restore(checkpoint_path)
-
-    def reset(self, new_config: dict[str, Any], storage: Any = None, **others: Any) -> bool:
-        """Prepares this trainer for another trial. Tune calls this method when it reuses actors."""
-        self._storage_of_trial = storage
-        return bool(super().reset(new_config, storage=storage, **others))  # type: ignore[no-untyped-call]
-
-    def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Rebuilds this trainer with `new_config`. Reuses the worker processes if they fit the new
-        config.
-
-        Raises:
-            RuntimeError: the trainer has been stopped.
-        """
-        self._check_runs("reset_config")
-        self._run.experiment = Experiment.parse(new_config, self.preset)
-        self._state = RunState()
-        self._begin()
-        return True
-
-    def stop(self) -> None:
-        """Stops the workers and closes the environments. The policy can still be used."""
-        super().stop()  # type: ignore[no-untyped-call]
-
-    def cleanup(self) -> None:
-        """Stops the workers, and releases the handles of their actors before Ray shuts down."""
-        finish_despite_sigterm()
-        try:
-            if self.optimizer is not None:
-                self._run.stop_optimizer()
-                self._run.tell(RunListener.end)
-        finally:
-            if self.workers is not None:
-                self.workers.stop()
-            if self._files is not None:
-                self._files.close()
-            if self._log_handler is not None:
-                logging.getLogger("polopt").removeHandler(self._log_handler)
-                self._log_handler.close()
-
     def get_policy(self) -> Policy:
         """Returns the policy that this trainer trains."""
         return self._run.policy
@@ -668,3 +567,112 @@ class PolicyOptimizerTrainer(tune.Trainable):
             )
         action, _ = policy.predict(observation, deterministic=not explore)
         return action
+
+    def stop(self) -> None:
+        """Stops the workers and closes the environments. The policy can still be used."""
+        super().stop()  # type: ignore[no-untyped-call]
+
+    # ---- the run, for callbacks and add-ons ------------------------------------------------------
+
+    @property
+    def experiment(self) -> Experiment:
+        """The parsed config."""
+        return self._run.experiment
+
+    @property
+    def workers(self) -> Any:
+        """The WorkerSet. Its local worker holds the policy that checkpoints contain."""
+        return self._run.workers
+
+    @property
+    def optimizer(self) -> Any:
+        """The policy optimizer. None after `stop`."""
+        return self._run.optimizer
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """Plays evaluation episodes. None without the option `evaluation_interval`, and after
+        `stop`."""
+        return self._run.evaluation
+
+    @property
+    def results_folder(self) -> tuple[fs.FileSystem, str] | None:
+        """The file system and the directory in which this run writes its results. Under Tune, the
+        directory may be in cloud storage. None if the run writes no results."""
+        if self._storage_of_trial is None and self._files is None:
+            return None
+        return results_folder(self._storage_of_trial, self.logdir)
+
+    def restart(self, checkpoint_dir: str) -> None:
+        """Goes on as if this trainer had been restored from a checkpoint that it has just written:
+        makes new workers, and restores the checkpoint."""
+        self._begin()
+        self._restored_as = next_checkpoint(self)
+        try:
+            self.load_checkpoint(checkpoint_dir)
+        finally:
+            self._restored_as = None
+
+    @property
+    def iteration(self) -> int:
+        """The number of iterations so far, including the iterations before a restore."""
+        return int(super().iteration) + self._run_state.iterations_before
+
+    @property
+    def training_iteration(self) -> int:
+        """The same number as `iteration`."""
+        return self.iteration
+
+    # ---- methods of Tune's class that behave differently here ------------------------------------
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # Before Tune starts an actor, it calls only `default_resource_request`. Therefore, that
+        # method has to check the config. `tune.with_resources` makes a subclass that overrides it,
+        # so the override is wrapped to check the config, too.
+        super().__init_subclass__(**kwargs)
+        text = cls.__dict__.get("__doc__")
+        if isinstance(text, str):
+            cls.__doc__ = PresetDoc(text)  # type: ignore[assignment]
+        request = cls.__dict__.get("default_resource_request")
+        if request is not None:
+            cls.default_resource_request = _checked(request.__func__)  # type: ignore[method-assign]
+
+    def _setup_logdir(self) -> None:
+        """Sets `logdir`. Without Tune, this method does not create the directory. Tune's own method
+        would create a directory for each trainer, and most of these directories would stay
+        empty."""
+        if self._storage_of_trial is not None:
+            super()._setup_logdir()  # type: ignore[no-untyped-call]
+            return
+        if self._files is not None:
+            self._logdir = str(self._files.folder)  # type: ignore[assignment]
+            return
+        name = f"{type(self).__name__}_{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(4)}"
+        self._logdir = f"{DEFAULT_STORAGE_PATH}/{name}"  # type: ignore[assignment]
+
+    def reset(self, new_config: dict[str, Any], storage: Any = None, **others: Any) -> bool:
+        """Prepares this trainer for another trial. Tune calls this method when it reuses actors."""
+        self._storage_of_trial = storage
+        return bool(super().reset(new_config, storage=storage, **others))  # type: ignore[no-untyped-call]
+
+    def log_result(self, result: dict[str, Any]) -> None:
+        """Writes a result to `log_dir` if this directory was given. If `stop_when` ends the run
+        after this result, first marks the result as the last one. `train` calls this method with
+        each result."""
+        super().log_result(result)
+        stop = self.stop_when
+        if stop is not None and not result["done"] and stop(self.trial_id, result):
+            result |= {"done": True, "stop_reason": stop.reason}
+        if self._files is not None:
+            self._files.add(result)
+
+    def get_auto_filled_metrics(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Returns Tune's own metrics. `time_total_s` includes the seconds before a restore."""
+        metrics: dict[str, Any] = super().get_auto_filled_metrics(*args, **kwargs)
+        if "time_total_s" in metrics:
+            metrics["time_total_s"] += self._run_state.seconds_before
+        return metrics
+
+    def _counted_s(self) -> float:
+        state: dict[str, Any] = super().get_state()  # type: ignore[no-untyped-call]
+        return float(state["time_total"])

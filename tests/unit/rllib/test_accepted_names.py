@@ -18,7 +18,8 @@ from polopt.policies.networks.model_config import ModelConfig
 from polopt.rllib.other_libraries import ALSO_OF_RLLIB, OTHER_NAMES
 from polopt.trainers import presets
 from polopt.trainers.checkpoints import CheckpointError
-from polopt.trainers.experiment import Experiment, aliases_for
+from polopt.trainers.experiment import Experiment
+from polopt.trainers.flat_config import aliases_for
 from polopt.trainers.presets import PRESETS, SyncPPO
 from polopt.trainers.restoring import read_trainer_state
 from polopt.trainers.results import check_stop_keys
