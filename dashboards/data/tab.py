@@ -6,12 +6,13 @@ the report read this file, and do not import the optimizer.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
-from polopt.metrics import episode_window, learner, optimizer_stats
+from polopt.metrics import episode_window, learner
 from polopt.metrics.number import Kind as NumberKind
 from polopt.metrics.number import Number, find, within
 
@@ -21,11 +22,19 @@ _FORMAT = 1
 _MOST_TEXT = 1000  # maximum characters of a text
 _MOST_ENTRIES = 100  # maximum entries of a list or mapping
 
-_COMMON = (
-    *within("optimizer", optimizer_stats.NUMBERS),
-    *within("env_runners", episode_window.NUMBERS),
-    *within("learners/default_policy", learner.NUMBERS),
-)
+
+@functools.cache
+def _common() -> tuple[Number, ...]:
+    """The numbers of every optimizer. The import is here, because it loads torch, which the command
+    line does not need."""
+    from polopt.metrics import optimizer_stats
+
+    return (
+        *within("optimizer", optimizer_stats.NUMBERS),
+        *within("env_runners", episode_window.NUMBERS),
+        *within("learners/default_policy", learner.NUMBERS),
+    )
+
 
 Kind = Literal["lines", "runs", "heatmap"]
 
@@ -112,7 +121,7 @@ class OptimizerTab:
     def number(self, key: str) -> Number:
         """Returns the declaration of the number with this path in results. If the number is not
         declared, the declaration has only the key."""
-        return find((*self.numbers, *_COMMON), key) or undeclared(key)
+        return find((*self.numbers, *_common()), key) or undeclared(key)
 
     def described(self, plot: Plot) -> Plot:
         """Returns the plot with the title, unit and meaning of its first number, where the plot
