@@ -326,6 +326,12 @@ def test_load_takes_what_save_returned(tmp_path: Path) -> None:
             ),
             "describe a network of 16,0",
         ),
+        (
+            lambda tree: tree["spaces"].update(
+                observation={"type": "Discrete", "n": 2**61, "start": 0, "dtype": "int64"}
+            ),
+            "describe a network that cannot be made",
+        ),
         (lambda tree: tree.pop("spaces"), "it lacks the observation and action spaces"),
         (lambda tree: tree["spaces"].update(action={"type": "Text"}), "field 'spaces/action'"),
         (lambda tree: tree["config"]["policy"].pop("name"), "'config/policy' has no name"),
