@@ -106,7 +106,7 @@ class Run:
             results: file system and directory of the results. The best checkpoint is saved there.
 
         Raises:
-            ConfigError: see `polopt.trainers.checks`.
+            ConfigError: a check of the options fails. `trainers/experiment.py` lists all checks.
         """
         self.stop_optimizer()
         # Idle threads of torch use CPU time. The driver therefore gets one thread per reserved CPU.
