@@ -18,7 +18,7 @@ class Checks:
                     )
 
     Each method raises a `ConfigError` that names the key, the value and what is allowed. All checks
-    run before any actor of the run starts. `polopt.trainers.checks` lists them in order.
+    run before any actor of the run starts. `trainers/experiment.py` lists them in order.
 
     In each method, `config` has the options of the class: an instance of its `config_class`. It is
     None for an add-on without options.
