@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from fakes import make_optimizer, worker_config
 from ray import tune
-from source_tree import ROOT
 from toy_envs import Drift
 
 from polopt.metrics.worker_times import PARTS
@@ -243,21 +242,3 @@ def test_ranks_report_the_wait_for_the_slowest(worker_pool: Pool) -> None:
     assert stats["share"]["skew"] > 0.05
     assert stats["p99_ms"]["skew"] > 100.0
     assert stats["share"]["learn"] > 0.0
-
-
-def test_every_key_of_a_result_is_in_the_table() -> None:
-    page = (ROOT / "docs" / "metrics.md").read_text()
-    config = worker_config("ppo", rollout={"num_workers": 0})
-    optimizer = make_optimizer(SyncSamples, WorkerSet(config))
-    block = optimizer.stats()
-    optimizer.workers.stop()
-    nested = ("actions", "driver", "workers", "machine")
-    keys = {*block, *(f"{top}/{key}" for top in nested for key in block[top])}
-    keys -= {*nested, *(f"{phase}_time_ms" for phase in optimizer.timers)}
-    table = [row.split("|")[1] for row in page.splitlines() if row.startswith("| `")]
-    named = {part.split("/<")[0] for row in table for part in row.replace("`", "").split(", ")}
-    named = {part.strip().removesuffix("/*") for part in named}
-    assert keys <= named
-    others = {"num_rounds", "num_broken_rounds", "num_checksums", "num_ranks"}
-    assert others | {"num_resynchronized", "allreduce_backend"} <= named
-    assert all(phase in page for cls in OPTIMIZERS for phase in cls.phases)
