@@ -167,7 +167,7 @@ def test_odd_answer_is_the_workers_failure(ray_session: None, transport: str) ->
             assert faults.counts == {**dict.fromkeys(faults.counts, 0), "exception": number}
             assert faults.num_restarts == number
             assert faults.last is not None
-            assert faults.last.worker_index == 1
+            assert workers.stats()["last_failed_worker"] == 1
             assert said in faults.last.message
             assert (
                 "function polopt.optimizers.async_gradients.compute_gradient" in faults.last.message
