@@ -12,7 +12,7 @@ These classes and functions write the parts of the state of a trainer:
 
 config, unsaved                    `Experiment.to_dict`. `unsaved` names the values that are no data
 spaces                             `saved_spaces.describe_space`
-trainer, training_iteration,       `PolicyOptimizerTrainer`
+trainer, training_iteration,       `RunState`
 time_total_s, runs
 evaluation                         `Evaluation.get_state`
 best                               `BestCheckpoint`, only in the best checkpoint

@@ -1,8 +1,8 @@
 """`Call`: one call of a function in a process, from `Calls.send` until it was counted.
 
     waiting --sent--> sent --arrived--> answered --taken--> taken --counted--> counted
-                       |                    |                  |
-                       +------------------> lost <-------------+
+       |               |                    |                  |
+       +---------------+------------------> lost <-------------+
 
 - `waiting`: `Calls` holds the call, because its process is not up yet, or has other calls to run.
 - `sent`: the process has the call, and has not answered.
