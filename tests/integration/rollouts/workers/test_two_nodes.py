@@ -53,16 +53,6 @@ def start(kind, node, name):
     line.note_started()
     return line
 
-def silent_s(agent, page):
-    until_s = time.monotonic() + 60.0
-    while True:
-        try:
-            return ray.get(agent.silent_s.remote(page))
-        except ray.exceptions.ActorUnavailableError:  # Ray is starting it again
-            if time.monotonic() > until_s:
-                raise
-            time.sleep(0.1)
-
 found = {}
 transports = {kind: open_transport(kind, 60.0) for kind in ("auto", "ray", "socket")}
 near, far = start("auto", own, "near"), start("auto", elsewhere, "far")
@@ -85,16 +75,16 @@ for kind, line in (("auto", far), ("ray", start("ray", elsewhere, "far too"))):
     found[f"silent then {kind}"] = line.channel.silent_s()
 agents = list(transports["auto"].through_ray._agents.values())
 page = far.channel.started.control
-found["pages"] = [silent_s(agent, page) < 60.0 for agent in agents]
+found["pages"] = [ray.get(agent.silent_s.remote(page)) < 60.0 for agent in agents]
 ray.kill(agents[0], no_restart=False)  # Ray starts a new agent, which opens the page again
 until_s = time.monotonic() + 60.0
-while (seconds := far.channel.silent_s()) is None and time.monotonic() < until_s:
+while (silent_s := far.channel.silent_s()) is None and time.monotonic() < until_s:
     time.sleep(0.1)
-found["silent with a new agent"] = seconds
+found["silent with a new agent"] = silent_s
 transports["ray"].stop([line.channel], 10.0)
 transports["auto"].kill(far.channel)
 try:
-    silent_s(agents[0], page)
+    ray.get(agents[0].silent_s.remote(page))
 except FileNotFoundError:
     found["forgotten"] = True
 found["files"] = [path.name for path in Path(tempfile.gettempdir()).glob("polopt-control-*")]
