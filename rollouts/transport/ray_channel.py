@@ -300,7 +300,9 @@ class RayTransport(Transport):
     def _agent(self, node: str) -> Any:
         if node not in self._agents:
             place = NodeAffinitySchedulingStrategy(node, soft=False)
-            options = {"num_cpus": 0, "scheduling_strategy": place, "max_restarts": -1}
+            # Each method may run twice, so Ray may repeat a call that it has lost with the agent.
+            again = {"max_restarts": -1, "max_task_retries": -1}
+            options = {"num_cpus": 0, "scheduling_strategy": place, **again}
             self._agents[node] = _actor_class(ControlAgent).options(**options).remote()
         return self._agents[node]
 
