@@ -95,9 +95,8 @@ class AddOn(Checks):
     add-on adds checks of options with the methods of `Checks`.
 
     Attributes:
-        config_class: a subclass of `Config` with the options of the add-on. In a config, they stand
-            beside all other options.
-            The add-on reads them with `experiment.add_on(config_class)`.
+        config_class: a subclass of `Config` with the options of the add-on. A config has them
+            beside all other options. The add-on reads them with `experiment.add_on(config_class)`.
         files: patterns of the files that the add-on writes to the directory of a run, such as
             `trace.json`. A run that replaces an earlier run in its directory deletes them.
         numbers: declarations (`polopt.Number`) of the keys that `RunListener.extend` adds to
@@ -223,9 +222,9 @@ def fixed_options(where: str) -> dict[str, tuple[Any, ...]]:
 
 
 def faster(policy: Any, method: str) -> Replacement:
-    """Returns the faster implementation of a method of a policy, from the add-on that was
-    registered last among those that have one. If no add-on has one, the result has the reason of
-    an add-on, if there is a reason. See `AddOn.faster`."""
+    """Returns the faster implementation of a method of a policy. If several add-ons have one, the
+    last add-on decides. If no add-on has one, the result holds a reason that an add-on gave, or no
+    reason. See `AddOn.faster`."""
     found = [one for it in add_ons() if (one := it.faster(policy, method)) is not None]
     found = [Replacement(policy, type(policy), (), None), *found]
     return next((one for one in reversed(found) if one.active() is not None), found[-1])

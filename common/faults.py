@@ -4,9 +4,9 @@
     SampleBatch.faults, gradients of a worker  -> Record.faults      -> FaultLog -> result
     Supervisor, ProcessGroup                   -> Call.failure       -> FaultLog -> result
 
-The code that notices a failure makes the `Fault`. The other code passes it on. If several faults of
-one kind travel together, the last one travels, with the sum of the counts (`one_per_kind`). The
-`FaultLog` of the driver counts each fault once."""
+The code that notices a failure makes the `Fault`, and all other code only hands it over. If several
+faults of one kind travel together, the last one travels, with the sum of the counts
+(`one_per_kind`). The `FaultLog` of the driver counts each fault once."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ import numpy as np
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.transitions import Transitions
 from polopt.replay.replay_unit import ReplayUnit
-from polopt.replay.row_flags import CUT, TERMINATED, VALID, flags_of
-from polopt.replay.stream_tail import StreamTail
+from polopt.replay.streams import CUT, TERMINATED, VALID, StreamTail, flags_of
 
 
 class NStepReturns(NamedTuple):
@@ -41,7 +40,7 @@ def n_step_returns(
     Args:
         first: `[B]` int64, the positions of the first rows of the windows.
         rewards: float32, the rewards of all rows.
-        flags: the flags of all rows, see `row_flags`.
+        flags: the flags of all rows, see `flags_of`.
         step_after: the position of the row one step later, for all rows without the flag `CUT`.
         gamma: discount of a step.
         n_step: largest number of steps of a window.

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from polopt.replay.row_flags import DRAWABLE
 from polopt.replay.row_store import RowFilesError, read_arrays, write_arrays
+from polopt.replay.streams import DRAWABLE
 from polopt.replay.sum_tree import SumTree
 
 #: `_uniform` draws random places, and draws again for each place that is not drawable. After this

@@ -15,7 +15,6 @@ from polopt.metrics.lag import AgeHistogram
 from polopt.replay.n_step import TransitionUnit
 from polopt.replay.priorities import Priorities
 from polopt.replay.replay_unit import ReplayUnit
-from polopt.replay.row_flags import CUT, DRAWABLE, SUCCESSOR, VALID, flags_of, has_successor
 from polopt.replay.row_store import (
     ColumnSpec,
     RowFilesError,
@@ -25,7 +24,15 @@ from polopt.replay.row_store import (
     saved_specs,
 )
 from polopt.replay.sequences import SequenceUnit
-from polopt.replay.stream_tail import StreamTail
+from polopt.replay.streams import (
+    CUT,
+    DRAWABLE,
+    SUCCESSOR,
+    VALID,
+    StreamTail,
+    flags_of,
+    has_successor,
+)
 
 _PRIORITIES = "priorities.bin"
 
@@ -311,7 +318,7 @@ class ReplayBuffer:
 
         Args:
             batch: the fragment `[T, N]`.
-            flags: `[T, N]`, see `row_flags`.
+            flags: `[T, N]`, see `flags_of`.
             serials: `[T, N]`, the serial numbers of the rows.
             stored: one bool for each row of `batch.successor_obs`. True if this observation is
                 stored.

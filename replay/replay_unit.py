@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from polopt.common.sample_batch import SampleBatch
-from polopt.replay.stream_tail import StreamTail
+from polopt.replay.streams import StreamTail
 
 
 class ReplayUnit(ABC):
@@ -43,7 +43,7 @@ class ReplayUnit(ABC):
         """Whether the buffer stores the next observation of a row, if the row has its own.
 
         Args:
-            flags: `[T, N]`, see `row_flags`.
+            flags: `[T, N]`, see `flags_of`.
 
         Returns:
             `[T, N]` bool.

@@ -12,8 +12,7 @@ from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.transitions import Sequences
 from polopt.replay.replay_unit import ReplayUnit
-from polopt.replay.row_flags import SUCCESSOR, TERMINATED, TRUNCATED, VALID
-from polopt.replay.stream_tail import StreamTail
+from polopt.replay.streams import SUCCESSOR, TERMINATED, TRUNCATED, VALID, StreamTail
 
 
 class SequenceUnit(ReplayUnit):

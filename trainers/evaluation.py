@@ -21,10 +21,9 @@ from polopt.common.config import ConfigError
 from polopt.common.episodes import EpisodeStats
 from polopt.common.faults import non_finite_values
 from polopt.common.weights import Weights
-from polopt.metrics import episode_window
 from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episode_window import EpisodeWindow
-from polopt.metrics.number import Number, declare, find, unexported, within
+from polopt.metrics.number import declare, unexported, within
 from polopt.rollouts.envs.env_api import misfit
 from polopt.rollouts.envs.env_sources import EnvSource, env_name, resolve_env
 from polopt.rollouts.envs.env_state import set_evaluation_statistics
@@ -67,21 +66,17 @@ EPISODE_KEYS = (
 )
 
 
-def _of_evaluation(key: str) -> Number:
-    number = find(episode_window.NUMBERS, key)
-    assert number is not None
-    what = number.meaning.partition(" of the last")[0].replace(
-        "that ended since the last result", ""
-    )
-    meaning = f"{what.strip()} of the evaluation that ended in this iteration"
-    metric = "evaluation_return" if key == "episode_return_mean" else ""
-    return number._replace(meaning=meaning, metric=metric)
-
-
 #: The numbers of `Evaluation.report`.
 NUMBERS = (
-    *within("env_runners", map(_of_evaluation, EPISODE_KEYS)),
     *declare("""
+        env_runners/episode_return_mean (return, metric=evaluation_return): mean undiscounted return
+            of the evaluation that ended in this iteration
+        env_runners/episode_return_min (return, metric=): smallest undiscounted return of this
+            evaluation
+        env_runners/episode_return_max (return, metric=): largest undiscounted return of this
+            evaluation
+        env_runners/episode_len_mean (environment steps, metric=): mean length of its episodes
+        env_runners/num_episodes (episodes, metric=): number of its episodes
         policy_version (updates, metric=): version of the weights of the last evaluation
         policy_env_steps (environment steps, metric=): steps that training had sampled when these
             weights were copied

@@ -164,7 +164,7 @@ class AllReducer:
     def _count_sum(self) -> None:
         if not SUMS.completed():
             self.close()
-            raise GroupBroken("rerun: the group broke at this sum in the recorded run")
+            raise GroupBroken("the group broke at this sum in the run that is repeated")
 
     def close(self) -> None:
         """Leaves the group."""

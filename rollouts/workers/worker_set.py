@@ -38,8 +38,8 @@ NUMBERS = declare("""
     transport (text): the transport of calls to workers: `socket`, `ray`, or both
     num_bytes_sent (bytes, counter, metric=bytes{direction=sent}): weights that were sent with calls
         to workers, before the transport encodes them. 0 if the weights stay in the workers
-    num_events_recorded (events, counter, metric=): events in the [record of the run](rerun.md) so
-        far. 0 without a record
+    num_events_recorded (events, counter, metric=): events that the transport has numbered so far.
+        0 if it does not number what it sends and receives
 """)
 
 
