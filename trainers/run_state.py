@@ -27,7 +27,7 @@ class RunState:
     """Saves and restores a run, and knows from which earlier runs it continues.
 
     Attributes:
-        iterations_before: iterations of the earlier runs, in addition to those of this process.
+        iterations_before: iterations of the earlier runs.
         seconds_before: training time of the earlier runs.
     """
 
@@ -53,8 +53,8 @@ class RunState:
             run: the run.
             optimizer_state: the state of the optimizer.
             trainer: name of the trainer's class.
-            iterations: number of iterations so far, including those of the earlier runs.
-            seconds: training time so far, including that of the earlier runs.
+            iterations: number of iterations so far, including the earlier runs.
+            seconds: training time so far, including the earlier runs.
         """
         # `update_algorithm_parameter` may have changed the policy's options.
         experiment = dataclasses.replace(run.experiment, policy=run.policy.config)
