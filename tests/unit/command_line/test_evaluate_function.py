@@ -8,21 +8,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from checkpoint_helpers import SMALL
 
 import polopt
 from polopt.common.config import ConfigError
 from polopt.trainers.checkpoints import CheckpointError
-
-SMALL: dict[str, Any] = {
-    "env": "CartPole-v1",
-    "num_workers": 0,
-    "num_envs_per_worker": 2,
-    "rollout_fragment_length": 16,
-    "min_sample_timesteps_per_iteration": 32,
-    "num_sgd_iter": 1,
-    "model": {"fcnet_hiddens": [8]},
-    "seed": 1,
-}
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from checkpoint_helpers import SMALL
 
 import polopt
 from polopt.common.config import ConfigError
@@ -20,17 +21,6 @@ from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.restoring import read_or_fall_back
 from polopt.trainers.saved_experiment import config_of
-
-SMALL: dict[str, Any] = {
-    "env": "CartPole-v1",
-    "num_workers": 0,
-    "num_envs_per_worker": 2,
-    "rollout_fragment_length": 16,
-    "min_sample_timesteps_per_iteration": 32,
-    "num_sgd_iter": 1,
-    "model": {"fcnet_hiddens": [8]},
-    "seed": 1,
-}
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +77,8 @@ def test_changes_replace_saved_options(run: Path) -> None:
     )
     policy = trainer.experiment.policy
     assert (policy.lr, policy.num_sgd_iter, policy.model.fcnet_hiddens) == (5e-4, 3, (8,))
-    assert trainer.experiment.rollout.rollout_fragment_length == 16
+    kept = trainer.experiment.rollout.rollout_fragment_length
+    assert kept == SMALL["rollout_fragment_length"]
     trainer.stop()
 
 
