@@ -15,6 +15,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.vector.utils import create_shared_memory
 
 from polopt.common.config import ConfigError, shown, shown_options
+from polopt.rollouts.envs.agents_env import AgentsEnv, agents_env
 from polopt.rollouts.envs.env_errors import (
     EnvironmentFailedError,
     close_env,
@@ -106,6 +107,9 @@ def make_one_env(
 ) -> Any:
     """Makes one environment, with the options `env_config` and the limit `max_frames_per_traj`.
 
+    An environment with several agents becomes an `AgentsEnv`. The limit then counts steps of the
+    environment, and truncates all agents.
+
     Args:
         source: a result of `resolve_env`. If it is a callable that makes a vector environment, the
             result is this vector.
@@ -116,16 +120,20 @@ def make_one_env(
 
     Raises:
         ConfigError: if a vector environment should get a limit.
-        TypeError: if a callable returns neither an environment nor a vector environment.
+        TypeError: see `make_env`.
+        APIViolation: see `make_env`.
         Exception: any exception of the environment's code.
     """
     if callable(source):
         indices = worker_index, vector_index, config.num_workers, in_evaluation
         env = make_env(source, EnvContext(config.env_config, *indices))
     else:
-        env = gymnasium.make(source, **own_copy(config.env_config))
+        made = gymnasium.make(source, **own_copy(config.env_config))
+        env = agents_env(made) or made
     limit = config.max_frames_per_traj
-    if limit is None:
+    if isinstance(env, AgentsEnv):
+        env.max_steps = limit
+    if limit is None or isinstance(env, AgentsEnv):
         return env
     # Episodes then end like all other truncated episodes, in each autoreset mode.
     if isinstance(env, VectorEnv):
