@@ -361,10 +361,6 @@ class _ParallelAgents(AgentsEnv):
         observations, rewards, terminated, truncated, infos = _dicts(result, "step()", 5)
         ended = self._ends(truncated=truncated, terminated=terminated)
         agents = self._agents()
-        for agent in observations:
-            if agent not in ended and agent not in agents:
-                self._check_known(agent, "got an observation")
-                raise APIViolation(f"agent {agent!r} got an observation, but it has left")
         for agent in self._there:
             if agent in ended:
                 if not ended[agent] and agent not in observations:
@@ -377,6 +373,10 @@ class _ParallelAgents(AgentsEnv):
                     f"agent {agent!r} is missing in agents, but it is neither terminated nor "
                     "truncated"
                 )
+        for agent in observations:
+            if agent not in ended and agent not in agents:
+                self._check_known(agent, "got an observation")
+                raise APIViolation(f"agent {agent!r} got an observation, but it has left")
         for agent in actions:
             if agent not in rewards:
                 raise APIViolation(f"step() must return a reward for agent {agent!r}, which acted")
