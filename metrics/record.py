@@ -45,8 +45,9 @@ class Record:
         seconds: seconds of each phase. The time of a nested phase counts only for the inner phase.
             `other` is the time of the call outside all phases.
         version: version of the worker's weights at the end of the call.
-        env_steps: number of valid rows sampled, without the rows of fragments that were not finite.
-            Rows that only reset an environment are not valid.
+        env_steps: number of environment steps sampled, without the steps of fragments that were not
+            finite. Steps that only reset an environment do not count.
+        agent_steps: number of valid rows sampled in these steps. A row is one step of one agent.
         episodes: episodes that ended in the rows of `env_steps`.
         moments: number, mean and squared deviations of the observations and discounted returns in
             the rows of `env_steps`. The driver merges these numbers into the running mean and
@@ -87,6 +88,7 @@ class Record:
         "seconds",
         "version",
         "env_steps",
+        "agent_steps",
         "episodes",
         "moments",
         "actions",
@@ -121,6 +123,7 @@ class Record:
         self.seconds: dict[str, float] = {}
         self.version = 0
         self.env_steps = 0
+        self.agent_steps = 0
         self.episodes = EpisodeStats()
         # One entry per fragment, or per record of a worker below. `end` joins the entries.
         self._episodes: list[EpisodeStats] = []
@@ -194,6 +197,7 @@ class Record:
         """
         actions = batch.flat("actions")[batch.flat("valid")]
         self.env_steps += batch.env_steps
+        self.agent_steps += batch.agent_steps
         self._episodes.append(batch.episodes)
         self.moments = merged(self.moments, moments)
         self.actions = self.actions.merge(ActionSums.of(actions, sizes, bounds))
@@ -256,6 +260,7 @@ class Record:
         """Adds the samples, episodes, faults and custom metrics of the record of a worker below
         this worker."""
         self.env_steps += record.env_steps
+        self.agent_steps += record.agent_steps
         self._episodes.append(record.episodes)
         self.moments = merged(self.moments, record.moments)
         self.actions = self.actions.merge(record.actions)

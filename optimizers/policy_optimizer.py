@@ -263,12 +263,12 @@ class PolicyOptimizer(Checks, ABC):
         metrics, policy = self.metrics, self.policy
         for version, columns in zip(*np.unique(batch.versions, return_counts=True), strict=True):
             metrics.add_lag(int(version), policy.version, weight=int(columns))
-        updates, env_steps = Updates(policy), batch.env_steps
+        updates, rows = Updates(policy), batch.agent_steps
         stats = policy.learn_on_batch(batch)
         metrics.rollouts.end_rollout(policy.version)
-        if env_steps:
+        if rows:
             self.workers.faults.note_update(updates.num > 0, why="gradient of the whole batch")
-        metrics.add_training(env_steps if updates.num else 0, updates.num, stats)
+        metrics.add_training(rows if updates.num else 0, updates.num, stats)
         metrics.add_update_rows(updates.num, updates.rows)
 
     def set_weights(self, weights: Weights) -> None:

@@ -20,6 +20,7 @@ _TUNE_KEYS = ("training_iteration", "time_total_s", "time_this_iter_s", "timeste
 _COUNTS = (
     "episode_return_mean",
     "num_env_steps_sampled_lifetime",
+    "num_agent_steps_sampled_lifetime",
     "num_env_steps_trained_lifetime",
     "num_env_steps_sampled_per_second",
     "env_runners/num_env_steps_sampled",
@@ -38,16 +39,21 @@ NUMBERS = (
             policy learned, since training began
         num_env_steps_sampled_lifetime (environment steps, counter, metric=): steps that were
             sampled since training began
+        num_agent_steps_sampled_lifetime (agent steps, counter, metric=): steps of agents that were
+            sampled since training began. With one agent, these are the environment steps
         timesteps_this_iter (environment steps, metric=): steps of this iteration
     """),
     *within(
         "env_runners",
         (
             *episode_window.NUMBERS,
+            *episode_window.AGENT_NUMBERS,
             *declare(f"""
                 num_env_steps_sampled (environment steps, metric=): steps of this iteration
                 num_env_steps_sampled_lifetime (environment steps, counter, metric=): steps that
                     were sampled since training began
+                num_agent_steps_sampled_lifetime (agent steps, counter, metric=): steps of agents
+                    that were sampled since training began
                 custom_metrics/<name>_mean (metric=): mean {_CUSTOM}
                 custom_metrics/<name>_min (metric=): smallest {_CUSTOM}
                 custom_metrics/<name>_max (metric=): largest {_CUSTOM}
@@ -74,6 +80,7 @@ _OPEN_BLOCKS = (
     "info/",
     "fault_tolerance/",
     "env_runners/custom_metrics/",
+    "env_runners/agent_episode_returns_mean/",
     "evaluation/",
 )
 
@@ -105,10 +112,12 @@ def make_result(
         "num_env_steps_sampled_per_second": block["env_steps_per_s"],
         "num_env_steps_trained_lifetime": trained,
         "num_env_steps_sampled_lifetime": sampled,
+        "num_agent_steps_sampled_lifetime": metrics.num_agent_steps_sampled,
         "env_runners": {
             **episodes,
             "num_env_steps_sampled": sampled - sampled_before,
             "num_env_steps_sampled_lifetime": sampled,
+            "num_agent_steps_sampled_lifetime": metrics.num_agent_steps_sampled,
             **custom_block(metrics.custom_metrics),
         },
         "timesteps_this_iter": sampled - sampled_before,

@@ -15,6 +15,12 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.vector.utils import create_shared_memory
 
 from polopt.common.config import ConfigError, shown, shown_options
+from polopt.rollouts.envs.agent_vector_env import (
+    AgentVectorEnv,
+    FaultTolerantAgents,
+    shared_spaces,
+)
+from polopt.rollouts.envs.agents_env import AgentsEnv
 from polopt.rollouts.envs.env_errors import (
     EnvironmentFailedError,
     close_env,
@@ -184,6 +190,8 @@ def _spaces_of_one(
     try:
         if env.render_mode == "human":
             env.reset()  # shows now whether the packages and the screen for rendering are available
+        if isinstance(env, AgentsEnv):
+            return _spaces_of_agents(env, config)
         if isinstance(env, VectorEnv):
             if callable(source):
                 _check_vector_of_callable(env, config, config.num_envs_per_worker, keys)
@@ -191,6 +199,29 @@ def _spaces_of_one(
         return env.observation_space, env.action_space
     finally:
         close_env(env, f"environment {env_name(source)!r}")
+
+
+def _spaces_of_agents(env: AgentsEnv, config: RolloutConfig) -> tuple[Space[Any], Space[Any]]:
+    """Returns the spaces that all agents share.
+
+    Raises:
+        ConfigError: the agents have different spaces, or an option is not possible with several
+            agents.
+    """
+    if config.vectorization_mode == "async":
+        raise ConfigError(
+            "key 'vectorization_mode': got 'async' for an environment with several agents; "
+            "allowed: 'sync' or None"
+        )
+    if config.autoreset_mode not in (None, "same_step"):
+        raise ConfigError(
+            f"key 'autoreset_mode': got {config.autoreset_mode!r} for an environment with several "
+            "agents; allowed: 'same_step' or None"
+        )
+    try:
+        return shared_spaces(env, env.possible_agents)
+    except ValueError as error:
+        raise ConfigError(f"key 'env': one policy cannot act for all agents: {error}") from None
 
 
 def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
@@ -224,10 +255,33 @@ def _vector_of_callable(
     if isinstance(first, VectorEnv):
         _check_vector_of_callable(first, config, num_envs)
         return first
+    if isinstance(first, AgentsEnv):
+        return _vector_of_agents(makers, make, config, worker_index, first)
     if config.vectorization_mode == "async":
         close_env(first, f"environment {env_name(make)!r}")
         first = None
     return _vector_of(makers, make, config, worker_index, fast, keep_infos, first)
+
+
+def _vector_of_agents(
+    makers: Sequence[Callable[[], Any]],
+    source: EnvSource,
+    config: RolloutConfig,
+    worker_index: int,
+    first: AgentsEnv,
+) -> VectorEnv[Any, Any, Any]:
+    """Makes the slots of several agents. `first` is the first environment."""
+    guards = [
+        functools.partial(
+            FaultTolerantAgents,
+            make,
+            EnvPlace(env_name(source), worker_index, i),
+            config.max_consecutive_env_faults,
+            first if i == 0 else None,
+        )
+        for i, make in enumerate(makers)
+    ]
+    return AgentVectorEnv(guards).groups[0]
 
 
 def _vector_of(

@@ -133,13 +133,13 @@ def sample_frames(sampler: VectorSampler, request: SampleRequest) -> SampleBatch
     have fewer."""
     steps = request.steps or sampler.fragment_length
     batch = sampler.sample(request.exploration, steps, request.uniform)
-    stopped = batch.shape[0] < steps
+    stopped = sampler.num_steps < steps
     while request.frames is not None and not stopped:
         missing = -(-(request.frames - batch.env_steps) // batch.shape[1])
         if missing <= 0:
             break
         more = sampler.sample(request.exploration, missing, request.uniform)
-        stopped = more.shape[0] < missing
+        stopped = sampler.num_steps < missing
         batch = join_in_time(batch, more)
     return batch
 
@@ -170,6 +170,11 @@ def join_in_time(first: SampleBatch, second: SampleBatch) -> SampleBatch:
         per_env=first.per_env,
         moments=merged(first.moments, second.moments),
         place=first.place,
+        num_env_steps=(
+            None
+            if first.num_env_steps is None or second.num_env_steps is None
+            else first.num_env_steps + second.num_env_steps
+        ),
     )
 
 
@@ -189,7 +194,7 @@ def mark_non_finite(batch: SampleBatch, sampler: VectorSampler) -> SampleBatch:
     if not (problem or batch.moments is None or batch.moments.is_finite):
         problem = "the squares of its observations are not finite"
     if problem:
-        fault = Fault("non_finite", sampler.faults.source + problem, rows=batch.env_steps)
+        fault = Fault("non_finite", sampler.faults.source + problem, rows=batch.agent_steps)
         others = [one for one in batch.faults.values() if one.kind != "bad_rows"]
         batch.faults = one_per_kind([*others, fault])
     if envs.any():
