@@ -75,6 +75,11 @@ class MultiAgentBatch:
         return sum(map(len, self.parts.values()))
 
     @property
+    def first(self) -> SampleBatch:
+        """The fragment of the first policy."""
+        return next(iter(self.parts.values()))
+
+    @property
     def env_steps(self) -> int:
         """The number of environment steps."""
         return self.num_env_steps
@@ -105,7 +110,7 @@ class MultiAgentBatch:
     @property
     def compress(self) -> str:
         """The codec of the parts. See `SampleBatch.compress`."""
-        return next(iter(self.parts.values())).compress
+        return self.first.compress
 
     @compress.setter
     def compress(self, codec: str) -> None:

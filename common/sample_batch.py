@@ -227,10 +227,13 @@ class SampleBatch:
 
         Shorter batches are padded with rows that are not `valid`. The last observations of these
         batches become successors, so bootstrap values stay exact. The `version` of the result is
-        the oldest version of all batches. A single batch is returned without a copy.
+        the oldest version of all batches. A single batch is returned without a copy. Batches of
+        several policies (`MultiAgentBatch`) are concatenated for each policy.
         """
         if len(batches) == 1:
             return batches[0]
+        if not isinstance(batches[0], SampleBatch):
+            return type(batches[0]).concat(batches)
         length = max(batch.shape[0] for batch in batches)
         width = sum(batch.shape[1] for batch in batches)
         padded = [_pad(batch, length) for batch in batches]

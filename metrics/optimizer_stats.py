@@ -13,7 +13,7 @@ from polopt.metrics.actions import ActionStats
 from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episode_window import EpisodeWindow
 from polopt.metrics.lag import LagMeter, LearnedVersions
-from polopt.metrics.learner import LearnerStats
+from polopt.metrics.learner import LEARNER_KEYS, LearnerStats
 from polopt.metrics.machine import GpuUse, MachineMeter
 from polopt.metrics.number import declare, within
 from polopt.metrics.record import Record
@@ -155,7 +155,7 @@ class OptimizerStats:
         actions: ActionStats | None = None,
         read_gpus: Callable[[], GpuUse] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        learner_keys: Iterable[str] = (),
+        learner_keys: Iterable[str] = LEARNER_KEYS,
     ) -> None:
         self._clock = clock
         self.num_env_steps_sampled = 0

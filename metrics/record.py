@@ -16,6 +16,7 @@ import numpy as np
 from polopt.common.episodes import EpisodeStats
 from polopt.common.faults import Fault, Faults, one_per_kind
 from polopt.common.moments import Moments, merged
+from polopt.common.multi_agent_batch import MultiAgentBatch
 from polopt.common.progress import PROGRESS
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.tracer import TRACER
@@ -180,7 +181,7 @@ class Record:
 
     def sampled(
         self,
-        batch: SampleBatch,
+        batch: SampleBatch | MultiAgentBatch,
         sizes: Sequence[int],
         moments: Moments | None = None,
         bounds: tuple[np.ndarray, np.ndarray] | None = None,
@@ -189,13 +190,15 @@ class Record:
         """Counts a fragment whose values are finite.
 
         Args:
-            batch: the fragment.
+            batch: the fragment. Of a batch of several policies, only the actions of the first
+                policy are counted in `actions`.
             sizes: number of categories of each categorical action. See `ActionDistribution`.
             moments: see `SampleBatch.moments`.
             bounds: bounds that clip the actions of a Box. See `ActionDistribution`.
             early_stopped: whether the fragment ended early.
         """
-        actions = batch.flat("actions")[batch.flat("valid")]
+        part = batch.first if isinstance(batch, MultiAgentBatch) else batch
+        actions = part.flat("actions")[part.flat("valid")]
         self.env_steps += batch.env_steps
         self.agent_steps += batch.agent_steps
         self._episodes.append(batch.episodes)

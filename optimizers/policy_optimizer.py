@@ -22,6 +22,7 @@ from polopt.metrics.optimizer_stats import OptimizerStats, StepResult
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.policies.learning.weight_updater import Updates
 from polopt.policies.policy import Policy
+from polopt.policies.policy_group import learner_keys
 from polopt.replay.buffer_files import BufferFiles
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers import calls, worker_set
@@ -132,7 +133,7 @@ class PolicyOptimizer(Checks, ABC):
             actions,
             gpus,
             workers.clock,
-            self.policy.statistic_keys(),
+            learner_keys(self.policy),
         )
         self.timers = self.metrics.timers
         self.calls = Calls(

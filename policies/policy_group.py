@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
@@ -117,7 +117,7 @@ class PolicyGroup(Policy):
     # ---- what all policies share ----------------------------------------------------------------
 
     @property
-    def config(self) -> GroupConfig:  # type: ignore[override]
+    def config(self) -> GroupConfig:
         """The policies, with their present options."""
         return GroupConfig(
             members={
@@ -132,7 +132,7 @@ class PolicyGroup(Policy):
         return sum(one.version for one in self.policies.values())
 
     @property
-    def env_steps(self) -> int:  # type: ignore[override]
+    def env_steps(self) -> int:
         """See `ActingPolicy.env_steps`."""
         return next(iter(self.policies.values())).env_steps
 
@@ -141,7 +141,7 @@ class PolicyGroup(Policy):
         self._set("env_steps", steps)
 
     @property
-    def worker_index(self) -> int:  # type: ignore[override]
+    def worker_index(self) -> int:
         """See `ActingPolicy.worker_index`."""
         return next(iter(self.policies.values())).worker_index
 
@@ -150,7 +150,7 @@ class PolicyGroup(Policy):
         self._set("worker_index", index)
 
     @property
-    def num_workers(self) -> int:  # type: ignore[override]
+    def num_workers(self) -> int:
         """See `ActingPolicy.num_workers`."""
         return next(iter(self.policies.values())).num_workers
 
@@ -163,7 +163,7 @@ class PolicyGroup(Policy):
             setattr(one, name, value)
 
     @property
-    def shuffle(self) -> np.random.Generator:  # type: ignore[override]
+    def shuffle(self) -> np.random.Generator:
         """The generator of the first policy."""
         return next(iter(self.policies.values())).shuffle
 
@@ -203,14 +203,15 @@ class PolicyGroup(Policy):
 
     @classmethod
     def statistic_keys(cls) -> list[str]:
-        """None: the statistics of each policy have its name, see `statistics_of`."""
+        """None: the statistics of each policy have its name, see `learner_keys`."""
         return []
 
     def __repr__(self) -> str:
         """Shows each policy."""
-        return f"PolicyGroup({', '.join(f'{name}={one}' for name, one in self.policies.items())})"
+        shown = ", ".join(f"{name}={one}" for name, one in self.policies.items())
+        return f"PolicyGroup({shown})"
 
-    # ---- abstract methods of `Policy`, which only single policies have ----------------------------
+    # ---- abstract methods of `Policy`, which only single policies have -------------------------
 
     def make_segments(self) -> dict[str, Segment]:
         """Not used: each policy makes its own segments."""
@@ -300,7 +301,8 @@ class PolicyGroup(Policy):
     def apply_gradients(self, gradients: Gradients, lr_scale: float = 1.0) -> dict[str, float]:
         """Applies the part of each policy that had rows. See `Policy.apply_gradients`."""
         shares = gradients.flat[-len(self.policies) :]
-        stats, start = {}, 0
+        stats: dict[str, float] = {}
+        start = 0
         for share, (name, policy) in zip(shares, self.policies.items(), strict=True):
             stop = start + len(policy.flat.grads)
             if share > 0.0 and self._learns[name]:
@@ -316,7 +318,7 @@ class PolicyGroup(Policy):
     def learn_on_batch(self, batch: Any, reducer: Reducer | None = None) -> dict[str, float]:
         """Each policy that learns, learns from its part. All learners take the policies in the same
         order. See `Policy.learn_on_batch`."""
-        stats = {}
+        stats: dict[str, float] = {}
         for name in self.trained:
             policy = self.policies[name]
             before = dataclasses.replace(policy.progress)
@@ -413,9 +415,21 @@ class PolicyGroup(Policy):
         """Does nothing: `set_state` checks the network of each policy."""
 
 
-def statistics_of(group: Any) -> dict[str, Sequence[str]]:
-    """The keys of the learner statistics of each policy that learns, by name. A single policy has
-    the name `default_policy`."""
-    if isinstance(group, PolicyGroup):
-        return {name: group.policies[name].statistic_keys() for name in group.trained}
-    return {"default_policy": group.statistic_keys()}
+def learner_keys(policy: Policy) -> list[str]:
+    """The keys of the learner statistics of a policy. The statistics of a group have keys such as
+    `prey/total_loss`."""
+    if not isinstance(policy, PolicyGroup):
+        return policy.statistic_keys()
+    members = [(name, policy.policies[name]) for name in policy.trained]
+    return [f"{name}/{key}" for name, one in members for key in one.statistic_keys()]
+
+
+def by_policy(policy: Policy, statistics: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Divides learner statistics by policy. A single policy has the name `default_policy`."""
+    if not isinstance(policy, PolicyGroup):
+        return {"default_policy": dict(statistics)}
+    found: dict[str, dict[str, float]] = {name: {} for name in policy.trained}
+    for path, value in statistics.items():
+        name, _, key = path.partition("/")
+        found[name][key] = value
+    return found

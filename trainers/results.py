@@ -14,6 +14,7 @@ from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.number import declare, within
 from polopt.optimizers import policy_optimizer
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
+from polopt.policies.policy_group import by_policy
 from polopt.rollouts.workers import process_group
 
 _TUNE_KEYS = ("training_iteration", "time_total_s", "time_this_iter_s", "timesteps_total")
@@ -105,7 +106,7 @@ def make_result(
     metrics = optimizer.metrics
     sampled, trained = metrics.num_env_steps_sampled, metrics.num_env_steps_trained
     block = optimizer.stats()
-    learner = metrics.learner.report()
+    learners = by_policy(optimizer.policy, metrics.learner.report())
     episodes = metrics.episodes.report()
     return {
         "episode_return_mean": episodes["episode_return_mean"],
@@ -122,10 +123,10 @@ def make_result(
         },
         "timesteps_this_iter": sampled - sampled_before,
         "learners": {
-            "default_policy": learner,
+            **learners,
             "__all_modules__": {"num_env_steps_trained_lifetime": trained},
         },
-        "info": {"learner": {"default_policy": learner}},
+        "info": {"learner": learners},
         "timers": {
             "training_iteration": iteration_s,
             "training_step": iteration_s / max(steps, 1),

@@ -33,7 +33,6 @@ class GroupSampler:
         fragment_length: the number of steps in one fragment.
         seeds: the seeds of the environments and of the action noise.
         faults: see `VectorSampler`.
-        rng: the generator from which the mapping of agents to policies draws.
 
     Attributes:
         samplers: the sampler of each policy, by name.
@@ -47,7 +46,6 @@ class GroupSampler:
         fragment_length: int,
         seeds: Seeds,
         faults: SamplerFaults,
-        rng: np.random.Generator,
     ) -> None:
         self.vector = vector
         self.fragment_length = fragment_length
@@ -57,9 +55,8 @@ class GroupSampler:
         self.num_steps = 0
         self.faults = faults
         self._policy = policy
-        self._rng = rng
         self.samplers = {
-            name: VectorSampler(group, one, fragment_length, _seeds_of(seeds, place))
+            name: VectorSampler(group, one, fragment_length, _seeds_of(seeds, place), in_group=True)
             for place, (group, (name, one)) in enumerate(
                 zip(vector.groups, policy.policies.items(), strict=True)
             )
@@ -89,6 +86,7 @@ class GroupSampler:
         for place, one in enumerate(self.samplers.values()):
             one.reseed(_seeds_of(seeds, place))
         self._place = (int(seeds.actions.generate_state(1, np.uint64)[0]), 0)
+        self.vector.rng = np.random.default_rng(_seeds_of(seeds, len(self.samplers)).actions)
         self.reset(seeds.envs)
 
     def reset(self, seeds: list[int] | None = None) -> None:

@@ -83,6 +83,7 @@ class VectorSampler:
         seeds: the seeds of the environments and of the action noise.
         faults: handles exceptions of the vector environment. `None` means that the exceptions
             propagate.
+        in_group: whether a `GroupSampler` steps and resets the environments.
 
     Attributes:
         stop_after: a function that is called before each step. It returns the number of steps after
@@ -106,8 +107,10 @@ class VectorSampler:
         fragment_length: int,
         seeds: Seeds,
         faults: SamplerFaults | None = None,
+        in_group: bool = False,
     ) -> None:
         self.env = env
+        self._in_group = in_group
         self.policy = policy
         self.fragment_length = fragment_length
         self.stop_after: Callable[[], int | None] = lambda: None
@@ -120,7 +123,9 @@ class VectorSampler:
         self.faults = faults or SamplerFaults()
         self.faults.mask = policy.mask
         self._autoreset = autoreset_of(env, policy.encoder, self.faults)
-        self.restart(seeds)
+        self.reseed(seeds)
+        if not self._in_group:  # `GroupSampler` resets the environments of all policies together
+            self.reset(seeds.envs)
 
     def restart(self, seeds: Seeds) -> None:
         """Starts new episodes with new seeds. Discards the current episodes."""
@@ -241,7 +246,7 @@ class VectorSampler:
 
     def _take_agents(self, env: SlotGroup, batch: SampleBatch) -> None:
         """Takes the episodes and the number of environment steps from environments with agents."""
-        if len(env.vector.groups) > 1:
+        if self._in_group:
             batch.num_env_steps, batch.episodes = 0, EpisodeStats()  # `GroupSampler` takes them
             return
         batch.num_env_steps, env.vector.num_steps = env.vector.num_steps, 0
@@ -303,9 +308,7 @@ class VectorSampler:
     @property
     def _resets_some(self) -> bool:
         """Whether the vector can reset some of its environments without the others."""
-        if isinstance(self.env, SlotGroup) and len(self.env.vector.groups) > 1:
-            return False  # `GroupSampler` resets the environments of all policies together
-        return self._autoreset.resets_some or has_sub_envs(self.env)
+        return not self._in_group and (self._autoreset.resets_some or has_sub_envs(self.env))
 
     def _step(self) -> None:
         """Steps all environments once."""

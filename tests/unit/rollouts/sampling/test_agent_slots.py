@@ -115,7 +115,7 @@ def test_advantages_and_n_step_returns_agree_with_the_reference(mode: str) -> No
             values, following = gae.state_values(batch, value)
             advantages = gae.advantages(batch, values, following, GAMMA, LAMBDA)
             windows = windows_of(batch, GAMMA, 3)
-            of_row = dict(zip(windows.rows.indices.tolist(), range(len(windows.rows.indices))))
+            of_row = {int(index): i for i, index in enumerate(windows.rows.indices)}
             for n in range(batch.shape[1]):
                 lives = lives_of(batch, n)
                 for life in lives:
