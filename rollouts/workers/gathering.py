@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from polopt.common.multi_agent_batch import MultiAgentBatch
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Weights
 from polopt.policies.fragment_policy import MinibatchGradients
@@ -66,7 +67,7 @@ def current_rollout(worker: RolloutWorker) -> MinibatchGradients:
 
 def check_batch(value: Any) -> None:
     """Raises TypeError unless the value of a reply is a SampleBatch."""
-    if not isinstance(value, SampleBatch):
+    if not isinstance(value, SampleBatch | MultiAgentBatch):
         raise TypeError(f"a SampleBatch was expected; got {type(value).__name__}")
 
 
