@@ -493,7 +493,9 @@ def test_agents_of_rllib(attributes: dict[str, Any], agents: list[Any]) -> None:
             pass
 
     made = type("Made", (Named,), attributes)()
-    assert adapted(made).possible_agents == agents
+    env = adapted(made)
+    assert env.possible_agents == agents
+    assert list(env.observation_space.spaces) == list(map(str, agents))
 
 
 def test_order_of_agents_that_come_from_a_set() -> None:
@@ -958,6 +960,24 @@ def test_steps_without_an_agent_that_acts() -> None:
     assert env.over
 
 
+def test_agents_that_come_after_all_have_left() -> None:
+    class Waits(Market):
+        def step(self, action_dict: Any) -> Any:
+            self.time += 1
+            told = {"seller": obs(0)} if self.time > 2 else {}
+            ends = dict.fromkeys(action_dict, True) if self.time == 1 else {}
+            return told, {}, ends | {"__all__": False}, {}, {}
+
+    env = adapted(Waits())
+    env.reset()
+    acting = []
+    for _ in range(4):
+        act(env)
+        acting.append(env.acting)
+        assert not env.over
+    assert acting == [[], [], ["seller"], ["seller"]]
+
+
 # ---- sources -------------------------------------------------------------------------------------
 
 
@@ -1094,9 +1114,8 @@ def test_id_that_the_driver_registers_with_pettingzoo() -> None:
 
 def test_unknown_module_of_mpe2_names_the_nearest() -> None:
     need("mpe2")
-    with pytest.raises(
-        ConfigError, match=r"'mpe2:simple_spred_v3'; mpe2 defines no .*did you mean"
-    ):
+    said = "'mpe2:simple_spred_v3'; mpe2 defines no .*; did you mean 'mpe2:simple_spread_v3'"
+    with pytest.raises(ConfigError, match=said):
         resolve_env("mpe2:simple_spred_v3")
 
 
