@@ -108,7 +108,7 @@ class AsyncSamples(PolicyOptimizer):
     def step(self) -> StepResult:
         before = self.metrics.counts()
         rows = self.config.train_batch_size
-        size = num_fragments(self.workers.config.rollout, rows, default=1)
+        size = num_fragments(self.workers.config, rows, default=1)
         replies: list[Reply] = []
         with self.timers["sample"]:
             self.calls.receive_ended()
