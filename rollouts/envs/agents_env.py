@@ -571,24 +571,31 @@ def has_agents(made: Any) -> bool:
 def _adapter_of(made: Any) -> Any:
     if inspect.isclass(made) or inspect.ismodule(made) or isinstance(made, VectorEnv):
         return None
-    if not (_has_methods(made, "reset", "step")):
+    if not _has_methods(made, "reset", "step"):
         return None
-    # Some attributes of PettingZoo's environments raise before the first reset.
     if _has_methods(made, "observation_space", "action_space"):
         return _TurnAgents if _has_methods(made, "observe", "last") else _ParallelAgents
     classes = (*type(made).__mro__, *type(innermost(made)).__mro__)
     if any(one.__name__ == "MultiAgentEnv" for one in classes):
         return _RLlibAgents
-    if _has_methods(made, "get_agent_ids") or (
-        getattr(made, "possible_agents", None)
-        and isinstance(getattr(made, "observation_spaces", None), Mapping)
-    ):
+    # An environment may be a proxy that has each attribute that it is asked for.
+    if callable(inspect.getattr_static(made, "get_agent_ids", None)):
+        return _RLlibAgents
+    if _found(made, "possible_agents") and isinstance(_found(made, "observation_spaces"), Mapping):
         return _RLlibAgents
     return None
 
 
 def _has_methods(made: Any, *names: str) -> bool:
-    return all(callable(getattr(made, name, None)) for name in names)
+    return all(callable(_found(made, name)) for name in names)
+
+
+def _found(made: Any, name: str) -> Any:
+    """Returns an attribute, or None if there is none or if it raises."""
+    try:
+        return getattr(made, name, None)
+    except Exception:  # a user's property may raise anything
+        return None
 
 
 def _possible_agents(env: Any) -> Iterable[AgentID]:

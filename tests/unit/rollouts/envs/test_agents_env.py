@@ -992,6 +992,25 @@ def test_callable_that_makes_agents(source: Any) -> None:
     assert isinstance(make_env(source, EnvContext({}, 0, 0, 0)), AgentsEnv)
 
 
+def test_forms_without_a_class_of_rllib() -> None:
+    class Old(OldMarket):
+        def get_agent_ids(self) -> set[int]:
+            return {1, 0}
+
+    class New(gymnasium.Env[Any, Any]):
+        possible_agents = Market.possible_agents
+        observation_spaces = Market.observation_spaces
+        action_spaces = Market.action_spaces
+        end = Market.end
+        reset, step = Market.reset, Market.step
+
+    for kind in (Old, New):
+        assert all(one.__name__ != "MultiAgentEnv" for one in kind.__mro__)
+        env = adapted(kind())
+        env.reset()
+        act(env)
+
+
 def test_creator_of_agents_gets_the_config() -> None:
     env = make_env(make_hotel, EnvContext({"stars": 4}, 0, 0, 0))
     assert env.unwrapped.seeds == [{"stars": 4}]
@@ -1038,7 +1057,16 @@ def test_environment_with_one_agent_that_has_lists_of_agents() -> None:
         agents = ("car", "bus")
         get_agents = None
 
-    assert agents_env(Traffic()) is None
+    class Proxy(Drift):
+        def __getattr__(self, name: str) -> Any:
+            return lambda *arguments: None
+
+    class Raises(Drift):
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError(name)
+
+    for kind in (Traffic, Proxy, Raises):
+        assert agents_env(kind()) is None
     assert agents_env(Market) is None  # a class
 
 
