@@ -180,7 +180,10 @@ def _without_main(spec: EnvSpec) -> EnvSource:
 
 def _creator_in(module: Any, name: str, env: str) -> Callable[..., Any] | None:
     """Returns the callable that a name in a module stands for (see `resolve_env`), or None."""
-    found = getattr(module, name, None)
+    try:
+        found = getattr(module, name, None)
+    except ImportError as error:  # PettingZoo's packages import a game when they are asked for it
+        raise _import_failed(error, env) from None
     if callable(found):
         return found
     if found is None or inspect.ismodule(found):
@@ -243,8 +246,12 @@ def _import(module_name: str, env: str) -> Any:
     try:
         return import_module(module_name)
     except ImportError as error:
-        problem = f"key 'env': got {env!r}; its module cannot be imported: {error}"
-        raise ConfigError(missing_package(error, env) or problem) from None
+        raise _import_failed(error, env) from None
+
+
+def _import_failed(error: ImportError, env: str) -> ConfigError:
+    problem = f"key 'env': got {env!r}; its module cannot be imported: {error}"
+    return ConfigError(missing_package(error, env) or problem)
 
 
 class EnvContext(dict[str, Any]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -1145,6 +1146,16 @@ def test_unknown_module_of_mpe2_names_the_nearest() -> None:
     said = "'mpe2:simple_spred_v3'; mpe2 defines no .*; did you mean 'mpe2:simple_spread_v3'"
     with pytest.raises(ConfigError, match=said):
         resolve_env("mpe2:simple_spred_v3")
+
+
+def test_module_of_pettingzoo_whose_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    need("pygame")
+    for module in list(sys.modules):
+        if module.startswith("pettingzoo.classic.connect_four"):
+            monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "pygame", None)  # an import raises ModuleNotFoundError
+    with pytest.raises(ConfigError, match="connect_four_v3 needs pygame: pip install"):
+        resolve_env("pettingzoo.classic:connect_four_v3")
 
 
 def test_both_forms_of_an_environment_have_the_same_returns() -> None:
