@@ -394,7 +394,7 @@ class AsyncReplay(ReplayOptimizer):
         metrics, sampler = self.metrics, reply.worker.index
         metrics.add_lag(reply.counts.version, self.policy.version)
         metrics.rollouts.end_rollout(self.policy.version)
-        task = Task("stored", sampler, reply.counts.env_steps)
+        task = Task("stored", sampler, reply.counts.agent_steps)
         self.calls.send(self.shards.of_sampler(sampler), add, reply.value, tag=task)
 
     def _fetch(self, reply: Reply) -> Batch | None:

@@ -44,7 +44,13 @@ State = dict[str, Any]
 #: Name of the directory, in the trial's directory, for the checkpoint with the best evaluation.
 BEST = "best_checkpoint"
 _PICKLE = "_dict_checkpoint.pkl"
-_COUNTS = ("num_env_steps_sampled", "num_env_steps_trained", "num_updates", "restore_count")
+_COUNTS = (
+    "num_env_steps_sampled",
+    "num_agent_steps_sampled",
+    "num_env_steps_trained",
+    "num_updates",
+    "restore_count",
+)
 _LARGEST_COUNT = 2**62
 #: Errors that `set_state` raises if the state is from another policy, or was edited.
 _MISFITS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
