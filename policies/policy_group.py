@@ -327,6 +327,29 @@ class PolicyGroup(Policy):
             self._count(policy, before)
         return stats
 
+    def learn_on_transitions(
+        self, rows: Any, reducer: Reducer | None = None
+    ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+        """Each policy that learns and has rows makes one update. See
+        `ReplayPolicy.learn_on_transitions`.
+
+        Args:
+            rows: the rows of each policy, in `rows.parts`.
+            reducer: sums over all learners.
+
+        Returns:
+            learner statistics, and the TD errors of the rows of each policy.
+        """
+        stats: dict[str, float] = {}
+        errors = {}
+        for name, part in rows.parts.items():
+            policy: Any = self.policies[name]
+            before = dataclasses.replace(policy.progress)
+            found, errors[name] = policy.learn_on_transitions(part, reducer)
+            stats |= {f"{name}/{key}": value for key, value in found.items()}
+            self._count(policy, before)
+        return stats, errors
+
     def _count(self, policy: Policy, before: LearningProgress) -> None:
         """Adds what a policy has counted since `before` to the counts of the group."""
         for field in ("rows_applied", "skipped_updates", "non_finite_gradients"):

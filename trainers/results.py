@@ -66,8 +66,8 @@ NUMBERS = (
     *declare("""
         learners/__all_modules__/num_env_steps_trained_lifetime (environment steps, counter,
             metric=): the same as `num_env_steps_trained_lifetime`
-        learners/<policy>/<statistic> (metric=): with several policies, the statistics of each policy
-            that learns, instead of `learners/default_policy/<statistic>`
+        learners/<policy>/<statistic> (metric=): with several policies, the statistics of each
+            policy that learns, instead of `learners/default_policy/<statistic>`
         info/learner/<policy>/<statistic> (metric=): the same as `learners/<policy>/<statistic>`
         timers/training_iteration (s, metric=): time of the iteration
         timers/training_step (s, metric=): mean time of a step of the optimizer

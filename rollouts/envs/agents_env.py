@@ -351,7 +351,7 @@ class _ParallelAgents(AgentsEnv):
         self, seed: int | None, options: dict[str, Any] | None
     ) -> tuple[Mapping[AgentID, Any], dict[Any, Any]]:
         observations, infos = _dicts(self._reset_env(seed, options), "reset()", 2)
-        self.acting = self._agents()
+        self.acting = list(self._agents())
         if not self.acting:
             raise APIViolation("agents must name at least one agent after reset(); got []")
         return observations, infos
@@ -361,10 +361,6 @@ class _ParallelAgents(AgentsEnv):
         observations, rewards, terminated, truncated, infos = _dicts(result, "step()", 5)
         ended = self._ends(truncated=truncated, terminated=terminated)
         agents = self._agents()
-        for agent in observations:
-            if agent not in ended and agent not in agents:
-                self._check_known(agent, "got an observation")
-                raise APIViolation(f"agent {agent!r} got an observation, but it has left")
         for agent in self._there:
             if agent in ended:
                 if not ended[agent] and agent not in observations:
@@ -377,14 +373,18 @@ class _ParallelAgents(AgentsEnv):
                     f"agent {agent!r} is missing in agents, but it is neither terminated nor "
                     "truncated"
                 )
+        for agent in observations:
+            if agent not in ended and agent not in agents:
+                self._check_known(agent, "got an observation")
+                raise APIViolation(f"agent {agent!r} got an observation, but it has left")
         for agent in actions:
             if agent not in rewards:
                 raise APIViolation(f"step() must return a reward for agent {agent!r}, which acted")
         acting = [agent for agent in agents if agent not in ended]
         return _Step(observations, rewards, ended, acting, not acting, infos)
 
-    def _agents(self) -> list[AgentID]:
-        return list(dict.fromkeys(self.env.agents))
+    def _agents(self) -> dict[AgentID, None]:
+        return dict.fromkeys(self.env.agents)
 
     def _space_of(self, kind: str, agent: AgentID) -> Any:
         return getattr(self.env, f"{kind}_space")(agent)
@@ -446,7 +446,7 @@ class _TurnAgents(AgentsEnv):
             value = reward if type(reward) is float else self._reward(agent, reward)
             rewards[agent] = rewards.get(agent, 0.0) + value
         flagged = self._ends(truncated=env.truncations, terminated=env.terminations)
-        agents = env.agents
+        agents = dict.fromkeys(env.agents)
         for agent in agents:
             if agent not in self._there and agent not in flagged:
                 self._join(agent)

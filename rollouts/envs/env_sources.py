@@ -95,7 +95,8 @@ def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
         creator = _creator_in(module, name, env)
         if creator is not None:
             return creator
-        modules = [one.name for one in pkgutil.iter_modules(getattr(module, "__path__", []))]
+        inside = pkgutil.iter_modules(getattr(module, "__path__", []))
+        modules = [f"{module_name}:{one.name}" for one in inside]
     elif module_name and name not in gymnasium.registry:
         raise ConfigError(
             f"key 'env': got {env!r}; polopt does not import a module that only a saved config "
@@ -114,7 +115,7 @@ def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
             return creator
         atari = "ale_py" if name.endswith(_ATARI_ENDINGS) else None
         module = _MODULES.get(name.partition("/")[0], atari)
-        meant = nearest(name, [*gymnasium.registry, *modules])
+        meant = nearest(env, modules) or nearest(name, gymnasium.registry)
         if module and not module_name:
             if importlib.util.find_spec(module) is None:
                 missing = missing_package(ModuleNotFoundError(name=module), name)

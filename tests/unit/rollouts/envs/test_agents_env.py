@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +11,15 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
+from ray import cloudpickle
 from sampling_helpers import rollout
 from toy_envs import Drift
 
+from polopt.common.action_mask import find_action_mask
+from polopt.common.config import ConfigError
 from polopt.rollouts.envs.agents_env import AgentsEnv, agents_env
-from polopt.rollouts.envs.env_errors import innermost
+from polopt.rollouts.envs.env_errors import APIViolation, innermost
+from polopt.rollouts.envs.env_sources import EnvContext, make_env, resolve_env
 from polopt.rollouts.envs.vector_env import make_one_env
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -488,7 +493,9 @@ def test_agents_of_rllib(attributes: dict[str, Any], agents: list[Any]) -> None:
             pass
 
     made = type("Made", (Named,), attributes)()
-    assert adapted(made).possible_agents == agents
+    env = adapted(made)
+    assert env.possible_agents == agents
+    assert list(env.observation_space.spaces) == list(map(str, agents))
 
 
 def test_order_of_agents_that_come_from_a_set() -> None:
@@ -573,3 +580,642 @@ def test_end_at_the_limit_stays_an_end() -> None:
 def test_environment_with_one_agent_has_its_limit_as_before() -> None:
     assert agents_env(Drift()) is None
     assert isinstance(make_one_env(Drift, rollout(Drift, max_frames_per_traj=4), 0), TimeLimit)
+
+
+# ---- violations ----------------------------------------------------------------------------------
+
+
+class Two(Hotel):
+    """A ParallelEnv whose next result can be changed. Agent `c` joins later or never."""
+
+    possible_agents = ["a", "b", "c"]  # type: ignore[assignment] # noqa: RUF012
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents: list[Any] = ["a", "b"]
+        self.told: Any = {"a": obs(0), "b": obs(0)}
+        self.rewards: Any = {"a": 1.0, "b": 1.0}
+        self.dies: Any = {"a": False, "b": False}
+        self.leaves: Any = {"a": False, "b": False}
+        return dict(self.told), {}
+
+    def step(self, actions: Any) -> Any:
+        return self.told, self.rewards, self.dies, self.leaves, {}
+
+
+def b_has_left(env: AgentsEnv) -> None:
+    made = env.unwrapped
+    made.agents, made.dies = ["a"], {"a": False, "b": True}
+    act(env)
+    made.told, made.rewards, made.dies = {"a": obs(0)}, {"a": 1.0}, {}
+
+
+KNOWN = "but it is not one of the possible agents 'a', 'b', 'c'"
+
+
+@pytest.mark.parametrize(
+    ("left", "changes", "message"),
+    [
+        (
+            False,
+            {"told": [1]},
+            "step() must return a dict of agents as observations; got [1] (list)",
+        ),
+        (False, {"dies": None}, "step() must return a dict of agents as terminated; got None (Non"),
+        (False, {"agents": ["a", "b", "x"]}, f"agent 'x' must act, {KNOWN}"),
+        (
+            False,
+            {"told": {"a": obs(0), "b": obs(0), "x": 1}},
+            f"agent 'x' got an observation, {KNOWN}",
+        ),
+        (False, {"rewards": {"a": 0, "b": 0, "x": 0}}, f"agent 'x' got a reward, {KNOWN}"),
+        (False, {"dies": {"x": True}}, f"agent 'x' has ended, {KNOWN}"),
+        (
+            True,
+            {"told": {"a": obs(0), "b": obs(0)}},
+            "agent 'b' got an observation, but it has left",
+        ),
+        (True, {"rewards": {"a": 0, "b": 2}}, "agent 'b' got the reward 2.0, but it has left"),
+        (False, {"rewards": {"a": 1}}, "step() must return a reward for agent 'b', which acted"),
+        (
+            False,
+            {"rewards": {"a": "much", "b": 0}},
+            "for agent 'a', step() must return a number as reward; got 'much' (str)",
+        ),
+        (
+            False,
+            {"rewards": {"a": np.ones(2), "b": 0}},
+            "for agent 'a', step() must return a number",
+        ),
+        (
+            False,
+            {"dies": {"a": "no"}},
+            "step() must return a boolean as terminated of agent 'a'; got 'no' (str)",
+        ),
+        (
+            False,
+            {"leaves": {"b": 0.5}},
+            "step() must return a boolean as truncated of agent 'b'; got",
+        ),
+        (
+            False,
+            {"agents": ["a"]},
+            "agent 'b' is missing in agents, but it is neither terminated nor truncated",
+        ),
+        (
+            False,
+            {"agents": ["a"], "leaves": {"b": True}, "told": {"a": obs(0)}},
+            "step() must return the last observation of agent 'b', which is truncated",
+        ),
+        (
+            False,
+            {"told": {"a": obs(0)}},
+            "step(), for agent 'b', must return an observation, because the agent acts next",
+        ),
+        (
+            False,
+            {"agents": ["a", "b", "c"]},
+            "step(), for agent 'c', must return an observation, because the agent acts next",
+        ),
+        (
+            False,
+            {"told": {"a": obs(0), "b": np.zeros(3)}},
+            "step(), for agent 'b', must return an observation of shape (2,); got shape (3,)",
+        ),
+    ],
+)
+def test_step_that_breaks_the_rules(left: bool, changes: dict[str, Any], message: str) -> None:
+    env = adapted(Two())
+    env.reset()
+    act(env)
+    if left:
+        b_has_left(env)
+        act(env)
+    vars(env.unwrapped).update(changes)
+    with pytest.raises(APIViolation, match=re.escape(message)):
+        act(env)
+
+
+def test_what_an_agent_that_has_left_may_still_get() -> None:
+    env = adapted(Two())
+    env.reset()
+    b_has_left(env)
+    made = env.unwrapped
+    # Some environments repeat the flag, the observation and a reward of 0.
+    made.dies, made.rewards = {"b": True}, {"a": 1.0, "b": 0}
+    made.told = {"a": obs(0), "b": obs(0)}
+    results = act(env)
+    assert list(results[0]) == ["a"]
+    assert results[1] == {"a": 1.0}
+    assert ended(results) == {}
+
+
+def test_terminated_agent_without_last_observation() -> None:
+    env = adapted(Two())
+    env.reset()
+    made = env.unwrapped
+    made.agents, made.dies, made.told = ["a"], {"b": True}, {"a": obs(0.5)}
+    results = act(env)
+    assert ended(results) == {"b": "terminated"}
+    assert results[0]["b"].tolist() == obs(0).tolist()  # it is not learned from
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ({"a": obs(0)}, "reset() must return 2 dicts (observations, infos); got {'a': "),
+        (
+            ({"a": obs(0)}, None),
+            "reset() must return a dict of agents as infos; got None (NoneType)",
+        ),
+        (({"a": obs(0)}, {}), "reset(), for agent 'b', must return an observation, because the a"),
+        (
+            ({"a": 1, "b": 2}, {}),
+            "reset(), for agent 'a', must return an observation of shape (2,)",
+        ),
+    ],
+)
+def test_reset_that_breaks_the_rules(result: Any, message: str) -> None:
+    class Starts(Two):
+        def reset(self, seed: int | None = None, options: Any = None) -> Any:
+            super().reset()
+            return result
+
+    with pytest.raises(APIViolation, match=re.escape(message)):
+        adapted(Starts()).reset()
+
+
+@pytest.mark.parametrize("kind", [Two, Duel])
+def test_reset_without_agents(kind: Any) -> None:
+    class Empty(kind):
+        def reset(self, seed: int | None = None, options: Any = None) -> Any:
+            result = super().reset()
+            self.agents = []
+            return result
+
+    with pytest.raises(APIViolation, match="agents must name at least one agent after reset"):
+        adapted(Empty()).reset()
+
+
+@pytest.mark.parametrize(
+    ("kind", "space", "message"),
+    [
+        ("action", spaces.Discrete(4), r" changed from Discrete\(3\) to Discrete\(4\)"),
+        (
+            "observation",
+            spaces.Box(0, 1, (3,)),
+            " changed from Box",
+        ),
+    ],
+)
+@pytest.mark.parametrize("form", [Two, Duel])
+def test_space_that_changes(kind: str, space: Any, message: str, form: Any) -> None:
+    made = form()
+    env = adapted(made)
+    env.reset()
+    setattr(made, f"{kind}_space", lambda agent: space)
+    said = f"the {kind} space of agent {made.possible_agents[0]!r}{message}"
+    with pytest.raises(APIViolation, match=said):
+        env.reset()
+
+
+def test_bounds_of_observations_may_change() -> None:
+    made = Two()
+    env = adapted(made)
+    made.observation_space = lambda agent: spaces.Box(-9, 9, (2,))  # type: ignore[method-assign]
+    env.reset()
+
+
+def old_space(*args: Any) -> Any:
+    kind = type("Box", (), {"__module__": "gym.spaces.box", "__repr__": lambda self: "Box()"})
+    return kind()
+
+
+@pytest.mark.parametrize(
+    ("form", "attributes", "message"),
+    [
+        (Two, {"possible_agents": None}, "Made must name all agents that can appear in possible_a"),
+        (Duel, {"possible_agents": []}, "Made must name its agents in possible_agents; got none"),
+        (Two, {"possible_agents": [1, "1"]}, "the agents 1 and '1' have the same name"),
+        (
+            Duel,
+            {"action_space": lambda *_: None},
+            "agent 'ann' must have an action space; got None (NoneType)",
+        ),
+        (
+            Two,
+            {"observation_space": old_space},
+            "agent 'a' has an observation space of the package gym, Box(); allowed: a space of the "
+            "package gymnasium",
+        ),
+        (OldMulti, {"action_space": old_space()}, "agent 0 has an action space of the package gym"),
+        (
+            Market,
+            {"observation_spaces": {}},
+            "agent 'buyer_1' must have an observation space; got No",
+        ),
+        (
+            Market,
+            {"get_action_space": lambda self, agent: {}[agent]},
+            "agent 'buyer_1' must have an action space; got None (NoneType)",
+        ),
+        (
+            OldMulti,
+            {"reset": lambda self: None},
+            "reset() must return a dict of agents as observati",
+        ),
+        (
+            OldMulti,
+            {"reset": lambda self: {}},
+            "Made must name its agents in possible_agents; got n",
+        ),
+    ],
+)
+def test_agents_or_spaces_that_are_missing(
+    form: Any, attributes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(APIViolation, match=re.escape(message)):
+        agents_env(type("Made", (form,), attributes)())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"agent_selection": "dan"},
+            "agent 'dan' must act, but it is not one of the possible agents",
+        ),
+        ({"agents": ["ann", "bob", "cat", "dan"]}, "agent 'dan' must act, but it is not one"),
+        ({"agents": ["ann", "bob"]}, "agent 'cat' is missing in agents, but it is neither termi"),
+        ({"rewards": {"dan": 0}}, "agent 'dan' got a reward, but it is not one of the possible"),
+        ({"rewards": {"bob": None}}, "for agent 'bob', step() must return a number as reward; got"),
+        (
+            {"terminations": {"bob": "no"}},
+            "must return a boolean as terminated of agent 'bob'; got",
+        ),
+        (
+            {"truncations": {"dan": True}},
+            "agent 'dan' has ended, but it is not one of the possible",
+        ),
+        # `bob` would have to act again and again without an action.
+        ({"terminations": {"bob": True}}, "agent 'bob' has ended, but agents names it still after"),
+        ({"observe": lambda agent: obs(0)[:1]}, "step(), for agent 'bob', must return an observat"),
+    ],
+)
+def test_turn_that_breaks_the_rules(changes: dict[str, Any], message: str) -> None:
+    class Rigged(Duel):
+        def step(self, action: Any) -> None:
+            if action is not None:
+                super().step(action)
+            vars(self).update(changes)
+
+    env = adapted(Rigged())
+    env.reset()
+    with pytest.raises(APIViolation, match=re.escape(message)):
+        act(env)
+
+
+def end_of_rllib(*parts: Any) -> Any:
+    return lambda self, action_dict: parts
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (
+            ({}, {}, {"__all__": True}, {}),
+            "step() must return 5 dicts (observations, rewards, terminated, truncated, infos); got",
+        ),
+        (({"x": obs(0)}, {}, {}, {}, {}), "agent 'x' got an observation, but it is not one of the"),
+        (({"x": obs(0)}, {}, {"__all__": True}, {}, {}), "agent 'x' got an observation, but it is"),
+        (
+            ({}, {"x": 1}, {"__all__": False}, {}, {}),
+            "agent 'x' got a reward, but it is not one of",
+        ),
+        (
+            ({"seller": None}, {}, {}, {}, {}),
+            "step(), for agent 'seller', must return an observation",
+        ),
+        (
+            ({}, {}, {"__all__": "no"}, {}, {}),
+            "must return a boolean as terminated of agent '__all__",
+        ),
+        (
+            ({}, {}, {}, {"seller": None}, {}),
+            "must return a boolean as truncated of agent 'seller'; g",
+        ),
+        # Nobody acts, and the episode goes on.
+        (
+            ({}, {}, {"__all__": False}, {}, {}),
+            "no agent could act in 1000 steps in a row, and the",
+        ),
+    ],
+)
+def test_step_of_rllib_that_breaks_the_rules(result: Any, message: str) -> None:
+    env = adapted(type("Rigged", (Market,), {"step": end_of_rllib(*result)})())
+    env.reset()
+    for _ in range(999 * ("1000" in message)):
+        act(env)
+    with pytest.raises(APIViolation, match=re.escape(message)):
+        act(env)
+
+
+def test_step_of_the_old_form_that_breaks_the_rules() -> None:
+    env = adapted(type("Rigged", (OldMulti,), {"step": end_of_rllib({}, {}, {}, {}, {})})())
+    env.reset()
+    said = re.escape(
+        "step() must return 4 dicts (observations, rewards, dones, infos); got a tuple of"
+    )
+    with pytest.raises(APIViolation, match=said):
+        act(env)
+
+
+def test_reward_of_rllib_for_an_agent_that_has_left() -> None:
+    class Pays(Market):
+        def step(self, action_dict: Any) -> Any:
+            told, rewards, *rest = super().step(action_dict)
+            return told, rewards | {"buyer_2": self.time == 4}, *rest
+
+    env = adapted(Pays())
+    env.reset()
+    for _ in range(3):
+        act(env)
+    with pytest.raises(APIViolation, match=r"agent 'buyer_2' got the reward 1\.0, but it has left"):
+        act(env)
+
+
+def test_steps_without_an_agent_that_acts() -> None:
+    """An environment of RLlib may have such steps, but not too many of them in a row."""
+
+    class Sleeps(Market):
+        def step(self, action_dict: Any) -> Any:
+            self.time += 1
+            told = {"seller": obs(0)} if self.time % 900 == 0 else {}
+            over = {"__all__": self.time == 1800}
+            return told, {}, over, {}, {}
+
+    env = adapted(Sleeps())
+    env.reset()
+    for _ in range(1800):
+        act(env)
+    assert env.over
+
+
+def test_agents_that_come_after_all_have_left() -> None:
+    class Waits(Market):
+        def step(self, action_dict: Any) -> Any:
+            self.time += 1
+            told = {"seller": obs(0)} if self.time > 2 else {}
+            ends = dict.fromkeys(action_dict, True) if self.time == 1 else {}
+            return told, {}, ends | {"__all__": False}, {}, {}
+
+    env = adapted(Waits())
+    env.reset()
+    acting = []
+    for _ in range(4):
+        act(env)
+        acting.append(env.acting)
+        assert not env.over
+    assert acting == [[], [], ["seller"], ["seller"]]
+
+
+# ---- sources -------------------------------------------------------------------------------------
+
+
+def make_hotel(config: Any) -> Hotel:
+    made = Hotel()
+    made.seeds.append(dict(config))
+    return made
+
+
+@pytest.mark.parametrize("source", [Hotel, Duel, Market, OldMulti, lambda: TimeLimit(Market(), 9)])
+def test_callable_that_makes_agents(source: Any) -> None:
+    assert isinstance(make_env(source, EnvContext({}, 0, 0, 0)), AgentsEnv)
+
+
+def test_creator_of_agents_gets_the_config() -> None:
+    env = make_env(make_hotel, EnvContext({"stars": 4}, 0, 0, 0))
+    assert env.unwrapped.seeds == [{"stars": 4}]
+    ready = adapted(Hotel())
+    assert make_env(lambda: ready, EnvContext({}, 0, 0, 0)) is ready
+
+
+def test_gymnasium_id_of_a_multi_agent_environment() -> None:
+    gymnasium.register("polopt-tests/Market-v0", entry_point=Market)
+    try:
+        source = resolve_env("polopt-tests/Market-v0")
+        config = rollout("unused", env_config={"disable_env_checker": True})
+        env = make_one_env(source, config, 0)
+    finally:
+        del gymnasium.registry["polopt-tests/Market-v0"]
+    assert isinstance(env, AgentsEnv)
+    env.reset()
+    act(env)
+
+
+@pytest.mark.parametrize("made", [Hotel(), Duel(), Market(), OldMulti(), adapted(Hotel())])
+def test_made_environment_with_agents_is_refused(made: Any) -> None:
+    name = type(innermost(made)).__name__
+    said = (
+        rf"got an environment that is made already, .*as in 'env': lambda config: {name}\(\.\.\.\)"
+    )
+    with pytest.raises(ConfigError, match=said):
+        resolve_env(made)
+
+
+def test_error_for_another_object_names_what_is_allowed() -> None:
+    class Controls:
+        """Has agents, but is not an environment."""
+
+        possible_agents = agents = ("a", "b")
+
+    said = "PettingZoo's ParallelEnv or AECEnv, or RLlib's MultiAgentEnv; got <"
+    with pytest.raises(TypeError, match=said):
+        make_env(Controls, EnvContext({}, 0, 0, 0))
+
+
+def test_environment_with_one_agent_that_has_lists_of_agents() -> None:
+    class Traffic(Drift):
+        agents = ("car", "bus")
+        get_agents = None
+
+    assert agents_env(Traffic()) is None
+    assert agents_env(Market) is None  # a class
+
+
+# ---- real environments ---------------------------------------------------------------------------
+
+#: The modules of environments, and the package that each one needs in addition to PettingZoo.
+MODULES = {
+    "mpe2:simple_spread_v3": "mpe2",
+    "mpe2:simple_tag_v3": "mpe2",
+    "pettingzoo.classic:connect_four_v3": "pygame",
+    "pettingzoo.butterfly:knights_archers_zombies_v11": "pygame",
+    "pettingzoo.butterfly:pistonball_v6": "pymunk",
+}
+
+
+def need(*packages: str) -> None:
+    for package in ("pettingzoo", *packages):
+        pytest.importorskip(package, reason=f'needs {package}: pip install "polopt[agents]"')
+
+
+def made_by_id(name: str, **options: Any) -> AgentsEnv:
+    # The creator reaches workers with Ray's pickle.
+    source = cloudpickle.loads(cloudpickle.dumps(resolve_env(name)))
+    assert source.__name__ == name.rpartition(":")[2]
+    return make_env(source, EnvContext(options, 0, 0, 0))
+
+
+@pytest.mark.parametrize(("name", "package"), MODULES.items())
+def test_module_of_pettingzoo(name: str, package: str) -> None:
+    need(package)
+    env = made_by_id(name, **({} if "classic" in name else {"max_cycles": 20}))
+    assert play(env, 3) == play(env, 3)
+    count, _, ends = play(env, 4)
+    assert set(ends) == set(env.possible_agents)
+    if "classic" not in name:
+        assert count == 20
+        assert set(ends.values()) == {"truncated"}
+    env.close()
+
+
+def test_options_reach_a_module_of_pettingzoo() -> None:
+    need("mpe2")
+    env = made_by_id("mpe2:simple_spread_v3", N=5, max_cycles=7)
+    assert env.possible_agents == [f"agent_{number}" for number in range(5)]
+    assert play(env)[0] == 7
+    with pytest.raises(TypeError, match="unexpected keyword argument 'M'"):
+        made_by_id("mpe2:simple_spread_v3", M=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "adapter"),
+    [("classic/connect_four-v3", "_TurnAgents"), ("butterfly/pistonball-v6", "_ParallelAgents")],
+)
+def test_id_of_pettingzoo(name: str, adapter: str) -> None:
+    need("pygame", "pymunk")
+    if not hasattr(pytest.importorskip("pettingzoo"), "make"):
+        pytest.skip("this version of PettingZoo has no ids")
+    for id_ in (name, f"pettingzoo:{name}"):
+        assert type(made_by_id(id_)).__name__ == adapter
+
+
+def test_id_that_the_driver_registers_with_pettingzoo() -> None:
+    pettingzoo = pytest.importorskip("pettingzoo")
+    if not hasattr(pettingzoo, "make"):
+        pytest.skip("this version of PettingZoo has no ids")
+    pettingzoo.register("parallel", "polopt-tests/Hotel-v0", Hotel)
+    source = cloudpickle.dumps(resolve_env("polopt-tests/Hotel-v0"))
+    del pettingzoo.parallel_registry["polopt-tests/Hotel-v0"]  # as in a worker
+    with pytest.warns(UserWarning, match="expected to be an instance of ParallelEnv"):
+        env = make_env(cloudpickle.loads(source), EnvContext({}, 0, 0, 0))
+    assert env.possible_agents == [0, 1, 2]
+
+
+def test_unknown_module_of_mpe2_names_the_nearest() -> None:
+    need("mpe2")
+    said = "'mpe2:simple_spred_v3'; mpe2 defines no .*; did you mean 'mpe2:simple_spread_v3'"
+    with pytest.raises(ConfigError, match=said):
+        resolve_env("mpe2:simple_spred_v3")
+
+
+def test_both_forms_of_an_environment_have_the_same_returns() -> None:
+    """Each reward of an AECEnv arrives once."""
+    need("mpe2")
+    from mpe2 import simple_spread_v3
+
+    forms = [adapted(simple_spread_v3.parallel_env()), adapted(simple_spread_v3.env())]
+    count, returns, ends = play(forms[0])
+    assert (count, set(ends.values())) == (25, {"truncated"})
+    in_turn, same, same_ends = play(forms[1])
+    assert in_turn == 75
+    assert same == pytest.approx(returns)
+    assert same_ends == ends
+
+
+def test_connect_four() -> None:
+    need("pygame")
+    env = made_by_id("pettingzoo.classic:connect_four_v3")
+    space, actions = env.spaces_of("player_0")
+    mask = find_action_mask(space, actions)
+    assert mask is not None
+    assert mask.sizes == (7,)
+    assert list(mask.rest.spaces) == ["observation"]
+    seen, _ = env.reset(seed=0)
+    turns = []
+    for column in (0, 1, 0, 1, 0, 1):
+        turns += env.acting
+        encoded = spaces.flatten(space, seen[env.acting[0]])[None]
+        mask.check(encoded[:, mask.place])
+        seen, rewards, *_ = act(env, lambda *_, column=column: column, seen)
+        assert not any(rewards.values())
+    assert turns == ["player_0", "player_1"] * 3
+    assert seen["player_0"]["observation"].dtype == seen["player_0"]["action_mask"].dtype == np.int8
+    results = act(env, lambda *_: 0, seen)
+    assert results[1] == {"player_0": 1.0, "player_1": -1.0}
+    assert ended(results) == {"player_0": "terminated", "player_1": "terminated"}
+    assert results[0]["player_1"]["observation"][:, 0, 1].sum() == 4  # sees the winner's column
+
+
+def test_illegal_move_in_connect_four_ends_the_game() -> None:
+    need("pygame")
+    env = made_by_id("pettingzoo.classic:connect_four_v3")
+    env.reset(seed=0)
+    for _ in range(7):
+        results = act(env)
+    assert env.over
+    assert results[1] == {"player_0": -1.0, "player_1": 0.0}
+
+
+def test_wrappers_of_supersuit() -> None:
+    need("mpe2", "supersuit")
+    import supersuit
+    from mpe2 import simple_spread_v3, simple_tag_v3
+
+    padded = adapted(supersuit.pad_observations_v0(simple_tag_v3.parallel_env()))
+    assert len({str(padded.spaces_of(agent)) for agent in padded.possible_agents}) == 1
+    assert play(padded)[0] == 25
+    plain = play(adapted(simple_spread_v3.env()))
+    tenfold = adapted(
+        supersuit.reward_lambda_v0(simple_spread_v3.env(), lambda reward: 10 * reward)
+    )
+    count, returns, ends = play(tenfold)
+    assert (count, ends) == (plain[0], plain[2])
+    assert returns == pytest.approx({agent: 10 * one for agent, one in plain[1].items()})
+    assert type(tenfold.unwrapped).__name__ == "raw_env"
+    assert tenfold.get_wrapper_attr("max_cycles") == 25
+
+
+RLLIB = "ray.rllib.examples.envs.classes.multi_agent"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "ends"),
+    [
+        ("tic_tac_toe:TicTacToe", {}, {"player1", "player2"}),
+        ("guess_the_number_game:GuessTheNumberGame", {}, {0, 1}),
+        ("rock_paper_scissors:RockPaperScissors", {}, {"player1", "player2"}),
+        ("double_row_corridor_env:DoubleRowCorridorEnv", {}, {"agent_0", "agent_1"}),
+        ("MultiAgentCartPole", {"num_agents": 3}, {0, 1, 2}),
+    ],
+)
+def test_examples_of_rllib(name: str, options: dict[str, Any], ends: set[Any]) -> None:
+    pytest.importorskip("ray.rllib", reason='needs RLlib: pip install "polopt[rllib]"')
+    where = f"{RLLIB}.{name}" if ":" in name else f"{RLLIB}:{name}"
+    source = resolve_env(where)
+    env = make_env(source, EnvContext(options, 0, 0, 0))
+    for seed in range(3):
+        _, _, found = play(env, seed)
+        assert set(found) == ends
+
+
+def test_environments_of_pettingzoo_in_classes_of_rllib() -> None:
+    need("mpe2")
+    wrappers = pytest.importorskip("ray.rllib.env.wrappers.pettingzoo_env")
+    from mpe2 import simple_spread_v3
+
+    env = adapted(wrappers.ParallelPettingZooEnv(simple_spread_v3.parallel_env()))
+    assert env.possible_agents == ["agent_0", "agent_1", "agent_2"]  # sorted
+    assert play(env)[1] == pytest.approx(play(adapted(simple_spread_v3.parallel_env()))[1])
+    in_turn = adapted(wrappers.PettingZooEnv(simple_spread_v3.env()))
+    assert play(in_turn)[0] == 75
