@@ -9,7 +9,7 @@ import numpy as np
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.distributions.action_distribution import ActionDistribution
-from polopt.rollouts.sampling.non_finite import all_finite, replace_unused
+from polopt.rollouts.sampling.non_finite import replace_unused, surely_finite
 
 
 class FragmentColumns:
@@ -164,7 +164,7 @@ class FragmentColumns:
             last = np.empty((0, *self.all_obs.shape[2:]), dtype=self.all_obs.dtype)
         else:
             last = np.stack(self._final_obs)
-            if not all_finite(last):
+            if not surely_finite(last):
                 over = self.terminated.reshape(-1)[places]
                 used = self.all_obs.reshape(-1, *self.all_obs.shape[2:])[places[over]]
                 last[over] = replace_unused(used, last[over])

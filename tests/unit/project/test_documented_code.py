@@ -38,9 +38,7 @@ def test_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.Monk
 
 def commands_of(page: Path) -> list[list[str]]:
     """Returns the words of each printed `polopt train` without placeholders and files of a user."""
-    printed = re.findall(
-        r"(?:^ *|`)(?:\.venv/bin/)?polopt train ([^`#\n]+)", page.read_text(), re.M
-    )
+    printed = re.findall(r"(?:^ *|^\$ |`)polopt train ([^`#\n]+)", page.read_text(), re.M)
     words = [shlex.split(text) for text in printed]
     return [one for one in words if not re.search(r"[A-Z]{4}|\$|\.yaml|--restore", " ".join(one))]
 
