@@ -214,9 +214,7 @@ class SyncReplay(SyncSampling, ReplayOptimizer):
         draws = np.random.SeedSequence(config.seed, spawn_key=key)
         if isinstance(self.policy, PolicyGroup):
             buffers = {
-                name: self.config.make_buffer(
-                    one, np.random.SeedSequence(config.seed, spawn_key=(*key, place))
-                )
+                name: self.config.make_buffer(one, draws if place == 0 else draws.spawn(1)[0])
                 for place, (name, one) in enumerate(self.policy.policies.items())
             }
             limiters = {name: self._new_limiter() for name in self.policy.trained}
