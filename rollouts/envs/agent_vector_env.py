@@ -28,6 +28,8 @@ class FaultTolerantAgents(FaultTolerantEnv):
     entry for each agent. If the environment raises, `step` returns the first observations of the
     next episode, and empty dicts."""
 
+    _api = "the rules of its API"
+
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps the environment. See `AgentsEnv.step` and `FaultTolerantEnv`."""
         try:
@@ -86,6 +88,9 @@ class AgentVectorEnv:
     Attributes:
         envs: the K `FaultTolerantAgents`.
         groups: the slots of each policy. `divide` makes them.
+        steps: an object whose functions `step` and `end` are called after each step of a copy, and
+            at the end of each episode, before the reset. See `EpisodeSteps`. None means that no
+            function is called.
         rng: the generator from which a user's mapping of agents to policies draws.
         episodes: the episodes that have ended. The sampler takes them out of this list.
         num_steps: the number of environment steps so far. A step in which a copy raised does not
@@ -97,6 +102,8 @@ class AgentVectorEnv:
         self.groups: list[SlotGroup] = []
         self.rng = np.random.default_rng(0)
         self.episodes: list[Episode] = []
+        self.steps: Any = None
+        self._data: list[dict[str, Any]] = [{} for _ in self.envs]
         self.num_steps = 0
         self._choose: Callable[[AgentID, MappedEpisode], int] = lambda agent, episode: 0
         self._begun = 0  # episodes
@@ -159,6 +166,13 @@ class AgentVectorEnv:
                 self._begin_episode(k, observations)
                 continue
             self._take_step(k, observations, rewards, terminated, truncated)
+            over: bool = env.env.over  # type: ignore[attr-defined]
+            if over or self.steps is not None:
+                self._note_episode(k, over, info)
+            if over:
+                self._reset_copy(k)
+            else:
+                self._note_acting(k, observations)
 
     def _reset_copy(self, k: int, seed: int | None = None) -> None:
         observations, info = self.envs[k].reset(seed=seed)
@@ -175,7 +189,7 @@ class AgentVectorEnv:
     def _begin_episode(self, k: int, observations: Mapping[AgentID, Any]) -> None:
         for group in self.groups:
             group.begin_episode(k)
-        self._slots[k], self._returns[k] = {}, {}
+        self._slots[k], self._returns[k], self._data[k] = {}, {}, {}
         self._lengths[k], self._truncated[k] = 0, False
         self._numbers[k], self._begun = self._begun, self._begun + 1
         self._note_acting(k, observations)
@@ -217,14 +231,28 @@ class AgentVectorEnv:
             if over or cut:
                 group, slot = self._slot_of(k, agent)
                 group.end(slot, observations[agent], over, cut)
-        env: Any = self.envs[k].env
-        if env.over:
-            returns, length = self._returns[k], self._lengths[k]
-            total, is_terminal = sum(returns.values()), not self._truncated[k]
-            self.episodes.append(Episode(k, total, length, is_terminal, agent_returns=returns))
-            self._reset_copy(k)
-        else:
-            self._note_acting(k, observations)
+
+    def _note_episode(self, k: int, over: bool, info: dict[Any, Any]) -> None:
+        """Describes the episode of copy `k` so far to `steps`, and to `episodes` if it has ended.
+        The info of the episode has the infos of the agents."""
+        returns, steps = dict(self._returns[k]), self.steps
+        is_terminal = over and not self._truncated[k]
+        episode = Episode(
+            k,
+            sum(returns.values()),
+            self._lengths[k],
+            is_terminal,
+            info,
+            self._data[k],
+            over,
+            agent_returns=returns,
+        )
+        if steps is not None and steps.step is not None:
+            steps.step(episode)
+        if over and steps is not None and steps.end is not None:
+            episode = episode._replace(metrics=steps.end(episode))
+        if over:
+            self.episodes.append(episode)
 
 
 class SlotGroup(VectorEnv[Any, Any, Any]):

@@ -15,7 +15,7 @@ from polopt.rollouts.envs.agent_vector_env import AgentVectorEnv, SlotGroup
 from polopt.rollouts.envs.env_errors import close_env
 from polopt.rollouts.envs.env_state import get_env_statistics, set_env_statistics
 from polopt.rollouts.sampling.running_episodes import EpisodeSteps
-from polopt.rollouts.sampling.sampler import Exploration, VectorSampler, with_metrics
+from polopt.rollouts.sampling.sampler import Exploration, VectorSampler
 from polopt.rollouts.sampling.sampler_faults import SamplerFaults
 from polopt.rollouts.seeds import Seeds
 
@@ -105,6 +105,7 @@ class GroupSampler:
         """Samples one fragment for each policy. `VectorSampler.sample` describes the arguments and
         the errors."""
         samplers = list(self.samplers.values())
+        self.vector.steps = self.steps
         for one in samplers:
             one.begin_fragment(explore, steps, uniform)
         while samplers[0].goes_on():
@@ -130,7 +131,7 @@ class GroupSampler:
         )
         self._place = (self._place[0], self._place[1] + self.num_steps)
         if self.ended is not None:
-            self.ended += with_metrics(ended, self.steps)
+            self.ended += ended
         return batch
 
     def reset_some(self, envs: np.ndarray) -> None:

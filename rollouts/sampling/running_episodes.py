@@ -129,6 +129,7 @@ class EpisodeSteps:
             means that no function is called.
 
     Attributes:
+        step, end: the arguments.
         needs_infos: True if `add` needs the infos of all steps, and not only of last steps.
         data_of: the `data` of the episodes that ended in this fragment. The key is `(t, n)`, the
             step and the environment at which an episode ended.
@@ -141,7 +142,7 @@ class EpisodeSteps:
         step: Callable[[Episode], None] | None,
         end: Callable[[Episode], Mapping[str, float]] | None,
     ) -> None:
-        self._step, self.end = step, end
+        self.step, self.end = step, end
         self.needs_infos = step is not None
         self._data: list[dict[str, Any]] = [{} for _ in range(num_envs)]
         self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
@@ -183,7 +184,7 @@ class EpisodeSteps:
             self.discard(n)
             self.data_of[t, n] = data
         episode = Episode(n, total, length, terminated, info, data, done)
-        if self._step is not None:
-            self._step(episode)
+        if self.step is not None:
+            self.step(episode)
         if done and self.end is not None:
             self.metrics_of[t, n] = self.end(episode)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -94,6 +94,8 @@ class VectorSampler:
         steps: an object that receives each step of each environment, except reset rows and lost
             steps. `None` means that no object receives the steps.
         num_steps: the number of steps of the last fragment.
+        act: chooses and records the actions of the next step of a fragment that has begun, and
+            returns them for the environment.
 
     Raises:
         EnvironmentFailedError: if the environments cannot be reset, or break Gymnasium's API.
@@ -203,12 +205,17 @@ class VectorSampler:
     def begin_fragment(self, explore: bool | Exploration, steps: int | None, uniform: bool) -> None:
         """Begins a fragment. `sample` describes the arguments."""
         length = steps or self.fragment_length
+        # The user's `np.seterr` settings should affect only the environments. Replacing the
+        # settings takes time in each step, so they are replaced only if they may raise.
         self._strict = not {"ignore", "warn"}.issuperset(np.geterr().values())
+        self.act = _quietly(self._choose) if self._strict else self._choose
         shape = (length, self.env.num_envs)
         self._chooser = action_chooser(self.policy, self._rng, explore, uniform, shape)
         self._rows = FragmentColumns(length, self._obs, self.policy.dist)
         self._per_env = {"state": self._first_memory()} if self.policy.state_size else {}
-        if self.steps is not None:
+        if isinstance(self.env, SlotGroup) and not self._in_group:
+            self.env.vector.steps = self.steps
+        elif self.steps is not None:
             self.steps.begin_fragment(self._episodes.get_state())
         self._length, self.num_steps = length, 0
 
@@ -253,7 +260,7 @@ class VectorSampler:
         ended, env.vector.episodes = env.vector.episodes, []
         batch.episodes = EpisodeStats.of(ended)
         if self.ended is not None:
-            self.ended += with_metrics(ended, self.steps)
+            self.ended += ended
 
     def _first_memory(self) -> np.ndarray:
         """Returns the memory `[N, S]` before the first row of a fragment."""
@@ -326,13 +333,6 @@ class VectorSampler:
         """Records the results of a step. See `Env.step`."""
         self._copy_results(results)
         self.take(results[0], results[4])
-
-    def act(self) -> Any:
-        """Chooses and records the actions of the next step, and returns them for the
-        environment."""
-        # The user's `np.seterr` settings should affect only the environments. Replacing the
-        # settings takes time in each step, so they are replaced only if they may raise.
-        return (_quietly(self._choose) if self._strict else self._choose)()
 
     def _copy_results(self, results: Any) -> None:
         t, rows = self.num_steps, self._rows
@@ -593,14 +593,6 @@ def action_chooser(
         return params, dist.sample(params, None if noise is None else noise[t]), state
 
     return action
-
-
-def with_metrics(ended: Sequence[Episode], steps: EpisodeSteps | None) -> list[Episode]:
-    """Calls the user's `on_episode_end` for episodes with several agents. Returns the episodes with
-    the metrics that it returned."""
-    if steps is None or steps.end is None:
-        return list(ended)
-    return [one._replace(metrics=steps.end(one)) for one in ended]
 
 
 _quietly = np.errstate(all="ignore")

@@ -129,6 +129,7 @@ def make_worker_config(
     source = resolve_env(rollout.env) if env is None else env
     found = probe_env(source, rollout, keys)
     if found.policies is not None:
+        _check_group_options(rollout)
         policy = group_config(found.policies, rollout, policy_class, policy)
         policy_class = PolicyGroup
     elif rollout.policies and found.num_agents == 1:
@@ -152,6 +153,20 @@ def make_worker_config(
     if rollout.num_workers:
         check_picklable(config, keys)
     return config
+
+
+def _check_group_options(rollout: RolloutConfig) -> None:
+    """Raises `ConfigError` for options that are not possible with several policies."""
+    if rollout.compress_gradients == "topk":
+        raise ConfigError(
+            "key 'compress_gradients': got 'topk' with several policies. Allowed: 'none', 'fp16', "
+            "'bf16', because the gradient of a small policy could be left out"
+        )
+    if rollout.num_workers_below:
+        raise ConfigError(
+            f"key 'num_workers_below': got {rollout.num_workers_below} with several policies. "
+            "Allowed: 0"
+        )
 
 
 def group_config(

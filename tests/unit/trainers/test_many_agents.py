@@ -200,3 +200,35 @@ def test_wrong_option_is_one_error(options: dict[str, Any], message: str) -> Non
 def test_policies_need_several_agents() -> None:
     with pytest.raises(ConfigError, match="an environment with one agent"):
         polopt.A2C({**SMALL, "env": "CartPole-v1", "policies": ["a", "b"]}).train()
+
+
+class Notes(polopt.Callbacks):
+    """Notes the steps and the ends of episodes in the data of the episode."""
+
+    def on_episode_step(self, *, episode: Any, worker: Any) -> None:
+        episode.data.setdefault("returns", []).append(dict(episode.agent_returns))
+        assert set(episode.info) == {"row", "column"}
+
+    def on_episode_end(self, *, episode: Any, worker: Any) -> dict[str, float]:
+        assert len(episode.data["returns"]) == episode.episode_len == 10
+        assert episode.data["returns"][-1] == episode.agent_returns
+        assert sum(episode.agent_returns.values()) == episode.episode_return
+        return {"ends": 1.0}
+
+
+@pytest.mark.parametrize("two", [False, True])
+def test_callbacks_get_the_episode_of_all_agents(two: bool) -> None:
+    options = {**SMALL, **FAST, **SHORT["A2C"], **(TWO if two else {}), "callbacks": Notes}
+    trainer = polopt.A2C({**options, "env": Matrix})
+    result = trainer.train()
+    trainer.stop()
+    assert result["env_runners"]["custom_metrics"]["ends_mean"] == 1.0
+    assert result["env_runners"]["num_episodes"] == result["num_env_steps_sampled_lifetime"] // 10
+
+
+@pytest.mark.parametrize(
+    "options", [{"compress_gradients": "topk"}, {"num_workers_below": 1}], ids=str
+)
+def test_option_that_several_policies_cannot_have(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(options))}.*with several policies"):
+        polopt.A3C({**SMALL, **TWO, "num_workers": 1, **options, "env": Matrix}).train()
