@@ -11,7 +11,7 @@ from gymnasium import Space, spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
-from polopt.common.action_mask import MASK_KEY, find_action_mask
+from polopt.common.action_mask import MASK_KEY, ActionMask, find_action_mask
 from polopt.common.episodes import Episode
 from polopt.common.faults import Fault
 from polopt.common.progress import PROGRESS
@@ -29,6 +29,10 @@ class FaultTolerantAgents(FaultTolerantEnv):
     next episode, and empty dicts."""
 
     _api = "the rules of its API"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._kinds: dict[AgentID, tuple[Any, Space[Any], ActionMask | None]] = {}
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps the environment. See `AgentsEnv.step` and `FaultTolerantEnv`."""
@@ -49,15 +53,25 @@ class FaultTolerantAgents(FaultTolerantEnv):
 
     def _fit(self, observations: Mapping[AgentID, Any]) -> dict[AgentID, Any]:
         """Converts floats to the dtypes of the spaces, and checks the action masks."""
-        acting = set(self.env.acting)  # type: ignore[attr-defined]
         fitted = {}
         for agent, observation in observations.items():
-            space, action_space = self.env.spaces_of(agent)  # type: ignore[attr-defined]
-            mask = find_action_mask(space, action_space)
+            if agent not in self._kinds:
+                self._kinds[agent] = self._kind_of(agent)
+            dtype, space, mask = self._kinds[agent]
             if mask is not None:
-                mask.check(np.asarray(observation[MASK_KEY])[None], agent in acting)
-            fitted[agent] = cast_floats(observation, space)
+                acts = agent in self.env.acting  # type: ignore[attr-defined]
+                mask.check(np.asarray(observation[MASK_KEY])[None], acts)
+            if type(observation) is np.ndarray and observation.dtype == dtype:
+                fitted[agent] = observation
+            else:
+                fitted[agent] = cast_floats(observation, space)
         return fitted
+
+    def _kind_of(self, agent: AgentID) -> tuple[Any, Space[Any], ActionMask | None]:
+        """The dtype of arrays that need no conversion, the space, and the mask of an agent."""
+        space, action_space = self.env.spaces_of(agent)  # type: ignore[attr-defined]
+        dtype = space.dtype if isinstance(space, _ARRAYS) else None
+        return dtype, space, find_action_mask(space, action_space)
 
 
 class MappedEpisode(NamedTuple):
@@ -143,6 +157,8 @@ class AgentVectorEnv:
             group.begin_step()
         for k in copies:
             self._reset_copy(k, None if seeds is None else seeds[k])
+        for group in self.groups:
+            group.end_step()
 
     def step(self, actions: Sequence[Any]) -> None:
         """Steps each copy, and resets the copies whose episodes end. Each group then has the
@@ -156,9 +172,9 @@ class AgentVectorEnv:
             group.begin_step()
             group.actions = of_group
         for k, env in enumerate(self.envs):
-            chosen = {}
+            chosen, slots = {}, self._slots[k]
             for agent in self._acting[k]:
-                group, slot = self._slots[k][agent]
+                group, slot = slots[agent]
                 chosen[agent] = group.begin_transition(slot)
             observations, rewards, terminated, truncated, info = env.step(chosen)
             if FAULT_KEY in info:
@@ -173,6 +189,8 @@ class AgentVectorEnv:
                 self._reset_copy(k)
             else:
                 self._note_acting(k, observations)
+        for group in self.groups:
+            group.end_step()
 
     def _reset_copy(self, k: int, seed: int | None = None) -> None:
         observations, info = self.envs[k].reset(seed=seed)
@@ -196,10 +214,11 @@ class AgentVectorEnv:
 
     def _note_acting(self, k: int, observations: Mapping[AgentID, Any]) -> None:
         acting = self._acting[k] = self.envs[k].env.acting  # type: ignore[attr-defined]
+        slots = self._slots[k]
         for group in self.groups:
             group.nobody_acts(k)
         for agent in acting:
-            group, slot = self._slot_of(k, agent)
+            group, slot = slots.get(agent) or self._slot_of(k, agent)
             group.acts_next(slot, observations[agent])
 
     def _slot_of(self, k: int, agent: AgentID) -> tuple[SlotGroup, int]:
@@ -221,10 +240,13 @@ class AgentVectorEnv:
         """Takes the results of a step of copy `k`. `AgentsEnv.step` describes them."""
         self._lengths[k] += 1
         self.num_steps += 1
+        slots, returns = self._slots[k], self._returns[k]
         for agent, reward in rewards.items():
-            group, slot = self._slot_of(k, agent)
+            group, slot = slots.get(agent) or self._slot_of(k, agent)
             group.sums[slot] += reward
-            self._returns[k][agent] += reward
+            returns[agent] += reward
+        if not terminated and not truncated:
+            return
         for agent in {**terminated, **truncated}:
             over, cut = bool(terminated.get(agent)), bool(truncated.get(agent))
             self._truncated[k] |= cut
@@ -276,8 +298,11 @@ class SlotGroup(VectorEnv[Any, Any, Any]):
         has_row: `[N]` bool, True for the slots whose transitions closed in the last step.
         open: `[N]` bool, True for the slots whose agents have acted, and whose transitions have not
             closed.
-        sums: `[N]`, the rewards of the transitions that have begun.
+        sums: the rewards of the transitions of the N slots that have begun.
         actions: `[N, ...]`, the actions of the current step.
+
+    Within a step, lists hold what belongs to single slots, because to read and to write an element
+    of an array takes several times as long. `end_step` makes the arrays.
     """
 
     def __init__(
@@ -296,13 +321,10 @@ class SlotGroup(VectorEnv[Any, Any, Any]):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.render_mode = render_mode
         self.actions: Any = None
-        self.acts = np.zeros(self.num_envs, dtype=bool)
-        self.has_row = np.zeros(self.num_envs, dtype=bool)
-        self.sums = np.zeros(self.num_envs)
-        self.open = np.zeros(self.num_envs, dtype=bool)
-        self._rewards = np.zeros(self.num_envs)
-        self._terminated = np.zeros(self.num_envs, dtype=bool)
-        self._truncated = np.zeros(self.num_envs, dtype=bool)
+        self.sums = [0.0] * self.num_envs
+        self._acts, self._open = self._no(), self._no()
+        self.begin_step()
+        self.end_step()
         self._infos: dict[str, Any] = {}
         self._observations = _Observations(self.single_observation_space, self.num_envs)
         self._places = {agent: place for place, agent in enumerate(self.agents)}
@@ -340,8 +362,8 @@ class SlotGroup(VectorEnv[Any, Any, Any]):
         """Returns the results of the last step: observations `[N, ...]`, rewards `[N]`,
         `terminated` `[N]`, `truncated` `[N]`, and infos. The next step overwrites the
         observations."""
-        observations = self._observations.batch()
-        return observations, self._rewards, self._terminated, self._truncated, self._infos
+        columns = np.array(self._rewards), np.array(self._terminated), np.array(self._truncated)
+        return self._observations.batch(), *columns, self._infos
 
     def close_extras(self, **kwargs: Any) -> None:
         """Closes the environments."""
@@ -363,57 +385,65 @@ class SlotGroup(VectorEnv[Any, Any, Any]):
         """Returns the slot of an agent of copy `k`."""
         return k * len(self.agents) + self._places[agent]
 
-    def _slots_of(self, k: int) -> slice:
-        return slice(k * len(self.agents), (k + 1) * len(self.agents))
+    def _range_of(self, k: int) -> range:
+        return range(k * len(self.agents), (k + 1) * len(self.agents))
 
     def begin_step(self) -> None:
         """Empties the results of the step before."""
-        self.has_row[:] = False
-        self._rewards = np.zeros(self.num_envs)
-        self._terminated = np.zeros(self.num_envs, dtype=bool)
-        self._truncated = np.zeros(self.num_envs, dtype=bool)
+        self._has_row, self._terminated, self._truncated = self._no(), self._no(), self._no()
+        self._rewards = [0.0] * self.num_envs
         self._infos = {}
+
+    def _no(self) -> list[bool]:
+        return [False] * self.num_envs
+
+    def end_step(self) -> None:
+        """Makes the arrays that describe the slots after a step."""
+        self.acts, self.open = np.array(self._acts), np.array(self._open)
+        self.has_row = np.array(self._has_row)
 
     def begin_episode(self, k: int) -> None:
         """Empties the slots of copy `k`. What has closed in this step stays."""
-        self.open[self._slots_of(k)] = False
-        self.sums[self._slots_of(k)] = 0.0
+        for slot in self._range_of(k):
+            self._open[slot] = False
 
     def begin_transition(self, slot: int) -> Any:
         """Returns the action of a slot, with which a transition begins."""
-        self.open[slot], self.sums[slot] = True, 0.0
+        self._open[slot], self.sums[slot] = True, 0.0
         return self.actions[slot]
 
     def nobody_acts(self, k: int) -> None:
         """No agent of copy `k` acts next, except those of later calls of `acts_next`."""
-        self.acts[self._slots_of(k)] = False
+        for slot in self._range_of(k):
+            self._acts[slot] = False
 
     def acts_next(self, slot: int, observation: Any) -> None:
         """The agent of a slot acts next. This closes its transition if one has begun."""
-        if self.open[slot]:
+        if self._open[slot]:
             self._close(slot)
-        self.acts[slot] = True
+        self._acts[slot] = True
         self._observations.put(slot, observation)
 
     def end(self, slot: int, last: Any, terminated: bool, truncated: bool) -> None:
         """The agent of a slot has ended, with its last observation."""
-        if self.open[slot]:
+        if self._open[slot]:
             self._close(slot)
             self._terminated[slot], self._truncated[slot] = terminated, truncated
-            self._note("final_obs", slice(slot, slot + 1), last)
+            self._note("final_obs", [slot], last)
 
     def note_fault(self, k: int, fault: Any) -> None:
         """Copy `k` has raised. None of its transitions closes in this step."""
-        self._note(FAULT_KEY, self._slots_of(k), fault)
+        self._note(FAULT_KEY, self._range_of(k), fault)
 
     def _close(self, slot: int) -> None:
-        self.open[slot], self.has_row[slot] = False, True
+        self._open[slot], self._has_row[slot] = False, True
         self._rewards[slot] = self.sums[slot]
 
-    def _note(self, key: str, slots: slice, value: Any) -> None:
-        found = self._infos.setdefault(key, np.full(self.num_envs, None, dtype=object))
-        for slot in range(slots.start, slots.stop):
-            found[slot] = value
+    def _note(self, key: str, slots: Iterable[int], value: Any) -> None:
+        if key not in self._infos:
+            self._infos[key] = np.full(self.num_envs, None, dtype=object)
+        for slot in slots:
+            self._infos[key][slot] = value
 
 
 class _Observations:

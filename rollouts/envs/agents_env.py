@@ -650,21 +650,25 @@ def _keywords_of(reset: Any) -> list[str]:
     return [name for name in ("seed", "options") if has_any or name in parameters]
 
 
+#: What a method returns, by the number of its dicts.
+_RESULTS = {
+    1: ["observations"],
+    2: ["observations", "infos"],
+    4: ["observations", "rewards", "dones", "infos"],
+    5: ["observations", "rewards", "terminated", "truncated", "infos"],
+}
+
+
 def _dicts(result: Any, method: str, count: int) -> Any:
     """Checks that a method returned `count` dicts, and returns them."""
-    names = {
-        1: ["observations"],
-        2: ["observations", "infos"],
-        4: ["observations", "rewards", "dones", "infos"],
-        5: ["observations", "rewards", "terminated", "truncated", "infos"],
-    }[count]
+    names = _RESULTS[count]
     if not isinstance(result, tuple) or len(result) != count:
         raise APIViolation(
             f"{method} must return {count} dicts ({', '.join(names)}); "
             f"got {described_value(result)}"
         )
     for name, part in zip(names, result, strict=True):
-        if not isinstance(part, Mapping):
+        if type(part) is not dict and not isinstance(part, Mapping):
             raise APIViolation(
                 f"{method} must return a dict of agents as {name}; got {described_value(part)}"
             )
