@@ -21,6 +21,7 @@ from polopt.common.add_ons import RunListener, add_ons
 from polopt.common.config import ConfigError, shown
 from polopt.common.tested_versions import warn_of_untested_versions
 from polopt.policies.policy import Policy
+from polopt.policies.policy_group import PolicyGroup
 from polopt.rollouts.envs.env_sources import OwnCopies, env_name, refuse_made_env
 from polopt.rollouts.ray_session import warn_if_larger
 from polopt.trainers.checkpoints import CheckpointError
@@ -34,7 +35,10 @@ from polopt.trainers.restoring import (
     check_directory,
     checkpoint_path,
     find_checkpoint,
+    misfit,
     read_or_fall_back,
+    read_whole,
+    state_of_policy,
 )
 from polopt.trainers.result_files import ResultFiles
 from polopt.trainers.results import make_result
@@ -547,19 +551,74 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self.experiment, self.get_policy(), self.optimizer, episodes, stochastic, seed
         )
 
-    def get_policy(self) -> Policy:
-        """Returns the policy that this trainer trains."""
-        return self._run.policy
+    def get_policy(self, name: str | None = None) -> Policy:
+        """Returns the policy that this trainer trains.
 
-    def compute_single_action(self, observation: Any, explore: bool = False) -> Any:
+        Args:
+            name: the name of one of several policies. `None` means the policy of a run with one
+                policy, or the `PolicyGroup` of all policies.
+
+        Raises:
+            ValueError: the run has no policy of this name.
+        """
+        policy = self._run.policy
+        if name is None:
+            return policy
+        members = policy.policies if isinstance(policy, PolicyGroup) else {}
+        if name not in members:
+            allowed = ", ".join(map(repr, members)) or "none, because the run has one policy"
+            raise ValueError(f"the run has no policy {name!r}. Allowed: {allowed}")
+        return members[name]
+
+    def restore_policy(self, name: str, checkpoint: Any, from_policy: str | None = None) -> None:
+        """Restores one of several policies from a checkpoint, also from a run with one policy. The
+        other policies and the counters of the run stay as they are. All environments begin new
+        episodes.
+
+        Args:
+            name: the name of the policy in this run.
+            checkpoint: a value that `restore` accepts.
+            from_policy: the name of the policy in the checkpoint, if it has several policies.
+                `None` means `name`.
+
+        Raises:
+            CheckpointError: the checkpoint is missing or damaged, has no such policy, or its
+                network differs.
+            ValueError: the run has no policy of this name.
+        """
+        self.get_policy(name)
+        directory = find_checkpoint(checkpoint_path(checkpoint))
+        whole = read_whole(directory)
+        several = "policies" in whole["optimizer"]["policy"]
+        one = state_of_policy(
+            whole, f"checkpoint {directory}", (from_policy or name) if several else from_policy
+        )
+        if problem := misfit(one, self.get_policy(name)):
+            raise CheckpointError(f"checkpoint {directory} does not fit policy {name!r}: {problem}")
+        state = self.optimizer.get_state()
+        members = {**state["policy"]["policies"], name: one["optimizer"]["policy"]}
+        self.optimizer.set_state({**state, "policy": {**state["policy"], "policies": members}})
+
+    def compute_single_action(
+        self, observation: Any, explore: bool = False, policy_name: str | None = None
+    ) -> Any:
         """Returns the action for one observation. The observation is from the environment's
         observation space. `env.step` accepts the action.
 
+        Args:
+            observation: the observation.
+            explore: True samples the action. False takes the mode of the distribution.
+            policy_name: the name of the policy that acts, if the run has several.
+
         Raises:
             ValueError: the policy has memory. This method cannot keep the policy's state from one
-                call to the next.
+                call to the next. Also raised if the run has several policies and none is named.
         """
-        policy = self.get_policy()
+        policy = self.get_policy(policy_name)
+        if isinstance(policy, PolicyGroup):
+            raise ValueError(
+                f"the run has several policies. Give policy_name: one of {list(policy.policies)}"
+            )
         if policy.state_size:
             raise ValueError(
                 f"{type(policy).__name__} has memory. Use get_policy().predict(observation, state),"
