@@ -3,8 +3,10 @@ only some workers have rows for."""
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import time
 from typing import Any
 
 import numpy as np
@@ -114,7 +116,9 @@ def test_evaluation_in_workers_plays_all_policies(ray_session: None) -> None:
         evaluation_duration=2,
         min_time_s_per_iteration=0.5,
     )
-    results = [trainer.train() for _ in range(6)]
+    until_s = time.monotonic() + 100.0
+    mean = math.nan
+    while math.isnan(mean) and time.monotonic() < until_s:  # the worker may start slowly
+        mean = trainer.train()["evaluation"]["env_runners"]["episode_return_mean"]
     trainer.stop()
-    means = [one["evaluation"]["env_runners"]["episode_return_mean"] for one in results]
-    assert np.isfinite(means).any(), means
+    assert 7 * 2 <= mean <= 7 * 6
