@@ -91,20 +91,32 @@ class PolicyGroup(Policy):
     ) -> None:
         observations = cast("spaces.Dict", observation_space).spaces
         actions = cast("spaces.Dict", action_space).spaces
-        self.policies: dict[str, Policy] = {}
+        policies: dict[str, Policy] = {}
         for place, (name, member) in enumerate(config.members.items()):
             own_seed = seed
             if place:
                 sequence = np.random.SeedSequence(seed, spawn_key=(place,))
                 own_seed = int(sequence.generate_state(1)[0] >> 1)
-            self.policies[name] = member.policy_class(
+            policies[name] = member.policy_class(
                 observations[name], actions[name], member.config, seed=own_seed, device=device
             )
-        self.trained = [name for name, member in config.members.items() if member.learns]
-        self._learns = {name: member.learns for name, member in config.members.items()}
-        self.observation_space = observation_space
-        self.action_space = action_space
-        self.device = torch.device(device)
+        self._hold(policies, {name: member.learns for name, member in config.members.items()})
+
+    @classmethod
+    def of(cls, policies: Mapping[str, Policy]) -> PolicyGroup:
+        """Makes a group of policies that exist already. All of them can learn."""
+        group = cls.__new__(cls)
+        group._hold(dict(policies), dict.fromkeys(policies, True))
+        return group
+
+    def _hold(self, policies: dict[str, Policy], learns: dict[str, bool]) -> None:
+        self.policies = policies
+        self.trained = [name for name, does in learns.items() if does]
+        self._learns = learns
+        self.action_space = spaces.Dict(
+            [(name, one.action_space) for name, one in policies.items()]
+        )
+        self.device = next(iter(policies.values())).device
         self.progress = LearningProgress()
         first = next(iter(self.policies.values()))
         self.encoder, self.dist, self.mask, self.acting = (

@@ -446,6 +446,11 @@ class SlotGroup(VectorEnv[Any, Any, Any]):
             self._infos[key][slot] = value
 
 
+def num_copies(env: VectorEnv[Any, Any, Any]) -> int:
+    """Returns the number of environments of a vector. A `SlotGroup` has more slots than this."""
+    return len(env.vector.envs) if isinstance(env, SlotGroup) else env.num_envs
+
+
 class _Observations:
     """The current observations of all slots.
 

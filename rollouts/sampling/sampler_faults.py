@@ -11,7 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from polopt.common.action_mask import MASK_KEY, ActionMask
 from polopt.common.faults import Fault, FaultKind, one_per_kind
-from polopt.rollouts.envs.agent_vector_env import SlotGroup
+from polopt.rollouts.envs.agent_vector_env import SlotGroup, num_copies
 from polopt.rollouts.envs.env_api import check_observation
 from polopt.rollouts.envs.env_errors import (
     APIViolation,
@@ -184,8 +184,7 @@ class SamplerFaults:
 
     def _new_seeds(self, env: _Vector, seeds: Seeds) -> Any:
         root = np.random.SeedSequence(seeds.envs[0], spawn_key=(self._rebuilt,))
-        count = len(env.vector.envs) if isinstance(env, SlotGroup) else env.num_envs
-        new = (root.generate_state(count) >> 1).tolist()
+        new = (root.generate_state(num_copies(env)) >> 1).tolist()
         return seed_argument(env, new)
 
 
