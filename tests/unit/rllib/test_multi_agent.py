@@ -299,7 +299,7 @@ def test_algorithm_has_policies_by_name() -> None:
     assert isinstance(algo.get_policy(), PolicyGroup)
     assert algo.get_policy("p0").config.lr == 0.5
     np.testing.assert_array_equal(algo.get_policy("p0").get_weights().flat, frozen)
-    with pytest.raises(KeyError, match=r"no policy 'p3'.* The policies are 'p0', 'p1'"):
+    with pytest.raises(ValueError, match=r"no policy 'p3'. Allowed: 'p0', 'p1'"):
         algo.get_policy("p3")
     for name in ("p0", "p1"):
         policy = algo.get_policy(name)
@@ -311,8 +311,10 @@ def test_algorithm_has_policies_by_name() -> None:
             module.state_dict()["pi.net.mlp.0.bias"], policy.model.policy_head.bias.detach()
         )
     for call in (algo.compute_single_action, algo.get_module):
-        with pytest.raises(KeyError, match="no policy 'default_policy'"):
+        with pytest.raises(ValueError, match="no policy 'default_policy'"):
             call(*[np.zeros(2, np.float32)] * (call == algo.compute_single_action))
+    played = algo.evaluate()["env_runners"]
+    assert (played["num_episodes"], played["episode_len_mean"]) == (10, 4.0)
     algo.stop()
 
 
