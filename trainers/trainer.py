@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import os
@@ -26,7 +27,7 @@ from polopt.rollouts.envs.env_sources import OwnCopies, env_name, refuse_made_en
 from polopt.rollouts.ray_session import warn_if_larger
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.evaluation import Evaluation
-from polopt.trainers.experiment import Experiment
+from polopt.trainers.experiment import Experiment, checked_plan
 from polopt.trainers.flat_config import with_keywords
 from polopt.trainers.play_episodes import EvaluationResult, evaluate_now
 from polopt.trainers.preset_help import PresetDoc, PresetSignature
@@ -43,7 +44,7 @@ from polopt.trainers.restoring import (
 from polopt.trainers.result_files import ResultFiles
 from polopt.trainers.results import make_result
 from polopt.trainers.run import Iteration, Run
-from polopt.trainers.run_state import RunState
+from polopt.trainers.run_state import RunState, with_present_options
 from polopt.trainers.saved_experiment import config_of
 from polopt.trainers.stop_when import StopWhen
 from polopt.trainers.tune_callbacks import ProgressMetrics
@@ -598,6 +599,102 @@ class PolicyOptimizerTrainer(tune.Trainable):
         state = self.optimizer.get_state()
         members = {**state["policy"]["policies"], name: one["optimizer"]["policy"]}
         self.optimizer.set_state({**state, "policy": {**state["policy"], "policies": members}})
+
+    def add_policy(
+        self,
+        name: str,
+        copy_of: str,
+        trainable: bool = False,
+        policy_mapping_fn: Any = None,
+    ) -> None:
+        """Adds a policy to a run with several policies, for example a former version of a policy as
+        an opponent. Workers begin new episodes, and replay buffers are emptied.
+
+        Args:
+            name: the name of the new policy.
+            copy_of: the policy whose weights, state and options the new policy gets.
+            trainable: whether the new policy learns.
+            policy_mapping_fn: replaces the option of the same name. `None` keeps it. A function
+                that takes `rng`, `episode` or `worker` may return the new policy for every agent
+                with the same spaces.
+
+        Raises:
+            ConfigError: the run has no named policies, has no policy `copy_of`, has a policy `name`
+                already, or the mapping does not fit. The run then goes on unchanged.
+        """
+        self._check_runs("add_policy")
+        experiment, members = self._named_policies(copy_of)
+        if name in members:
+            raise ConfigError(f"add_policy: the run has a policy {name!r} already")
+        policies = {**members, name: dict(members[copy_of])}
+        trained = [*self._run.policy.trained, *([name] if trainable else [])]  # type: ignore[attr-defined]
+        self._change_policies(experiment, policies, trained, policy_mapping_fn, {name: copy_of})
+
+    def remove_policy(self, name: str, policy_mapping_fn: Any = None) -> None:
+        """Removes one of several policies. Workers begin new episodes, and replay buffers are
+        emptied.
+
+        Args:
+            name: the name of the policy.
+            policy_mapping_fn: replaces the option of the same name. `None` keeps it.
+
+        Raises:
+            ConfigError: the run has no such policy, no policy that learns would be left, or the
+                mapping does not fit. The run then goes on unchanged.
+        """
+        self._check_runs("remove_policy")
+        experiment, members = self._named_policies(name)
+        policies = {other: options for other, options in members.items() if other != name}
+        trained = [one for one in self._run.policy.trained if one != name]  # type: ignore[attr-defined]
+        if not trained:
+            raise ConfigError(f"remove_policy: without {name!r}, no policy learns")
+        self._change_policies(experiment, policies, trained, policy_mapping_fn, {})
+
+    def _named_policies(self, name: str) -> tuple[Experiment, dict[str, dict[str, Any]]]:
+        """Returns the experiment with the present options, and the options of each policy."""
+        run = self._run
+        experiment = with_present_options(run.experiment, run.policy.config)
+        members = experiment.rollout.policies
+        if members is None:
+            raise ConfigError(
+                "the run has no named policies. Give the option 'policies', such as {'main': {}}"
+            )
+        if name not in members:
+            raise ConfigError(
+                f"the run has no policy {name!r}. Allowed: {', '.join(map(repr, members))}"
+            )
+        return experiment, members
+
+    def _change_policies(
+        self,
+        experiment: Experiment,
+        policies: dict[str, dict[str, Any]],
+        trained: list[str],
+        mapping: Any,
+        copies: dict[str, str],
+    ) -> None:
+        """Goes on with other policies. `copies` maps the names of new policies to the policies
+        whose state they get."""
+        run = self._run
+        update = {"policies": policies, "policies_to_train": trained}
+        if mapping is not None:
+            update["policy_mapping_fn"] = mapping
+        changed = dataclasses.replace(
+            experiment, rollout=experiment.rollout.model_copy(update=update)
+        )
+        checked_plan(changed)  # raises before anything changes
+        with run.own_generators():
+            state = run.optimizer.get_state()
+        evaluation = None if run.evaluation is None else run.evaluation.get_state()
+        saved = state["policy"]["policies"]
+        members = {name: saved[copies.get(name, name)] for name in policies}
+        run.experiment, callbacks = changed, run.callbacks
+        self._begin()
+        run.callbacks = callbacks  # the user's object in the driver may count policies
+        with run.own_generators():
+            run.optimizer.set_state({**state, "policy": {**state["policy"], "policies": members}})
+        if run.evaluation is not None and evaluation is not None:
+            run.evaluation.set_state(evaluation)
 
     def compute_single_action(
         self, observation: Any, explore: bool = False, policy_name: str | None = None

@@ -77,7 +77,7 @@ class WholeEpisodes:
         if problem:
             sampler.reset_some(bad)
         # With agents, `bad` describes slots.
-        of_envs = bad.reshape(len(self._left), -1).any(axis=1).tolist()
+        of_envs = bad.reshape(len(self._left), -1).sum(axis=1)
         for episode in ended:
             if self._left[episode.env_index] and not of_envs[episode.env_index]:
                 self._left[episode.env_index] -= 1

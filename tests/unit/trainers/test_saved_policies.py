@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agent_envs import Matrix, Race
+from agent_envs import Matrix
 
 import polopt
-from polopt.common.config import ConfigError
 from polopt.trainers.checkpoints import CheckpointError
 
 SMALL = {
@@ -146,7 +145,7 @@ def test_restore_of_another_number_of_policies_says_what_to_do(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("two", [False, True])
-def test_evaluation_plays_all_agents(two: bool, tmp_path: Path) -> None:
+def test_evaluation_plays_all_agents(two: bool) -> None:
     """With the same action of both players, each gets 3 or 1, so that a return is 20 or 60."""
     options = {} if two else {"policies": None, "policy_mapping_fn": None}
     trainer = trainer_of(
@@ -156,15 +155,8 @@ def test_evaluation_plays_all_agents(two: bool, tmp_path: Path) -> None:
     evaluated = result["evaluation"]["env_runners"]
     assert evaluated["num_episodes"] == 5
     assert evaluated["episode_len_mean"] == 10
-    trainer.save(str(tmp_path))
-    for played in (trainer.evaluate(3), polopt.evaluate(str(tmp_path), Matrix, 3)):
-        assert len(played.episodes) == 3
-        for episode in played.episodes:
-            assert episode.episode_len == 10
-            assert sum(episode.agent_returns.values()) == episode.episode_return
-            assert set(episode.agent_returns) == {"row", "column"}
-    with pytest.raises(
-        (CheckpointError, ConfigError), match=r"agents.*have the spaces|policy 'rows' acts for no"
-    ):
-        polopt.evaluate(str(tmp_path), Race, 1)
+    for episode in trainer.evaluate(3).episodes:
+        assert episode.episode_len == 10
+        assert sum(episode.agent_returns.values()) == episode.episode_return
+        assert set(episode.agent_returns) == {"row", "column"}
     trainer.stop()
