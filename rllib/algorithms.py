@@ -6,7 +6,9 @@ import functools
 from pathlib import Path
 from typing import Any
 
+from polopt.common.config import ConfigError
 from polopt.policies.policy_group import PolicyGroup
+from polopt.rllib.multi_agent import as_mapping
 from polopt.rllib.rl_modules import to_rl_module
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.trainer import PolicyOptimizerTrainer
@@ -31,9 +33,8 @@ _UNNAMED = ("default_policy", "default_agent")
 _ONE_BATCH = ("SyncPPO", "DDPPO")
 #: Attributes of RLlib's algorithms that a trainer does not have, and what to use instead.
 _INSTEAD = {
-    "add_module": "the option `policies`, before the run starts",
-    "add_policy": "the option `policies`, before the run starts",
-    "remove_policy": "the option `policies`, before the run starts",
+    "add_module": "add_policy(name, copy_of=...), which copies the weights, too",
+    "remove_module": "remove_policy(name)",
     "env_runner": "get_policy() for the policy, and `workers` for the workers",
     "env_runner_group": "`workers`, for example polopt.foreach_worker(algo.workers, function)",
     "eval_env_runner_group": "`evaluation.workers`",
@@ -86,6 +87,46 @@ class Algorithm(PolicyOptimizerTrainer):
             ValueError: the run has no policy of this name.
         """
         return to_rl_module(self.get_policy(module_id))
+
+    def add_policy(  # type: ignore[override]  # the arguments of RLlib
+        self,
+        policy_id: str,
+        copy_of: Any = None,
+        trainable: bool = False,
+        policy_mapping_fn: Any = None,
+        **others: Any,
+    ) -> Any:
+        """Adds a policy, and returns it. See `PolicyOptimizerTrainer.add_policy`.
+
+        Args:
+            policy_id: the name of the new policy.
+            copy_of: the name of the policy whose weights, state and options the new policy gets.
+            trainable: whether the new policy learns.
+            policy_mapping_fn: see `AlgorithmConfig.multi_agent`.
+            others: arguments of RLlib, which are refused.
+
+        Raises:
+            ConfigError: `copy_of` is missing, or `others` is not empty. See also
+                `PolicyOptimizerTrainer.add_policy`.
+        """
+        if others or not isinstance(copy_of, str):
+            names = ", ".join(others) or "no copy_of"
+            raise ConfigError(
+                f"add_policy: got {names}. Allowed: copy_of, the name of a policy whose weights "
+                "and options the new policy gets, trainable, and policy_mapping_fn"
+            )
+        mapping = as_mapping(policy_mapping_fn, "add_policy")
+        super().add_policy(policy_id, copy_of, trainable, mapping)
+        return self.get_policy(policy_id)
+
+    def remove_policy(self, policy_id: str, policy_mapping_fn: Any = None) -> None:
+        """Removes a policy. See `PolicyOptimizerTrainer.remove_policy`.
+
+        Args:
+            policy_id: the name of the policy.
+            policy_mapping_fn: see `AlgorithmConfig.multi_agent`.
+        """
+        super().remove_policy(policy_id, as_mapping(policy_mapping_fn, "remove_policy"))
 
     def compute_single_action(  # type: ignore[override]  # the arguments of RLlib
         self, observation: Any = None, state: Any = None, explore: bool | None = None, **others: Any

@@ -318,6 +318,46 @@ def test_algorithm_has_policies_by_name() -> None:
     algo.stop()
 
 
+class AgainstThePast(RLlibCallback):
+    """As RLlib's `SelfPlayCallback`."""
+
+    weights: Any = None
+
+    def on_train_result(self, *, algorithm: Any, result: Any, **kwargs: Any) -> None:
+        if result["training_iteration"] > 1:
+            return
+
+        def mapping(agent_id: int, episode: Any, **kwargs: Any) -> str:
+            return "main" if hash(episode.id_) % 2 == agent_id else "main_v1"
+
+        added = algorithm.add_policy("main_v1", copy_of="main", policy_mapping_fn=mapping)
+        type(self).weights = added.get_weights().flat.copy()
+
+
+def test_self_play_adds_and_removes_policies() -> None:
+    algo = (
+        two_policies(policies=["main"], policy_mapping_fn=lambda agent_id, episode: "main")
+        .callbacks(AgainstThePast)
+        .build_algo()
+    )
+    assert "main_v1" not in algo.train()["learners"]
+    main, past = algo.get_policy("main"), algo.get_policy("main_v1")
+    np.testing.assert_array_equal(main.get_weights().flat, AgainstThePast.weights)
+    assert "main" in algo.train()["learners"]
+    np.testing.assert_array_equal(past.get_weights().flat, AgainstThePast.weights)
+    assert (main.get_weights().flat != AgainstThePast.weights).any()
+    for wrong in ({}, {"policy_cls": A2CPolicy}, {"copy_of": "main", "policy_cls": A2CPolicy}):
+        with pytest.raises(ConfigError, match=r"add_policy: got .* Allowed: copy_of"):
+            algo.add_policy("main_v2", **wrong)
+    with pytest.raises(AttributeError, match=r"add_policy\(name, copy_of=...\)"):
+        algo.add_module("main_v2", RLModuleSpec())
+    algo.remove_policy("main_v1", policy_mapping_fn=lambda agent_id, episode: "main")
+    with pytest.raises(ValueError, match="no policy 'main_v1'"):
+        algo.get_policy("main_v1")
+    algo.train()
+    algo.stop()
+
+
 def test_options_of_a_policy_are_checked_by_the_run() -> None:
     config = two_policies(policies={"p0": {"train_batch_size": 3}, "p1": {}})
     with pytest.raises(ConfigError, match=r"policy 'p0' in 'policies': .*'train_batch_size'"):
