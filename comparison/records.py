@@ -1,0 +1,192 @@
+"""The files of a comparison: its plans, and a record of each seed.
+
+- `plan.json` holds the plans. The first is written before the first seed. A plan that is added
+  later says how many seeds were known then.
+- `seeds.jsonl` has a line for each seed that has ended. A line is written at once, so a killed
+  comparison loses only the seeds that were running.
+- `decisions.json` holds the report, and is made from the two other files.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polopt.common.config import ConfigError
+from polopt.common.files import read_regular
+from polopt.comparison.plan import hash_of
+
+PLAN_FILE, SEEDS_FILE, DECISIONS_FILE = "plan.json", "seeds.jsonl", "decisions.json"
+_LOCK_FILE = "lock"
+_FORMAT = 1
+_MOST_BYTES = 1 << 28
+_MOST_POINTS = 200  # of the curve in a record
+
+
+@dataclass(frozen=True)
+class SeedRecord:
+    """A seed that has ended.
+
+    Attributes:
+        variant: name of the variant.
+        number: number of the seed in its variant, from 0.
+        seed: the seed of its run.
+        score: the last finite value of the metric until the budget. None if the seed crashed or
+            diverged.
+        error: why the seed has no score, or an empty string.
+        steps: environment steps of the run.
+        seconds: seconds of training.
+        total_s: seconds of the run, with start-up and evaluation.
+        curve: points `(steps, seconds, metric)`. The metric is None where it was not finite.
+        trial: name of the directory of the trial, or path of the run.
+        added: whether the seed was added by hand after the plan had ended.
+    """
+
+    variant: str
+    number: int
+    seed: int
+    score: float | None
+    error: str = ""
+    steps: float = 0.0
+    seconds: float = 0.0
+    total_s: float = 0.0
+    curve: Sequence[tuple[float, float, float | None]] = field(default_factory=list)
+    trial: str = ""
+    added: bool = False
+
+
+def record_of(
+    curve: Sequence[tuple[float, float, float]],
+    axis: int,
+    budget: float,
+    error: str = "",
+    **fields: Any,
+) -> SeedRecord:
+    """Returns the record of a run.
+
+    Args:
+        curve: steps, seconds and metric of each result.
+        axis: 0 for a budget of steps, 1 for a budget of seconds.
+        budget: the budget. Results after the first that reaches it are left out.
+        error: why the run crashed, or an empty string.
+        fields: further fields of the record.
+    """
+    end = next((i for i, point in enumerate(curve) if point[axis] >= budget), len(curve) - 1)
+    used = list(curve[: end + 1])
+    known = [point[2] for point in used if math.isfinite(point[2])]
+    if not error and not known:
+        error = "no result has a finite value of the metric"
+    thin = used
+    if len(used) > _MOST_POINTS:
+        places = np.unique(np.linspace(0, len(used) - 1, _MOST_POINTS).round().astype(int))
+        thin = [used[place] for place in places]
+    return SeedRecord(
+        score=None if error else known[-1],
+        error=error,
+        steps=used[-1][0] if used else 0.0,
+        seconds=used[-1][1] if used else 0.0,
+        curve=[(a, b, c if math.isfinite(c) else None) for a, b, c in thin],
+        **fields,
+    )
+
+
+class ComparisonFiles:
+    """Reads and writes the files of a comparison.
+
+    Args:
+        folder: directory of the comparison.
+
+    Attributes:
+        folder: directory of the comparison.
+        plans: the plans in the order in which they were written. Each has the keys `plan`, `hash`,
+            `written`, `seeds_known` and `after_results`.
+        records: the seeds that have ended.
+
+    Raises:
+        ConfigError: a file cannot be read, or is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.plans: list[dict[str, Any]] = []
+        self.records: list[SeedRecord] = []
+        try:
+            if (folder / PLAN_FILE).exists():
+                self.plans = _json(folder / PLAN_FILE)["plans"]
+            if (folder / SEEDS_FILE).exists():
+                text = read_regular(folder / SEEDS_FILE, _MOST_BYTES).decode()
+                # A line without an end was being written when the process was killed.
+                lines = text[: text.rfind("\n") + 1].splitlines()
+                self.records = [SeedRecord(**json.loads(line)) for line in lines]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{folder}: the comparison cannot be read: {error}") from None
+
+    def of(self, variant: str) -> list[SeedRecord]:
+        """Returns the records of a variant in the order of its seeds, until the first missing
+        seed."""
+        found = {one.number: one for one in self.records if one.variant == variant}
+        numbers = range(len(found))
+        return [found[n] for n in numbers if all(m in found for m in range(n + 1))]
+
+    def add_plan(self, plan: Mapping[str, Any], after_results: bool = False) -> None:
+        """Writes a plan, unless it is equal to the last plan."""
+        digest = hash_of(plan)
+        if self.plans and self.plans[-1]["hash"] == digest:
+            return
+        written = time.strftime("%Y-%m-%d %H:%M:%S")
+        entry = {"hash": digest, "written": written, "seeds_known": len(self.records)}
+        self.plans.append({**entry, "after_results": after_results, "plan": plan})
+        self._replace(PLAN_FILE, {"polopt_comparison": _FORMAT, "plans": self.plans})
+
+    def add(self, record: SeedRecord) -> None:
+        """Writes the record of a seed."""
+        path = self.folder / SEEDS_FILE
+        before = path.read_bytes() if path.exists() else b""
+        whole = before.rfind(b"\n") + 1
+        with path.open("r+b" if before else "wb") as file:
+            file.truncate(whole)  # removes a line that a killed process has not ended
+            file.seek(whole)
+            file.write(json.dumps(asdict(record), allow_nan=False).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.records.append(record)
+
+    def write_decisions(self, report: Mapping[str, Any]) -> None:
+        """Writes the report."""
+        self._replace(DECISIONS_FILE, report)
+
+    def _replace(self, name: str, value: Any) -> None:
+        partial = self.folder / f"{name}.partial"
+        with partial.open("w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1, allow_nan=False)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self.folder / name)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Inside the block, no other process can run this comparison.
+
+        Raises:
+            ConfigError: another process runs it.
+        """
+        with (self.folder / _LOCK_FILE).open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ConfigError(f"another process runs the comparison in {self.folder}") from None
+            yield
+
+
+def _json(path: Path) -> Any:
+    return json.loads(read_regular(path, _MOST_BYTES))
