@@ -50,7 +50,7 @@ BETTER, EQUAL, OPEN, UNDECIDED = "better", "equal", "running", "not decided"
 
 
 @dataclass(frozen=True)
-class Rules:
+class DecisionRules:
     """What is decided, when, and at which level.
 
     Attributes:
@@ -127,7 +127,7 @@ def filled(
 
     Args:
         scores: scores of each variant in the order of its seeds. None for a failed seed.
-        looks: see `Rules`.
+        looks: see `DecisionRules`.
         failed: the score of a failed seed. None means the worst finite score of all variants among
             the seeds until the look of the failed seed. This number does not change with later
             seeds. It is 0 if there is no finite score.
@@ -146,7 +146,7 @@ def filled(
     return found
 
 
-def decide(scores: Mapping[str, Sequence[float]], rules: Rules) -> Decisions:
+def decide(scores: Mapping[str, Sequence[float]], rules: DecisionRules) -> Decisions:
     """Decides all pairs, look by look.
 
     A pair uses no seeds after the look that has decided it. A variant whose pairs are all decided
@@ -218,7 +218,9 @@ class _Test:
         p_values: the p-value of the difference at each look, as if this look were the only one.
     """
 
-    def __init__(self, first: Sequence[float], second: Sequence[float], rules: Rules) -> None:
+    def __init__(
+        self, first: Sequence[float], second: Sequence[float], rules: DecisionRules
+    ) -> None:
         self._rules = rules
         self._looks = [n for n in rules.looks if n <= min(len(first), len(second))]
         paths = _paths(rules.blocks, rules.draw_seed)

@@ -28,7 +28,7 @@ from polopt.command_line.examples import Example, merge
 from polopt.command_line.plan import Plan, plan_of
 from polopt.command_line.sweep import is_search
 from polopt.common.config import Config, ConfigError, shown
-from polopt.comparison.decisions import MOST_VARIANTS, Rules
+from polopt.comparison.decisions import MOST_VARIANTS, DecisionRules
 from polopt.trainers.results import check_stop_key
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
@@ -78,7 +78,7 @@ class ComparisonConfig(Config):
     equal_within: float | None = pydantic.Field(default=None, gt=0.0, allow_inf_nan=False)
     failed: float | None = pydantic.Field(default=None, allow_inf_nan=False)
 
-    def rules(self, num_variants: int) -> Rules:
+    def rules(self, num_variants: int) -> DecisionRules:
         """Returns the rules of the decisions.
 
         Raises:
@@ -93,7 +93,7 @@ class ComparisonConfig(Config):
                 f"key 'max_seeds': got {self.max_seeds}, but the last of the looks {list(looks)} "
                 f"is {looks[-1]}. Give only one of them"
             )
-        rules = Rules(tuple(looks), self.level, self.equal_within)
+        rules = DecisionRules(tuple(looks), self.level, self.equal_within)
         num_pairs = num_variants * (num_variants - 1) // 2
         if rules.smallest_p() > self.level / num_pairs:
             raise ConfigError(
@@ -135,7 +135,7 @@ class ComparisonPlan:
     """
 
     settings: ComparisonConfig
-    rules: Rules
+    rules: DecisionRules
     budget_key: str
     budget: float
     names: tuple[str, ...]

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from polopt import __version__
-from polopt.command_line.progress_table import duration
 from polopt.comparison.decisions import BETTER, EQUAL, OPEN, PairDecision
 from polopt.comparison.plan import SECONDS, STEPS, ComparisonPlan
 from polopt.comparison.records import ComparisonFiles, SeedRecord
@@ -121,10 +120,11 @@ def lines(report: Mapping[str, Any]) -> Iterator[str]:
     """Yields the lines of the report for a terminal."""
     plan = report["plan"]
     ((key, budget),) = plan["budget"].items()
-    yield f"metric      {plan['metric']} ({'higher' if plan['mode'] == 'max' else 'lower'} is better) after {budget:,.0f} {_UNITS[key]}"
+    better = "higher" if plan["mode"] == "max" else "lower"
+    yield f"metric      {plan['metric']} after {budget:,.0f} {_UNITS[key]}, {better} is better"
     other = report["other_axis"]
     column = "score_at_seconds" if other["key"] == SECONDS else "score_at_steps"
-    place = duration(other["at"]) if other["key"] == SECONDS else f"{other['at']:,.0f} steps"
+    place = number_text(other["at"]) + (" s" if other["key"] == SECONDS else " steps")
     head = (
         "variant",
         "seeds",
