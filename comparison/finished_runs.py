@@ -73,8 +73,21 @@ def read_finished(
             fields: dict[str, Any] = {"variant": name, "number": number, "trial": trial}
             fields |= {"seed": int(seed) if seed.isdecimal() else number}
             fields["total_s"] = curve[-1][1]
-            records.append(record_of(curve, axis, plan.budget, error, **fields))
+            cut = _until(curve, axis, plan.budget) if whole else curve
+            records.append(record_of(cut, axis, plan.budget, error, **fields))
     return plan, records
+
+
+def _until(curve: Curve, axis: int, budget: float) -> Curve:
+    """Returns the part of a curve until a budget. Its last point is interpolated, because the
+    results of finished runs do not lie at the budget."""
+    inside = [point for point in curve if point[axis] <= budget]
+    if not inside or len(inside) == len(curve) or inside[-1][axis] == budget:
+        return inside or curve
+    last, after = inside[-1], curve[len(inside)]
+    share = (budget - last[axis]) / (after[axis] - last[axis])
+    steps, seconds, score = (a + share * (b - a) for a, b in zip(last, after, strict=True))
+    return [*inside, (steps, seconds, score if math.isfinite(score) else last[2])]
 
 
 def _order(item: tuple[str, Any]) -> tuple[int, str]:

@@ -26,7 +26,7 @@ import pydantic
 
 from polopt.command_line.examples import Example, merge
 from polopt.command_line.plan import Plan, plan_of
-from polopt.command_line.sweep import is_search
+from polopt.command_line.sweep import is_search, with_searches
 from polopt.common.config import Config, ConfigError, shown
 from polopt.comparison.decisions import MOST_VARIANTS, DecisionRules
 from polopt.trainers.results import check_stop_key
@@ -73,8 +73,8 @@ class ComparisonConfig(Config):
     mode: Literal["max", "min"] = "max"
     budget: int | float | str | None = None
     level: float = pydantic.Field(default=0.05, gt=0.0, le=0.5)
-    looks: tuple[Annotated[int, pydantic.Field(ge=1, le=1000)], ...] | None = None
-    max_seeds: int = pydantic.Field(default=20, ge=2, le=1000)
+    looks: tuple[Annotated[int, pydantic.Field(ge=1, le=100)], ...] | None = None
+    max_seeds: int = pydantic.Field(default=20, ge=2, le=100)
     equal_within: float | None = pydantic.Field(default=None, gt=0.0, allow_inf_nan=False)
     failed: float | None = pydantic.Field(default=None, allow_inf_nan=False)
 
@@ -95,12 +95,13 @@ class ComparisonConfig(Config):
             )
         rules = DecisionRules(tuple(looks), self.level, self.equal_within)
         num_pairs = num_variants * (num_variants - 1) // 2
-        if rules.smallest_p() > self.level / num_pairs:
+        needed = rules.level_of_look / num_pairs
+        if rules.smallest_p() > needed:
             raise ConfigError(
                 f"key 'max_seeds': with {looks[-1]} seeds of each variant, the smallest possible "
-                f"p-value is {rules.smallest_p():.3g}. The level {self.level:g} of {num_pairs} "
-                f"{'pairs' if num_pairs > 1 else 'pair'} needs {self.level / num_pairs:.3g}, so "
-                "nothing could be decided. Allowed: more seeds, or a higher level"
+                f"p-value is {rules.smallest_p():.3g}. The level {self.level:g}, divided over "
+                f"looks ({len(looks)}) and pairs ({num_pairs}), needs {needed:.3g}, so nothing "
+                "could be decided. Allowed: more seeds, fewer looks, or a higher level"
             )
         return rules
 
@@ -159,9 +160,9 @@ class ComparisonPlan:
             "equal_within": settings.equal_within,
             "failed": "worst" if settings.failed is None else settings.failed,
             "draw_seed": self.rules.draw_seed,
-            "test": "group-sequential permutation test of the difference of means, closed over the "
-            "partitions of the variants; for equality, two one-sided tests with the level divided "
-            "by the number of pairs",
+            "test": "permutation test of the difference of means; the level is divided over the "
+            "looks, and over the pairs by a closed test; for equality, two one-sided tests, with "
+            "the level divided over looks and pairs",
             "settings": _plain({k: getattr(settings, k) for k in settings.model_fields_set}),
             "experiment": self.experiment,
         }
@@ -215,7 +216,7 @@ def plan_comparison(
         raise ConfigError(str(error).replace("stop", "key 'metric'", 1)) from None
     if example.seeds is not None or example.num_samples > 1:
         raise ConfigError("keys 'seeds' and 'num_samples': polopt compare chooses the seeds itself")
-    if is_search(example.run) or is_search({**example.config, **changes}):
+    if is_search(with_searches({"run": example.run, **example.config, **changes})):
         raise ConfigError(
             "the experiment has a grid or a distribution. Allowed: fixed options, and the values "
             "to compare in 'vary'"

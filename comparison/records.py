@@ -127,7 +127,7 @@ class ComparisonFiles:
                 text = read_regular(folder / SEEDS_FILE, _MOST_BYTES).decode()
                 # A line without an end was being written when the process was killed.
                 lines = text[: text.rfind("\n") + 1].splitlines()
-                self.records = [SeedRecord(**json.loads(line)) for line in lines]
+                self.records = [_record(json.loads(line)) for line in lines]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{folder}: the comparison cannot be read: {error}") from None
 
@@ -186,6 +186,10 @@ class ComparisonFiles:
             except OSError:
                 raise ConfigError(f"another process runs the comparison in {self.folder}") from None
             yield
+
+
+def _record(values: dict[str, Any]) -> SeedRecord:
+    return SeedRecord(**{**values, "curve": [(a, b, c) for a, b, c in values["curve"]]})
 
 
 def _json(path: Path) -> Any:

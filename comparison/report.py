@@ -187,11 +187,9 @@ def paragraph(plan: ComparisonPlan, report: Mapping[str, Any]) -> str:
         f"{plan.budget:,.0f} {_UNITS[plan.budget_key]}.",
         f"The results were looked at {'after' if several else 'once, after'} {looks} seeds of each "
         f"variant{', until all pairs were decided' if several else ''}.",
-        "Differences of means were tested by a "
-        + ("group-sequential " if several else "")
-        + "permutation test (as AdaStop, Mathieu et al., 2023), with a family-wise level of "
-        f"{rules.level:g} over all {'looks and ' if several else ''}pairs (closed test, Marcus et "
-        "al., 1976).",
+        "Differences of means were tested by a permutation test with a family-wise level of "
+        f"{rules.level:g}, divided over {'the looks (Bonferroni) and ' if several else ''}the "
+        "pairs (closed test, Marcus et al., 1976).",
     ]
     if rules.equal_within is not None:
         parts.append(

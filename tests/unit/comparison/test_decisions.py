@@ -76,11 +76,10 @@ def relabelings(block: Sequence[float]) -> Iterator[tuple[list[float], list[floa
 
 
 @pytest.mark.parametrize("level", [0.1, 0.2, 0.3])
-def test_both_looks_together_keep_the_level_exactly(level: float) -> None:
-    """If both variants have the same distribution, all 20 * 20 relabelings are equally likely. The
-    share of them that is called different is the level, up to ties: a relabeling and its mirror
-    image have the same statistic. Without the division of the level over the looks, it would be up
-    to twice as large."""
+def test_both_looks_together_keep_the_level(level: float) -> None:
+    """If both variants have the same distribution, all 20 * 20 relabelings within the two blocks of
+    three seeds are equally likely. The share of them that is called different is at most the level.
+    Without the division of the level over the looks, it would be larger."""
     rng = np.random.default_rng(3)
     blocks = rng.normal(size=(2, 6))
     wrong, at_first = 0, 0
@@ -88,8 +87,18 @@ def test_both_looks_together_keep_the_level_exactly(level: float) -> None:
         pair = of_two([*a, *c], [*b, *d], DecisionRules((3, 6), level))
         wrong += pair.answer == BETTER
         at_first += pair.answer == BETTER and pair.seeds == 3
-    assert level * 400 - 4 < wrong <= level * 400
+    assert 0.5 * level * 400 < wrong <= level * 400
     assert at_first <= level / 2 * 400
+
+
+@pytest.mark.parametrize("level", [0.1, 0.3])
+def test_one_look_spends_the_level_exactly(level: float) -> None:
+    """Of the 20 relabelings of three seeds, a whole number of mirror images is called different."""
+    block = np.random.default_rng(3).normal(size=6).tolist()
+    wrong = sum(
+        of_two(a, b, DecisionRules((3,), level)).answer == BETTER for a, b in relabelings(block)
+    )
+    assert wrong == 2 * math.floor(level * 10 + 1e-9)
 
 
 def test_equal_scores_are_never_different() -> None:
@@ -100,13 +109,16 @@ def test_equal_scores_are_never_different() -> None:
     assert of_two(scores, scores[::-1], DecisionRules((5, 10), 0.5)).answer == UNDECIDED
 
 
-def test_rest_of_the_level_is_spent_later() -> None:
-    """At the first look, the level 0.0125 admits the p-value 2 / 252, and no larger one."""
-    rules = DecisionRules((5, 10, 15, 20))
-    assert of_two(HIGH, LOW, rules).seeds == 5
-    mixed = [*HIGH[:4], 4.5], [*LOW[:4], 11.5]  # one seed of each on the wrong side
-    assert of_two(*mixed, rules).answer == OPEN
-    later = of_two([*mixed[0], *HIGH], [*mixed[1], *LOW], rules)
+def test_level_is_divided_over_the_looks() -> None:
+    """The p-value of one exchanged seed, 6 / 252, is enough for one look, but not for two."""
+    mixed = [*HIGH[:4], 4.5], [*LOW[:4], 11.5]
+    p_value = of_two(*mixed, DecisionRules((5,))).p_values[0]
+    assert 2 / 252 < p_value < 0.05
+    assert of_two(*mixed, DecisionRules((5,), p_value + 1e-9)).answer == BETTER
+    assert of_two(*mixed, DecisionRules((5, 10), 2 * p_value - 1e-9)).answer == OPEN
+    later = of_two(
+        [*mixed[0], *HIGH], [*mixed[1], *LOW], DecisionRules((5, 10), 2 * p_value - 1e-9)
+    )
     assert (later.answer, later.seeds) == (BETTER, 10)
 
 
