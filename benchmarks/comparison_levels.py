@@ -22,12 +22,15 @@ import argparse
 import csv
 import itertools
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
+
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # the processes use all cores
 
 import numpy as np
 from about import about

@@ -35,7 +35,7 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 Pair = tuple[str, str]
 #: All splits are used if they are at most `_MOST_SPLITS`. Otherwise, `_NUM_DRAWN` are drawn.
-_MOST_SPLITS, _NUM_DRAWN = 200_000, 50_000
+_MOST_SPLITS, _NUM_DRAWN = 200_000, 20_000
 #: Sums that differ by less than this share of the largest sum are equal up to rounding.
 _ROUNDING = 1e-10
 #: The number of partitions grows fast with the number of variants. 8 variants have 4,140.
@@ -155,32 +155,32 @@ def decide(scores: Mapping[str, Sequence[float]], rules: DecisionRules) -> Decis
     names = list(scores)
     tests = {pair: _Test(scores[pair[0]], scores[pair[1]], rules) for pair in _pairs(names)}
     families = [family for family in _equal_pairs(names) if family]
-    decided: dict[Pair, tuple[str, int]] = {}
+    decided: dict[Pair, str] = {}
     needed: dict[str, int] = {}
-    for number, look in enumerate(rules.looks):
+    for look in rules.looks:
         open_pairs = [pair for pair in tests if pair not in decided]
         wanted = dict.fromkeys(itertools.chain(*open_pairs), look)
         needed = {name: look for name in wanted if len(scores[name]) < look}
         if needed or not open_pairs:
             break
+        for pair in open_pairs:
+            tests[pair].look_at(look)
         rejected = [  # whether each family is rejected by now
-            any(tests[pair].differs_at(rules.level / len(family)) <= number for pair in family)
+            any(tests[pair].is_different(rules.level / len(family)) for pair in family)
             for family in families
         ]
         for pair in open_pairs:
             holds = (r for r, family in zip(rejected, families, strict=True) if pair in family)
-            if tests[pair].equal_at(rules.level / len(tests)) <= number:
-                decided[pair] = EQUAL, look
+            if tests[pair].is_equal(rules.level / len(tests)):
+                decided[pair] = EQUAL
             elif all(holds):
-                decided[pair] = BETTER, look
+                decided[pair] = BETTER
     found = []
     for pair, test in tests.items():
-        answer, seeds = decided.get(pair, (OPEN if needed else UNDECIDED, 0))
-        seeds = seeds or min(rules.looks[-1], *(len(scores[name]) for name in pair))
-        used = [look for look in rules.looks if look <= seeds]
-        differences, p_values = test.differences[: len(used)], test.p_values[: len(used)]
-        better = pair[differences[-1] < 0.0] if answer == BETTER else ""
-        seeds = used[-1] if used else 0
+        answer = decided.get(pair, OPEN if needed else UNDECIDED)
+        better = pair[test.differences[-1] < 0.0] if answer == BETTER else ""
+        seeds = rules.looks[len(test.differences) - 1] if test.differences else 0
+        differences, p_values = tuple(test.differences), tuple(test.p_values)
         found.append(PairDecision(*pair, answer, better, seeds, differences, p_values))
     return Decisions(tuple(found), needed)
 
@@ -206,46 +206,43 @@ def _partitions(names: list[str]) -> Iterator[list[list[str]]]:
 
 
 class _Test:
-    """The tests of one pair, at all looks for which both variants have seeds.
+    """The tests of one pair.
 
     Attributes:
-        differences: the difference of means at each look.
-        p_values: the p-value of the difference at each look.
+        differences: the difference of means at each look so far.
+        p_values: the p-value of the difference at each look so far.
     """
 
     def __init__(
         self, first: Sequence[float], second: Sequence[float], rules: DecisionRules
     ) -> None:
-        self._num_looks = len(rules.looks)
-        differences, p_values, equal_p_values = [], [], []
-        for look in (n for n in rules.looks if n <= min(len(first), len(second))):
-            splits = _splits(look, rules.draw_seed)
-            scores = np.array([*first[:look], *second[:look]], np.float64)
-            margin = rules.equal_within
-            rounding = _ROUNDING * (np.abs(scores).max() + (margin or 0.0))
-            found = splits @ scores / look
-            differences.append(float(found[0]))
-            p_values.append(_share(np.abs(found), rounding))
-            if margin is not None:
-                # The differences if all scores of the first variant were larger by the margin
-                shift = margin * (splits[:, :look].sum(axis=1) / look)
-                equal_p_values.append(
-                    max(_share(shift + found, rounding), _share(shift - found, rounding))
-                )
-        self.differences, self.p_values = tuple(differences), tuple(p_values)
-        self._equal_p_values = tuple(equal_p_values)
+        self._first, self._second, self._rules = first, second, rules
+        self._equal_p_values: list[float] = []
+        self.differences: list[float] = []
+        self.p_values: list[float] = []
 
-    def differs_at(self, level: float) -> float:
-        """Returns the number of the look that finds a difference at this level, or infinity."""
-        return self._first(self.p_values, level)
+    def look_at(self, seeds: int) -> None:
+        """Tests the scores of this number of seeds."""
+        splits = _splits(seeds, self._rules.draw_seed)
+        scores = np.array([*self._first[:seeds], *self._second[:seeds]], np.float64)
+        margin = self._rules.equal_within
+        rounding = _ROUNDING * (float(np.abs(scores).max()) + (margin or 0.0))
+        found = splits @ scores / seeds
+        self.differences.append(float(found[0]))
+        self.p_values.append(_share(np.abs(found), rounding))
+        if margin is not None:
+            # The differences if all scores of the first variant were larger by the margin
+            shift = margin * (splits[:, :seeds].sum(axis=1) / seeds)
+            sides = (_one_sided(shift + found, rounding), _one_sided(shift - found, rounding))
+            self._equal_p_values.append(max(sides))
 
-    def equal_at(self, level: float) -> float:
-        """Returns the number of the look that finds equality within the margin, or infinity."""
-        return self._first(self._equal_p_values, level)
+    def is_different(self, level: float) -> bool:
+        """Returns whether a look so far has found a difference at this level."""
+        return min(self.p_values, default=1.0) <= level / len(self._rules.looks)
 
-    def _first(self, p_values: Sequence[float], level: float) -> float:
-        passed = (n for n, p in enumerate(p_values) if p <= level / self._num_looks)
-        return next(passed, math.inf)
+    def is_equal(self, level: float) -> bool:
+        """Returns whether a look so far has found equality within the margin at this level."""
+        return min(self._equal_p_values, default=1.0) <= level / len(self._rules.looks)
 
 
 def _share(statistics: Array, rounding: float) -> float:
@@ -254,10 +251,18 @@ def _share(statistics: Array, rounding: float) -> float:
     return float((statistics >= statistics[0] - rounding).mean())
 
 
+def _one_sided(statistics: Array, rounding: float) -> float:
+    """Returns the share of these statistics, and of those of the mirror images of the splits, that
+    are at least the first."""
+    as_large = statistics >= statistics[0] - rounding
+    return float(as_large.mean() + (-statistics >= statistics[0] - rounding).mean()) / 2.0
+
+
 @functools.lru_cache(maxsize=8)
 def _splits(seeds: int, draw_seed: int) -> Array:
     """Returns ways to split the scores of two variants into two groups of this number of seeds: 1
-    for the first group, and -1 for the second. The first row is the measured split.
+    for the first group, and -1 for the second. The first row is the measured split. If all splits
+    are used, only one of each split and its mirror image, which swaps both groups, is among them.
 
     Returns:
         an array of shape `[splits, 2 * seeds]`.
@@ -267,7 +272,9 @@ def _splits(seeds: int, draw_seed: int) -> Array:
         drawn = np.tile(measured, (_NUM_DRAWN, 1))
         drawn[1:] = np.random.default_rng([draw_seed, seeds]).permuted(drawn[1:], axis=1)
         return drawn
-    chosen = np.array(list(itertools.combinations(range(2 * seeds), seeds)))
-    signs = np.full((len(chosen), 2 * seeds), -1.0)
-    np.put_along_axis(signs, chosen, 1.0, axis=1)
+    others = list(itertools.combinations(range(1, 2 * seeds), seeds - 1))
+    signs = np.full((len(others), 2 * seeds), -1.0)
+    signs[:, 0] = 1.0  # the first score is in the first group, so there is no mirror image
+    if seeds > 1:
+        np.put_along_axis(signs, np.array(others), 1.0, axis=1)
     return signs

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from waiting import wait_until
 
+import polopt
 from polopt.comparison.records import DECISIONS_FILE, PLAN_FILE, SEEDS_FILE
 
 POLOPT = [sys.executable, "-m", "polopt.command_line.cli"]
@@ -56,7 +57,7 @@ def decisions(folder: Path) -> Any:
 @pytest.mark.timeout(400)
 def test_killed_and_continued_command_decides_the_same(tmp_path: Path) -> None:
     """Kills the command while it trains the second seed or a later one, and continues it. Another
-    comparison runs without a kill. Then the finished runs are compared, and a seed is added."""
+    comparison runs without a kill, in Python. Then the finished runs are compared."""
     (tmp_path / "small.yaml").write_text(yaml.dump(EXPERIMENT))
     command = [*POLOPT, "compare", "small.yaml", "--results-dir", "killed"]
     with (tmp_path / "output").open("w") as output:
@@ -76,26 +77,24 @@ def test_killed_and_continued_command_decides_the_same(tmp_path: Path) -> None:
     output_text = compare("--continue", killed, cwd=tmp_path)
     assert scores(killed).items() >= before.items()
     assert (killed / PLAN_FILE).read_text() == plan
-    trials = {one.parent.name for one in killed.glob("*/params.json")}
     records = [json.loads(line) for line in (killed / SEEDS_FILE).read_text().splitlines()]
-    assert trials == {one["trial"] for one in records}, "incomplete trials are deleted"
+    # Tune may not have copied the results of the last seed before the kill.
+    trials = {one.parent.name for one in killed.glob("*/params.json")}
+    assert trials <= {one["trial"] for one in records}, "incomplete trials are deleted"
+    assert len(trials) >= 3
     assert "lr=0.001 and lr=0.01" in output_text
     assert "We compared lr=0.001 and lr=0.01" in " ".join(output_text.split())
 
-    compare("small.yaml", "--results-dir", "whole", cwd=tmp_path)
-    (whole,) = (tmp_path / "whole").iterdir()
-    assert scores(whole) == scores(killed), "synchronous optimizers repeat each seed"
-    assert decisions(whole) == decisions(killed)
+    # Without a kill, in Python. Synchronous optimizers repeat each seed.
+    result = polopt.compare(
+        "A2C", EXPERIMENT["config"], **EXPERIMENT["compare"], log_dir=tmp_path / "whole"
+    )
+    assert scores(tmp_path / "whole") == scores(killed)
+    assert decisions(tmp_path / "whole") == decisions(killed)
+    assert "lr=0.001 and lr=0.01" in repr(result)
 
     # The same runs, read from their directories. Their budget is the shortest run.
-    compare("--runs", whole, "--level", "0.5", "--results-dir", "read", cwd=tmp_path)
+    arguments = ("--runs", tmp_path / "whole", "--level", "0.5", "--results-dir", "read")
+    compare(*arguments, cwd=tmp_path)
     (read,) = (tmp_path / "read").iterdir()
     assert len(scores(read)) == 4
-
-    output_text = compare("--continue", whole, "--add-seeds", 1, cwd=tmp_path)
-    assert "2 seeds were added by hand" in output_text
-    assert len(scores(whole)) == 6
-    keys = ("text", "seeds", "p_values", "differences")
-    assert [[one[key] for key in keys] for one in decisions(whole)] == [
-        [one[key] for key in keys] for one in decisions(killed)
-    ]
