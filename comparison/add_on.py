@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from polopt.common.add_ons import AddOn
@@ -14,6 +15,11 @@ class Comparison(AddOn):
         from polopt.comparison.compare_command import compare
 
         return {"compare": compare}
+
+    def tabs(self, runs: Sequence[Any]) -> list[Any]:
+        from polopt.comparison.decisions_tab import tabs_of
+
+        return tabs_of(runs)
 
 
 ADD_ON = Comparison()

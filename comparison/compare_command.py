@@ -163,14 +163,14 @@ def compare(
                 signals.install()
                 with files.locked():
                     if runs is not None:
-                        compare_function.say_report(plan, files)
+                        compare_function.say_report(files)
                     else:
                         say(f"plan        {files.folder / 'plan.json'} ({files.plans[-1]['hash']})")
                         error = run_seeds(
                             plan,
                             files,
                             signals,
-                            lambda: compare_function.say_report(plan, files),
+                            lambda: compare_function.say_report(files),
                             add_seeds=add_seeds,
                             verbose=verbose,
                         )

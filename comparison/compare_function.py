@@ -23,9 +23,9 @@ from polopt.comparison.plan import (
     check_same_runs,
     plan_comparison,
 )
-from polopt.comparison.records import ComparisonFiles
+from polopt.comparison.records import ComparisonFiles, decisions_of
 from polopt.comparison.report import lines, make_report, wrapped
-from polopt.comparison.runs import decisions_of, run_seeds
+from polopt.comparison.runs import run_seeds
 from polopt.trainers.flat_config import with_keywords
 
 
@@ -144,10 +144,10 @@ def compare(
             finally:
                 if started:
                     ray.shutdown()
-        report = write_report(plan, files)
+        report = write_report(files)
     if error:
         raise RuntimeError(f"the comparison has not ended: {error}")
-    return ComparisonResult(str(files.folder), decisions_of(plan, files).pairs, report)
+    return ComparisonResult(str(files.folder), decisions_of(files).pairs, report)
 
 
 def prepare(
@@ -256,16 +256,16 @@ def prepare_finished(
     return plan, files
 
 
-def write_report(plan: ComparisonPlan, files: ComparisonFiles) -> dict[str, Any]:
+def write_report(files: ComparisonFiles) -> dict[str, Any]:
     """Writes the report of a comparison to its directory, and returns it."""
-    report = make_report(plan, files)
+    report = make_report(files)
     files.write_decisions(report)
     return report
 
 
-def say_report(plan: ComparisonPlan, files: ComparisonFiles) -> None:
+def say_report(files: ComparisonFiles) -> None:
     """Writes the report of a comparison, and prints it."""
-    report = write_report(plan, files)
+    report = write_report(files)
     for line in lines(report):
         say(line)
     say(f"comparison  {files.folder}")

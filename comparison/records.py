@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import numpy as np
 
 from polopt.common.config import ConfigError
 from polopt.common.files import read_regular
+from polopt.comparison.decisions import DecisionRules, Decisions, decide, filled
 from polopt.comparison.plan import hash_of
 
 PLAN_FILE, SEEDS_FILE, DECISIONS_FILE = "plan.json", "seeds.jsonl", "decisions.json"
@@ -186,6 +187,32 @@ class ComparisonFiles:
             except OSError:
                 raise ConfigError(f"another process runs the comparison in {self.folder}") from None
             yield
+
+
+def rules_of(plan: Mapping[str, Any]) -> DecisionRules:
+    """Returns the rules of a plan in a file."""
+    looks = tuple(map(int, plan["looks"]))
+    return DecisionRules(looks, plan["level"], plan["equal_within"], plan["draw_seed"])
+
+
+def decisions_of(files: ComparisonFiles, plan: Mapping[str, Any] | None = None) -> Decisions:
+    """Returns the decisions about the seeds that have ended.
+
+    Args:
+        files: the files of the comparison.
+        plan: a plan in these files. `None` means the last plan.
+    """
+    plan = files.plans[-1]["plan"] if plan is None else plan
+    rules = rules_of(plan)
+    sign = -1.0 if plan["mode"] == "min" else 1.0
+    scores = {
+        name: [None if one.score is None else sign * one.score for one in files.of(name)]
+        for name in plan["variants"]
+    }
+    failed = None if plan["failed"] == "worst" else sign * plan["failed"]
+    found = decide(filled(scores, rules.looks, failed), rules)
+    turned = (replace(p, differences=tuple(sign * d for d in p.differences)) for p in found.pairs)
+    return replace(found, pairs=tuple(turned))
 
 
 def _record(values: dict[str, Any]) -> SeedRecord:

@@ -11,9 +11,8 @@ import numpy as np
 
 from polopt import __version__
 from polopt.comparison.decisions import BETTER, EQUAL, OPEN, PairDecision
-from polopt.comparison.plan import SECONDS, STEPS, ComparisonPlan
-from polopt.comparison.records import ComparisonFiles, SeedRecord
-from polopt.comparison.runs import decisions_of
+from polopt.comparison.plan import SECONDS, STEPS
+from polopt.comparison.records import ComparisonFiles, SeedRecord, decisions_of
 from polopt.dashboards.data.statistics import (
     Estimate,
     estimate,
@@ -23,22 +22,19 @@ from polopt.dashboards.data.statistics import (
 from polopt.metrics.number_text import number_text
 
 _AXES = {STEPS: 0, SECONDS: 1}
-_UNITS = {STEPS: "environment steps", SECONDS: "seconds of training"}
+UNITS = {STEPS: "environment steps", SECONDS: "seconds of training"}
 _WIDTH = 100
 
 
-def make_report(plan: ComparisonPlan, files: ComparisonFiles) -> dict[str, Any]:
-    """Returns the report of a comparison as JSON values.
-
-    Args:
-        plan: the last plan of the comparison.
-        files: its plans and records.
-    """
-    records = {name: files.of(name) for name in plan.names}
-    decisions = decisions_of(plan, files)
+def make_report(files: ComparisonFiles) -> dict[str, Any]:
+    """Returns the report of a comparison with its last plan as JSON values."""
     entry = files.plans[-1]
-    failed = plan.settings.failed
-    higher = plan.settings.mode == "max"
+    plan = entry["plan"]
+    records = {name: files.of(name) for name in plan["variants"]}
+    decisions = decisions_of(files)
+    last_look = plan["looks"][-1]
+    failed = None if plan["failed"] == "worst" else plan["failed"]
+    higher = plan["mode"] == "max"
     finite = [one.score for rs in records.values() for one in rs if one.score is not None]
     worst = (min if higher else max)(finite, default=0.0) if failed is None else failed
 
@@ -56,7 +52,7 @@ def make_report(plan: ComparisonPlan, files: ComparisonFiles) -> dict[str, Any]:
             f"score_at_{'seconds' if other == SECONDS else 'steps'}": _at(found, other, place),
             "steps": sum(one.steps for one in found),
             "hours": sum(one.total_s for one in found) / 3600.0,
-            "seeds_saved": max(0, plan.rules.looks[-1] - sum(not one.added for one in found)),
+            "seeds_saved": max(0, last_look - sum(not one.added for one in found)),
         }
     pairs = []
     for pair in decisions.pairs:
@@ -72,7 +68,7 @@ def make_report(plan: ComparisonPlan, files: ComparisonFiles) -> dict[str, Any]:
     report = {
         "polopt": __version__,
         "plan_hash": entry["hash"],
-        "plan": entry["plan"],
+        "plan": plan,
         "after_results": files.plans[0]["after_results"],
         "ended": not decisions.needed,
         "warnings": warnings(files),
@@ -82,7 +78,7 @@ def make_report(plan: ComparisonPlan, files: ComparisonFiles) -> dict[str, Any]:
         "seeds_used": sum(map(len, records.values())),
         "seeds_saved": sum(one["seeds_saved"] for one in variants.values()),
     }
-    return {**report, "paragraph": paragraph(plan, report)}
+    return {**report, "paragraph": paragraph(report)}
 
 
 def warnings(files: ComparisonFiles) -> list[str]:
@@ -105,15 +101,15 @@ def warnings(files: ComparisonFiles) -> list[str]:
     return found
 
 
-def answer(pair: PairDecision, plan: ComparisonPlan) -> str:
+def answer(pair: PairDecision, plan: Mapping[str, Any]) -> str:
     """Returns the answer for a pair in words."""
     if pair.answer == BETTER:
         return f"{pair.better} better"
     if pair.answer == EQUAL:
-        return f"equal within {plan.rules.equal_within:g}"
+        return f"equal within {plan['equal_within']:g}"
     if pair.answer == OPEN:
         return "not decided yet"
-    return f"not decided at {plan.rules.looks[-1]} seeds"
+    return f"not decided at {plan['looks'][-1]} seeds"
 
 
 def lines(report: Mapping[str, Any]) -> Iterator[str]:
@@ -121,19 +117,19 @@ def lines(report: Mapping[str, Any]) -> Iterator[str]:
     plan = report["plan"]
     ((key, budget),) = plan["budget"].items()
     better = "higher" if plan["mode"] == "max" else "lower"
-    yield f"metric      {plan['metric']} after {budget:,.0f} {_UNITS[key]}, {better} is better"
+    yield f"metric      {plan['metric']} after {budget:,.0f} {UNITS[key]}, {better} is better"
+    yield from _table(variant_rows(report))
+    yield from _table(pair_rows(report))
+    for text in report["warnings"]:
+        yield f"warning     {text}"
+
+
+def variant_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Returns a table of the variants. Its first row has the names of the columns."""
     other = report["other_axis"]
     column = "score_at_seconds" if other["key"] == SECONDS else "score_at_steps"
-    place = number_text(other["at"]) + (" s" if other["key"] == SECONDS else " steps")
-    head = (
-        "variant",
-        "seeds",
-        "failed",
-        "score (95% interval)",
-        f"after {place}",
-        "steps",
-        "hours",
-    )
+    after = f"after {number_text(other['at'])} {'s' if other['key'] == SECONDS else 'steps'}"
+    head = ("variant", "seeds", "failed", "score (95% interval)", after, "steps", "hours")
     rows: list[tuple[str, ...]] = [(*head, "seeds saved")]
     for name, one in report["variants"].items():
         added = f" ({one['added_by_hand']} added)" if one["added_by_hand"] else ""
@@ -149,8 +145,14 @@ def lines(report: Mapping[str, Any]) -> Iterator[str]:
                 str(one["seeds_saved"]),
             )
         )
-    yield from _table(rows)
-    rows = [("pair", "answer", "seeds", "difference", "P(first better)", "p at each look")]
+    return rows
+
+
+def pair_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Returns a table of the pairs. Its first row has the names of the columns."""
+    rows: list[tuple[str, ...]] = [
+        ("pair", "answer", "seeds", "difference", "P(first better)", "p at each look")
+    ]
     for pair in report["pairs"]:
         rows.append(
             (
@@ -162,17 +164,16 @@ def lines(report: Mapping[str, Any]) -> Iterator[str]:
                 ", ".join(f"{p:.2g}" for p in pair["p_values"]) or "-",
             )
         )
-    yield from _table(rows)
-    for text in report["warnings"]:
-        yield f"warning     {text}"
+    return rows
 
 
-def paragraph(plan: ComparisonPlan, report: Mapping[str, Any]) -> str:
+def paragraph(report: Mapping[str, Any]) -> str:
     """Returns a paragraph for a paper: method, results, and sources."""
-    rules, settings = plan.rules, plan.settings
-    looks = ", ".join(map(str, rules.looks))
+    plan = report["plan"]
+    ((key, budget),) = plan["budget"].items()
+    looks = ", ".join(map(str, plan["looks"]))
     names = list(report["variants"])
-    several = len(rules.looks) > 1
+    several = len(plan["looks"]) > 1
     variants = report["variants"].items()
     scores = "; ".join(f"{name}: {_text(one['score'])}" for name, one in variants)
     used = ", ".join(f"{one['seeds']} of {name}" for name, one in variants)
@@ -183,22 +184,22 @@ def paragraph(plan: ComparisonPlan, report: Mapping[str, Any]) -> str:
     )
     failed = sum(len(one["failed"]) for one in report["variants"].values())
     parts = [
-        f"We compared {', '.join(names[:-1])} and {names[-1]} by {settings.metric} after "
-        f"{plan.budget:,.0f} {_UNITS[plan.budget_key]}.",
+        f"We compared {', '.join(names[:-1])} and {names[-1]} by {plan['metric']} after "
+        f"{budget:,.0f} {UNITS[key]}.",
         f"The results were looked at {'after' if several else 'once, after'} {looks} seeds of each "
         f"variant{', until all pairs were decided' if several else ''}.",
         "Differences of means were tested by a permutation test with a family-wise level of "
-        f"{rules.level:g}, divided over {'the looks (Bonferroni) and ' if several else ''}the "
+        f"{plan['level']:g}, divided over {'the looks (Bonferroni) and ' if several else ''}the "
         "pairs (closed test, Marcus et al., 1976).",
     ]
-    if rules.equal_within is not None:
+    if plan["equal_within"] is not None:
         parts.append(
-            f"A pair is equal within {rules.equal_within:g} if two one-sided tests (Schuirmann, "
+            f"A pair is equal within {plan['equal_within']:g} if two one-sided tests (Schuirmann, "
             "1987) reject a larger difference of means at the same level."
         )
     parts.append(
         "Seeds that crashed or diverged count as "
-        + ("the worst score" if settings.failed is None else f"{settings.failed:g}")
+        + ("the worst score" if plan["failed"] == "worst" else f"{plan['failed']:g}")
         + f" ({failed} of {report['seeds_used']})."
     )
     parts.append(f"Result: {answers}.")
@@ -219,11 +220,11 @@ def wrapped(text: str) -> list[str]:
 
 
 def _other_axis(
-    plan: ComparisonPlan, records: Mapping[str, Sequence[SeedRecord]]
+    plan: Mapping[str, Any], records: Mapping[str, Sequence[SeedRecord]]
 ) -> tuple[str, float]:
     """Returns the axis on which the budget is not, and the place on it that at least half of the
     seeds of each variant have reached."""
-    other = SECONDS if plan.budget_key == STEPS else STEPS
+    other = SECONDS if STEPS in plan["budget"] else STEPS
     ends = [
         float(np.median([one.curve[-1][_AXES[other]] for one in found if one.curve]))
         for found in records.values()

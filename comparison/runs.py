@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +13,11 @@ from ray.tune.search import Searcher
 from polopt.command_line.signals import StopSignals
 from polopt.command_line.tune_run import Search
 from polopt.command_line.tune_run import run as run_trials
-from polopt.comparison.decisions import Decisions, decide, filled
 from polopt.comparison.plan import SECONDS, STEPS, ComparisonPlan, common
-from polopt.comparison.records import ComparisonFiles, record_of
+from polopt.comparison.records import ComparisonFiles, decisions_of, record_of
 from polopt.trainers.results import look_up
 
 _TRIAL_CONFIG = "params.json"
-
-
-def decisions_of(plan: ComparisonPlan, files: ComparisonFiles) -> Decisions:
-    """Returns the decisions of a plan about the seeds that have ended."""
-    sign = -1.0 if plan.settings.mode == "min" else 1.0
-    scores = {
-        name: [None if one.score is None else sign * one.score for one in files.of(name)]
-        for name in plan.names
-    }
-    failed = plan.settings.failed
-    worst = None if failed is None else sign * failed
-    found = decide(filled(scores, plan.rules.looks, worst), plan.rules)
-    turned = (replace(p, differences=tuple(sign * d for d in p.differences)) for p in found.pairs)
-    return replace(found, pairs=tuple(turned))
 
 
 def run_seeds(
@@ -118,7 +102,7 @@ class Seeds(Searcher):
         lowest numbers."""
         num_ended = len(self._files.records)
         if self._needed[0] != num_ended:
-            needed = decisions_of(self._plan, self._files).needed
+            needed = decisions_of(self._files).needed
             if not needed and self._add_seeds:
                 ended = {name: len(self._files.of(name)) for name in self._plan.names}
                 self._until = {name: n + self._add_seeds for name, n in ended.items()}

@@ -11,8 +11,7 @@ import pytest
 from comparison_helpers import FakeTune, result_of, small
 
 from polopt.common.config import ConfigError
-from polopt.comparison.records import SEEDS_FILE, ComparisonFiles
-from polopt.comparison.runs import decisions_of
+from polopt.comparison.records import SEEDS_FILE, ComparisonFiles, decisions_of
 
 SCORES = np.random.default_rng(0).normal([[0.0], [1.2]], size=(2, 20))
 CRASHED = {("lr=0.001", 3), ("lr=0.01", 6)}
@@ -32,7 +31,7 @@ def test_seeds_run_look_by_look(tmp_path: Path) -> None:
     assert tune.started[:4] == [(name, seed) for seed in (0, 1) for name in plan.names]
     assert len(tune.started) in (10, 20, 30)
     assert len(files.records) == len(tune.started), "each seed runs once"
-    (pair,) = decisions_of(plan, files).pairs
+    (pair,) = decisions_of(files).pairs
     assert pair.answer == "better"
     assert pair.better == "lr=0.01"
     assert 2 * pair.seeds == len(tune.started), "no seed runs after the decision"
@@ -49,7 +48,7 @@ def test_killed_anywhere_and_continued_gives_the_same_decisions(tmp_path: Path) 
     """Kills after each number of seeds, twice, with different numbers of parallel trials."""
     plan, files = small(tmp_path / "whole", max_seeds=15)
     FakeTune(plan, files, score).run()
-    whole = decisions_of(plan, files)
+    whole = decisions_of(files)
     assert any(one.error for one in files.records)
     for kill in range(len(files.records)):
         folder = tmp_path / str(kill)
@@ -60,8 +59,8 @@ def test_killed_anywhere_and_continued_gives_the_same_decisions(tmp_path: Path) 
                 file.write('{"variant": "lr=0.0')  # killed while it wrote a record
         plan, part = small(folder, max_seeds=15)
         assert FakeTune(plan, part, score).run(parallel=4)
-        assert decisions_of(plan, part) == whole
-        assert decisions_of(plan, ComparisonFiles(folder)) == whole
+        assert decisions_of(part) == whole
+        assert decisions_of(ComparisonFiles(folder)) == whole
         assert len(part.plans) == 1
 
 
@@ -71,7 +70,7 @@ def test_failed_seeds_count_and_do_not_run_again(tmp_path: Path) -> None:
     assert tune.run()
     assert len(tune.started) == 10
     assert {one.error for one in files.of("lr=0.01")} == {"ValueError: crashed"}
-    assert decisions_of(plan, files).pairs[0].differences == (101.0,)
+    assert decisions_of(files).pairs[0].differences == (101.0,)
 
 
 def test_seed_without_a_finite_metric_has_failed(tmp_path: Path) -> None:
@@ -109,13 +108,13 @@ def test_seed_that_ends_itself_before_its_budget_has_failed(tmp_path: Path) -> N
 def test_added_seeds_are_marked_and_change_no_decision(tmp_path: Path) -> None:
     plan, files = small(tmp_path, max_seeds=10)
     FakeTune(plan, files, lambda variant, seed: float(seed)).run()
-    before = decisions_of(plan, files)
+    before = decisions_of(files)
     assert before.pairs[0].answer == "not decided"
     tune = FakeTune(plan, files, lambda v, seed: 1e6 * (v == "lr=0.01"), add_seeds=3)
     assert tune.run()
     assert sorted(tune.started) == [(name, seed) for name in plan.names for seed in (10, 11, 12)]
     assert [one.added for one in files.of("lr=0.01")] == [False] * 10 + [True] * 3
-    assert decisions_of(plan, files) == before
+    assert decisions_of(files) == before
 
 
 def test_second_plan_is_kept_beside_the_first(tmp_path: Path) -> None:
@@ -136,7 +135,7 @@ def test_second_plan_is_kept_beside_the_first(tmp_path: Path) -> None:
 def test_lower_is_better(tmp_path: Path) -> None:
     plan, files = small(tmp_path, max_seeds=5, mode="min")
     FakeTune(plan, files, lambda v, seed: seed + (10.0 if v == "lr=0.01" else 0.0)).run()
-    (pair,) = decisions_of(plan, files).pairs
+    (pair,) = decisions_of(files).pairs
     assert pair.better == "lr=0.001"
     assert pair.differences == (-10.0,)
 
@@ -144,7 +143,7 @@ def test_lower_is_better(tmp_path: Path) -> None:
 def test_worst_score_of_a_lower_metric_is_the_highest(tmp_path: Path) -> None:
     plan, files = small(tmp_path, max_seeds=5, mode="min")
     FakeTune(plan, files, lambda v, seed: None if v == "lr=0.01" and not seed else seed).run()
-    assert decisions_of(plan, files).pairs[0].differences[0] == pytest.approx(-4 / 5)
+    assert decisions_of(files).pairs[0].differences[0] == pytest.approx(-4 / 5)
 
 
 def test_comparison_runs_in_one_process(tmp_path: Path) -> None:
