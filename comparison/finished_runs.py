@@ -12,13 +12,12 @@ from typing import Any
 from polopt.common.config import ConfigError
 from polopt.common.files import read_regular
 from polopt.comparison.plan import SECONDS, STEPS, ComparisonConfig, ComparisonPlan, plan_of_runs
-from polopt.comparison.records import SeedRecord, record_of
+from polopt.comparison.records import Curve, SeedRecord, record_of
 from polopt.dashboards.data.selection import make_runs
 from polopt.dashboards.data.trials import ResultsDirectory
 
 _MOST_BYTES = 1 << 28
 _COLUMNS = ("variant", "seed", "steps", "seconds", "score")
-Curve = list[tuple[float, float, float]]
 
 
 def read_finished(
@@ -73,21 +72,8 @@ def read_finished(
             fields: dict[str, Any] = {"variant": name, "number": number, "trial": trial}
             fields |= {"seed": int(seed) if seed.isdecimal() else number}
             fields["total_s"] = curve[-1][1]
-            cut = _until(curve, axis, plan.budget) if whole else curve
-            records.append(record_of(cut, axis, plan.budget, error, **fields))
+            records.append(record_of(curve, axis, plan.budget, error, **fields))
     return plan, records
-
-
-def _until(curve: Curve, axis: int, budget: float) -> Curve:
-    """Returns the part of a curve until a budget. Its last point is interpolated, because the
-    results of finished runs do not lie at the budget."""
-    inside = [point for point in curve if point[axis] <= budget]
-    if not inside or len(inside) == len(curve) or inside[-1][axis] == budget:
-        return inside or curve
-    last, after = inside[-1], curve[len(inside)]
-    share = (budget - last[axis]) / (after[axis] - last[axis])
-    steps, seconds, score = (a + share * (b - a) for a, b in zip(last, after, strict=True))
-    return [*inside, (steps, seconds, score if math.isfinite(score) else last[2])]
 
 
 def _order(item: tuple[str, Any]) -> tuple[int, str]:

@@ -36,6 +36,8 @@ METRIC = "env_runners/episode_return_mean"
 STEPS, SECONDS = "num_env_steps_sampled_lifetime", "optimizer/training_s"
 #: The number of seeds between two looks, if the looks are not given.
 _LOOK_EVERY = 5
+#: Number of results of each run, unless the experiment sets the length of an iteration.
+_RESULTS = 50
 _DURATION = re.compile(r"\s*([0-9.eE+]+)\s*(s|m|h)\s*")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _PRESET_KEYS = ("preset", "run")
@@ -51,8 +53,8 @@ class ComparisonConfig(Config):
         vary: maps each varied option to its values. Each combination of values is a variant.
         variants: maps the name of each variant to its options. Use it instead of `vary` for
             variants that differ in several options.
-        metric: key of the result that is compared. Its last finite value until the budget is the
-            score of a seed.
+        metric: key of the result that is compared. Its value at the budget, interpolated between
+            two results, is the score of a seed. If it is not finite, the last finite value counts.
         mode: `max` if a higher metric is better, or `min`.
         budget: length of each run: environment steps, or seconds, minutes or hours of training,
             such as `90s`, `10m` or `2h`. None means the limit of the experiment on
@@ -221,6 +223,13 @@ def plan_comparison(
             "the experiment has a grid or a distribution. Allowed: fixed options, and the values "
             "to compare in 'vary'"
         )
+    # So many results that the runs end close to the budget
+    often: dict[str, Any] = {"min_time_s_per_iteration": 0.0}
+    if budget_key == STEPS:
+        often["min_sample_timesteps_per_iteration"] = max(1, round(budget / _RESULTS))
+    else:
+        often["min_time_s_per_iteration"] = budget / _RESULTS
+    example = Example.parse({**vars(example), "config": {**often, **example.config}}, name)
     plans = {}
     for variant, options in combined.items():
         run = next((options[key] for key in _PRESET_KEYS if key in options), example.run)

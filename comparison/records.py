@@ -34,6 +34,9 @@ _MOST_BYTES = 1 << 28
 _MOST_POINTS = 200  # of the curve in a record
 
 
+Curve = list[tuple[float, float, float]]
+
+
 @dataclass(frozen=True)
 class SeedRecord:
     """A seed that has ended.
@@ -42,8 +45,8 @@ class SeedRecord:
         variant: name of the variant.
         number: number of the seed in its variant, from 0.
         seed: the seed of its run.
-        score: the last finite value of the metric until the budget. None if the seed crashed or
-            diverged.
+        score: the metric at the budget, or its last finite value before. None if the seed crashed
+            or diverged.
         error: why the seed has no score, or an empty string.
         steps: environment steps of the run.
         seconds: seconds of training.
@@ -67,7 +70,7 @@ class SeedRecord:
 
 
 def record_of(
-    curve: Sequence[tuple[float, float, float]],
+    curve: Curve,
     axis: int,
     budget: float,
     error: str = "",
@@ -78,12 +81,11 @@ def record_of(
     Args:
         curve: steps, seconds and metric of each result.
         axis: 0 for a budget of steps, 1 for a budget of seconds.
-        budget: the budget. Results after the first that reaches it are left out.
+        budget: the budget. The score is the value there, interpolated between two results.
         error: why the run crashed, or an empty string.
         fields: further fields of the record.
     """
-    end = next((i for i, point in enumerate(curve) if point[axis] >= budget), len(curve) - 1)
-    used = list(curve[: end + 1])
+    used = _until(curve, axis, budget)
     known = [point[2] for point in used if math.isfinite(point[2])]
     if not error and not known:
         error = "no result has a finite value of the metric"
@@ -94,11 +96,28 @@ def record_of(
     return SeedRecord(
         score=None if error else known[-1],
         error=error,
-        steps=used[-1][0] if used else 0.0,
-        seconds=used[-1][1] if used else 0.0,
+        steps=curve[-1][0] if curve else 0.0,
+        seconds=curve[-1][1] if curve else 0.0,
         curve=[(a, b, c if math.isfinite(c) else None) for a, b, c in thin],
         **fields,
     )
+
+
+def _until(curve: Curve, axis: int, budget: float) -> Curve:
+    """Returns the part of a curve until a budget. Its last point is interpolated, because results
+    do not lie at the budget."""
+    inside = [point for point in curve if point[axis] <= budget]
+    if not inside or len(inside) == len(curve) or inside[-1][axis] == budget:
+        return inside or curve[:1]
+    last, after = inside[-1], curve[len(inside)]
+    share = (budget - last[axis]) / (after[axis] - last[axis])
+    steps, seconds, score = (a + share * (b - a) for a, b in zip(last, after, strict=True))
+    # Before the first finite value, there is nothing to interpolate.
+    return [*inside, (steps, seconds, score if math.isfinite(score) else _finite(last, after))]
+
+
+def _finite(*points: tuple[float, float, float]) -> float:
+    return next((point[2] for point in points if math.isfinite(point[2])), math.nan)
 
 
 class ComparisonFiles:

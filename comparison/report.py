@@ -92,6 +92,13 @@ def warnings(files: ComparisonFiles) -> list[str]:
             f"{entry['seeds_known']} seeds were known. The level does not hold for its decisions. "
             f"The first plan is {files.plans[0]['hash']}."
         )
+    ((key, budget),) = files.plans[-1]["plan"]["budget"].items()
+    late = sum(one.curve[0][_AXES[key]] > budget for one in files.records if one.curve)
+    if late:
+        found.append(
+            f"{late} seeds have no result before the budget, so their scores were measured after "
+            "it. A longer budget avoids this."
+        )
     added = sum(one.added for one in files.records)
     if added:
         found.append(
