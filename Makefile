@@ -79,5 +79,5 @@ $(STAMP): Makefile setup.py setup.cfg pyproject.toml constraints.txt
 	  $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }; }
 	@echo "Installing polopt and its dependencies into $(VENV) (takes minutes the first time) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	  -c constraints.txt -e '.[dev,atari,dashboard]'
+	  -c constraints.txt -e '.[dev,agents,atari,dashboard]'
 	@touch $@

@@ -220,7 +220,9 @@ def evaluate(
             play_episodes.check_spaces(loaded, single_env)
             restore_env_statistics(state, single_env)
             say(f"checkpoint  {found}")
-            played = play_episodes.play(loaded, single_env, episodes, stochastic, seed, say)
+            played = play_episodes.play(
+                loaded, single_env, episodes, stochastic, seed, say, experiment.rollout
+            )
     for name, key in (("return", "episode_return"), ("length", "episode_len")):
         summary = evaluate_command.summary([getattr(episode, key) for episode in played])
         say(f"{name:<11} {summary}  ({episodes} episodes)")
@@ -234,6 +236,10 @@ def export(
     output: Annotated[Path, typer.Argument(metavar="FILE.onnx", help="File to write.")],
     policy: Annotated[str | None, _POLICY_OPTION] = None,
     network: Annotated[str | None, _NETWORK_OPTION] = None,
+    of: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Name of the policy, if the run had several policies."),
+    ] = None,
 ) -> None:
     """Write a trained policy as an ONNX model."""
     with bad_input():
@@ -242,7 +248,7 @@ def export(
 
         policy_class, network_class = named_classes(policy, network)
         found = find_checkpoint(checkpoint.expanduser())
-        load(found, policy_class, network=network_class).export_onnx(output)
+        load(found, policy_class, network=network_class, policy=of).export_onnx(output)
     say(f"checkpoint  {found}")
     say(f"model       {output}")
 

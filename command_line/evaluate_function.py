@@ -92,7 +92,9 @@ def evaluate(
         check_spaces(policy, single_env)
         if state is not None:
             restore_env_statistics(state, single_env)
-        return EvaluationResult(play(policy, single_env, episodes, stochastic, seed))
+        return EvaluationResult(
+            play(policy, single_env, episodes, stochastic, seed, rollout=rollout)
+        )
 
 
 def _only_of_environment(options: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -16,6 +19,11 @@ from polopt.rollouts.transport.sockets import remove_files_of
 #: Time limits for starting and ending Ray, in seconds.
 _START_S = 300.0
 _END_S = 60.0
+#: Seconds to wait until the thread has left `_START_CONTROL_SERVICE`.
+_CONTROL_SERVICE_S = 10.0
+#: The function of Ray that starts the control service. It waits up to 30 s for a file that the
+#: service writes, and no other thread of the process can run during this wait.
+_START_CONTROL_SERVICE = "start_gcs_server"
 #: Seconds in which Ray's processes may end by themselves after `ray.shutdown`.
 _LEFT_S = 1.0
 #: Seconds to wait until the kernel has ended the killed processes.
@@ -48,12 +56,19 @@ def ray_running(start: Callable[[], None], signals: StopSignals) -> Iterator[Non
     # Ray's processes at the time of `ray.shutdown`. `_descendants` may miss them afterwards,
     # because the processes that still run have lost their parent.
     ended: set[psutil.Process] = set()
+    idents: list[int] = []
+
+    def start_in_thread() -> None:
+        idents.append(threading.get_ident())
+        start()
 
     def kill() -> None:
         """Kills the processes that Ray has started here, and removes their sockets. First suspends
         each process, so that no process can start another process in the meantime."""
         found = set(ended)
         while new := _descendants() - others - found:
+            # If the control service is among them, the thread is in this function or has left it.
+            _wait_while_in(_START_CONTROL_SERVICE, idents)
             for process in new:
                 with suppress(psutil.NoSuchProcess):
                     process.suspend()
@@ -69,7 +84,7 @@ def ray_running(start: Callable[[], None], signals: StopSignals) -> Iterator[Non
     try:
         with signals.raising():
             signals.check()
-            thread.submit(start).result(_START_S)
+            thread.submit(start_in_thread).result(_START_S)
             signals.install()
         try:
             yield
@@ -81,6 +96,22 @@ def ray_running(start: Callable[[], None], signals: StopSignals) -> Iterator[Non
                     psutil.wait_procs(ended, _LEFT_S)
     finally:
         kill()
+
+
+def _wait_while_in(function: str, idents: list[int]) -> None:
+    """Waits until none of the threads runs the function, but at most `_CONTROL_SERVICE_S`."""
+    end_s = time.monotonic() + _CONTROL_SERVICE_S
+    while any(_runs(function, ident) for ident in idents) and time.monotonic() < end_s:
+        time.sleep(0.01)
+
+
+def _runs(function: str, ident: int) -> bool:
+    frame = sys._current_frames().get(ident)
+    while frame is not None:
+        if frame.f_code.co_name == function:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _descendants() -> set[psutil.Process]:

@@ -21,6 +21,7 @@ class Episode(NamedTuple):
             if the callbacks do not define `on_episode_step`.
         done: whether the episode has ended.
         metrics: what `on_episode_end` returned for this episode.
+        agent_returns: the return of each agent, by agent. Empty in an environment with one agent.
     """
 
     env_index: int
@@ -31,6 +32,7 @@ class Episode(NamedTuple):
     data: dict[str, Any] = {}  # noqa: RUF012 - the sampler gives each episode its own dict
     done: bool = True
     metrics: Mapping[str, float] = {}
+    agent_returns: Mapping[Any, float] = {}
 
 
 class EpisodeStats(NamedTuple):
@@ -40,10 +42,21 @@ class EpisodeStats(NamedTuple):
     Attributes:
         returns: the undiscounted sums of rewards `[E]`.
         lengths: the lengths in environment steps `[E]`.
+        agents: the return of each agent, by agent. Empty in environments with one agent.
     """
 
     returns: Sequence[float] = ()
     lengths: Sequence[int] = ()
+    agents: Sequence[Mapping[Any, float]] = ()  # [E] or []
+
+    @classmethod
+    def of(cls, episodes: Sequence[Episode]) -> EpisodeStats:
+        """Returns the statistics of some episodes."""
+        return cls(
+            [one.episode_return for one in episodes],
+            [one.episode_len for one in episodes],
+            [one.agent_returns for one in episodes if one.agent_returns],
+        )
 
     @classmethod
     def concat(cls, parts: Iterable[EpisodeStats]) -> EpisodeStats:
@@ -54,4 +67,5 @@ class EpisodeStats(NamedTuple):
         return cls(
             [value for part in parts for value in part.returns],
             [value for part in parts for value in part.lengths],
+            [value for part in parts for value in part.agents],
         )

@@ -66,6 +66,8 @@ class SampleBatch:
             is a sequence of consecutive steps of the same environments. `step` is the number of
             steps of the stream before the fragment. `None` means that the batch has no such
             position, for example because the batch combines several fragments.
+        num_env_steps: the number of environment steps, if the N environments are slots of agents.
+            None means that each valid row is one environment step.
     """
 
     all_obs: np.ndarray  # [T + 1, N, ...]
@@ -82,6 +84,7 @@ class SampleBatch:
     per_env: dict[str, np.ndarray] = field(default_factory=dict)  # name -> [N, ...]
     moments: Moments | None = None
     place: tuple[int, int] | None = None
+    num_env_steps: int | None = None
 
     def __repr__(self) -> str:
         """Shows T, N, environment steps and version, and the dtype and shape of each column."""
@@ -131,7 +134,12 @@ class SampleBatch:
 
     @property
     def env_steps(self) -> int:
-        """The number of environment steps, which is the number of valid rows."""
+        """The number of environment steps. With one agent, this is the number of valid rows."""
+        return self.agent_steps if self.num_env_steps is None else self.num_env_steps
+
+    @property
+    def agent_steps(self) -> int:
+        """The number of valid rows. A row is one step of one agent."""
         return int(np.count_nonzero(self.columns["valid"]))
 
     @property
@@ -219,10 +227,13 @@ class SampleBatch:
 
         Shorter batches are padded with rows that are not `valid`. The last observations of these
         batches become successors, so bootstrap values stay exact. The `version` of the result is
-        the oldest version of all batches. A single batch is returned without a copy.
+        the oldest version of all batches. A single batch is returned without a copy. Batches of
+        several policies (`MultiAgentBatch`) are concatenated for each policy.
         """
         if len(batches) == 1:
             return batches[0]
+        if not isinstance(batches[0], SampleBatch):
+            return type(batches[0]).concat(batches)
         length = max(batch.shape[0] for batch in batches)
         width = sum(batch.shape[1] for batch in batches)
         padded = [_pad(batch, length) for batch in batches]
@@ -247,7 +258,13 @@ class SampleBatch:
                 name: np.concatenate([b.per_env[name] for b in batches])
                 for name in batches[0].per_env
             },
+            num_env_steps=_summed([batch.num_env_steps for batch in batches]),
         )
+
+
+def _summed(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
 
 
 def _pad(batch: SampleBatch, length: int) -> SampleBatch:
@@ -276,6 +293,7 @@ def _pad(batch: SampleBatch, length: int) -> SampleBatch:
         faults=batch.faults,
         column_versions=batch.column_versions,
         per_env=batch.per_env,
+        num_env_steps=batch.num_env_steps,
     )
 
 
@@ -297,7 +315,7 @@ def _packed(batch: SampleBatch) -> _PackedBatch:
         for name, column in batch.columns.items()
     }
     names = ["successor_index", "version", "worker_index", "episodes", "device", "faults"]
-    names += ["column_versions", "per_env", "place"]
+    names += ["column_versions", "per_env", "place", "num_env_steps"]
     return observations, columns, {name: getattr(batch, name) for name in names}
 
 

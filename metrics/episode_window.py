@@ -53,6 +53,11 @@ NUMBERS = (
         num_episodes_lifetime (episodes, counter, metric=): episodes since training began
     """),
 )
+#: The numbers of `EpisodeWindow.report` in environments with several agents.
+AGENT_NUMBERS = declare(f"""
+    agent_episode_returns_mean/<agent> (return, metric=): mean return of the agent in the last
+        {WINDOW} episodes in which it took part
+""")
 
 
 class EpisodeWindow:
@@ -71,6 +76,7 @@ class EpisodeWindow:
     def __init__(self, window: int = WINDOW) -> None:
         self._returns: deque[float] = deque(maxlen=window)
         self._lengths: deque[int] = deque(maxlen=window)
+        self._of_agents: dict[str, deque[float]] = {}
         self._sum_since_report, self._count_since_report = 0.0, 0
         self.lifetime = 0
 
@@ -82,6 +88,10 @@ class EpisodeWindow:
         self._sum_since_report += sum(returns)
         self._count_since_report += len(returns)
         self.lifetime += len(returns)
+        for of_agents in episodes.agents:
+            for agent, total in of_agents.items():
+                window = self._of_agents.setdefault(str(agent), deque(maxlen=self._returns.maxlen))
+                window.append(total)
 
     def report(self) -> dict[str, Any]:
         """Returns the statistics, and resets the statistics since the last report.
@@ -98,7 +108,12 @@ class EpisodeWindow:
             "episode_return_mean_since_report": total / count if count else math.nan,
             "num_episodes": count,
             "num_episodes_lifetime": self.lifetime,
+            **self._report_agents(),
         }
+
+    def _report_agents(self) -> dict[str, dict[str, float]]:
+        means = {agent: sum(window) / len(window) for agent, window in self._of_agents.items()}
+        return {"agent_episode_returns_mean": means} if means else {}
 
     def get_state(self) -> dict[str, object]:
         """Returns the window and the number of episodes of the run, serialisable as JSON."""
@@ -106,6 +121,7 @@ class EpisodeWindow:
             "returns": list(self._returns),
             "lengths": list(self._lengths),
             "lifetime": self.lifetime,
+            "agents": {agent: list(window) for agent, window in self._of_agents.items()},
         }
 
     def set_state(self, state: dict[str, object]) -> None:
@@ -115,6 +131,10 @@ class EpisodeWindow:
         self._returns.extend(state["returns"])  # type: ignore[arg-type]
         self._lengths.extend(state["lengths"])  # type: ignore[arg-type]
         self.lifetime = int(state["lifetime"])  # type: ignore[call-overload]
+        agents: Any = state.get("agents", {})  # not in older states
+        self._of_agents = {
+            agent: deque(window, maxlen=self._returns.maxlen) for agent, window in agents.items()
+        }
 
 
 @np.errstate(all="ignore")

@@ -44,14 +44,14 @@ class LearnerStats:
     """Mean of each learner statistic since the last report, weighted by rows.
 
     Args:
-        further: keys of statistics that a policy computes in addition to `LEARNER_KEYS`. All keys
-            are NaN in reports before their first value.
+        keys: keys of the statistics that a policy computes. They are NaN in reports before their
+            first value.
     """
 
-    def __init__(self, further: Iterable[str] = ()) -> None:
+    def __init__(self, keys: Iterable[str] = LEARNER_KEYS) -> None:
         # For each key, the weighted sum and the sum of weights.
         self._sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        self._last: dict[str, float] = dict.fromkeys((*LEARNER_KEYS, *further), math.nan)
+        self._last: dict[str, float] = dict.fromkeys(keys, math.nan)
 
     def add(self, stats: Mapping[str, float], rows: int) -> None:
         """Adds statistics that are means over `rows` rows.

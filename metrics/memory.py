@@ -11,6 +11,8 @@ import psutil
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
+#: Version 1 reports a number of at least this size for a group without a limit.
+_NO_LIMIT = 1 << 62
 
 
 class Memory(NamedTuple):
@@ -85,7 +87,7 @@ def _limits_of_groups() -> Iterator[tuple[int, int]]:
 def _limit_of(folder: Path, names: _Names) -> tuple[int, int] | None:
     try:
         limit = (folder / names.limit).read_text().strip()
-        if not limit.isdecimal():  # "max": no limit
+        if not limit.isdecimal() or int(limit) >= _NO_LIMIT:  # version 2 reports "max"
             return None
         used = int((folder / names.used).read_text())
         stat = (folder / "memory.stat").read_text().splitlines()

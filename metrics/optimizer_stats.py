@@ -13,7 +13,7 @@ from polopt.metrics.actions import ActionStats
 from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episode_window import EpisodeWindow
 from polopt.metrics.lag import LagMeter, LearnedVersions
-from polopt.metrics.learner import LearnerStats
+from polopt.metrics.learner import LEARNER_KEYS, LearnerStats
 from polopt.metrics.machine import GpuUse, MachineMeter
 from polopt.metrics.number import declare, within
 from polopt.metrics.record import Record
@@ -25,12 +25,14 @@ NUMBERS = (
     *declare("""
         num_env_steps_sampled (environment steps, counter, metric=env_steps): steps that were
             sampled
+        num_agent_steps_sampled (agent steps, counter, metric=agent_steps): steps of agents that
+            were sampled. With one agent, these are the environment steps
         num_env_steps_discarded (environment steps, total, metric=): steps that were discarded
             because values of their environment were not finite. `num_env_steps_sampled` does not
             include these steps
         num_env_steps_trained (environment steps, counter): steps from which the policy learned.
             Each step counts once. With a replay buffer, a row counts each time the learner learns
-            from it
+            from it. With several agents, each step of an agent counts
         num_updates (updates, counter): updates of the weights
         rows_per_update (rows, metric=): rows in the gradient of an update, for all learners or
             workers together. Mean over the interval, 0 without updates
@@ -116,6 +118,7 @@ class OptimizerStats:
 
     Attributes:
         num_env_steps_sampled: environment steps sampled so far.
+        num_agent_steps_sampled: steps of agents sampled so far.
         num_env_steps_discarded: environment steps of fragments that were not finite.
             `num_env_steps_sampled` does not include these steps.
         num_env_steps_trained: environment steps that learning has used. See `StepResult`.
@@ -152,10 +155,11 @@ class OptimizerStats:
         actions: ActionStats | None = None,
         read_gpus: Callable[[], GpuUse] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        learner_keys: Iterable[str] = (),
+        learner_keys: Iterable[str] = LEARNER_KEYS,
     ) -> None:
         self._clock = clock
         self.num_env_steps_sampled = 0
+        self.num_agent_steps_sampled = 0
         self.num_env_steps_discarded = 0
         self.num_env_steps_trained = 0
         self.num_updates = 0
@@ -236,6 +240,7 @@ class OptimizerStats:
                 processes separately, with `add_training`.
         """
         self.num_env_steps_sampled += record.env_steps
+        self.num_agent_steps_sampled += record.agent_steps
         self.num_env_steps_discarded += record.env_steps_discarded
         self.episodes.add(record.episodes)
         self.actions.add(record.actions)
@@ -396,6 +401,7 @@ class OptimizerStats:
         """Returns the counters and episode statistics for a checkpoint."""
         return {
             "num_env_steps_sampled": self.num_env_steps_sampled,
+            "num_agent_steps_sampled": self.num_agent_steps_sampled,
             "num_env_steps_trained": self.num_env_steps_trained,
             "num_updates": self.num_updates,
             "startup_s": self.startup_s,
@@ -405,7 +411,9 @@ class OptimizerStats:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores a state from `get_state`. Ignores unknown keys."""
-        self.num_env_steps_sampled = int(state["num_env_steps_sampled"])
+        self.num_env_steps_sampled = sampled = int(state["num_env_steps_sampled"])
+        # Older versions had only environments with one agent.
+        self.num_agent_steps_sampled = int(state.get("num_agent_steps_sampled", sampled))
         self.num_env_steps_trained = int(state["num_env_steps_trained"])
         self.num_updates = int(state["num_updates"])
         self.episodes.set_state(state["episodes"])

@@ -16,6 +16,7 @@ import numpy as np
 from polopt.common.episodes import EpisodeStats
 from polopt.common.faults import Fault, Faults, one_per_kind
 from polopt.common.moments import Moments, merged
+from polopt.common.multi_agent_batch import MultiAgentBatch
 from polopt.common.progress import PROGRESS
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.tracer import TRACER
@@ -45,8 +46,9 @@ class Record:
         seconds: seconds of each phase. The time of a nested phase counts only for the inner phase.
             `other` is the time of the call outside all phases.
         version: version of the worker's weights at the end of the call.
-        env_steps: number of valid rows sampled, without the rows of fragments that were not finite.
-            Rows that only reset an environment are not valid.
+        env_steps: number of environment steps sampled, without the steps of fragments that were not
+            finite. Steps that only reset an environment do not count.
+        agent_steps: number of valid rows sampled in these steps. A row is one step of one agent.
         episodes: episodes that ended in the rows of `env_steps`.
         moments: number, mean and squared deviations of the observations and discounted returns in
             the rows of `env_steps`. The driver merges these numbers into the running mean and
@@ -87,6 +89,7 @@ class Record:
         "seconds",
         "version",
         "env_steps",
+        "agent_steps",
         "episodes",
         "moments",
         "actions",
@@ -121,6 +124,7 @@ class Record:
         self.seconds: dict[str, float] = {}
         self.version = 0
         self.env_steps = 0
+        self.agent_steps = 0
         self.episodes = EpisodeStats()
         # One entry per fragment, or per record of a worker below. `end` joins the entries.
         self._episodes: list[EpisodeStats] = []
@@ -177,7 +181,7 @@ class Record:
 
     def sampled(
         self,
-        batch: SampleBatch,
+        batch: SampleBatch | MultiAgentBatch,
         sizes: Sequence[int],
         moments: Moments | None = None,
         bounds: tuple[np.ndarray, np.ndarray] | None = None,
@@ -186,14 +190,17 @@ class Record:
         """Counts a fragment whose values are finite.
 
         Args:
-            batch: the fragment.
+            batch: the fragment. Of a batch of several policies, only the actions of the first
+                policy are counted in `actions`.
             sizes: number of categories of each categorical action. See `ActionDistribution`.
             moments: see `SampleBatch.moments`.
             bounds: bounds that clip the actions of a Box. See `ActionDistribution`.
             early_stopped: whether the fragment ended early.
         """
-        actions = batch.flat("actions")[batch.flat("valid")]
+        part = batch.first if isinstance(batch, MultiAgentBatch) else batch
+        actions = part.flat("actions")[part.flat("valid")]
         self.env_steps += batch.env_steps
+        self.agent_steps += batch.agent_steps
         self._episodes.append(batch.episodes)
         self.moments = merged(self.moments, moments)
         self.actions = self.actions.merge(ActionSums.of(actions, sizes, bounds))
@@ -256,6 +263,7 @@ class Record:
         """Adds the samples, episodes, faults and custom metrics of the record of a worker below
         this worker."""
         self.env_steps += record.env_steps
+        self.agent_steps += record.agent_steps
         self._episodes.append(record.episodes)
         self.moments = merged(self.moments, record.moments)
         self.actions = self.actions.merge(record.actions)

@@ -34,6 +34,7 @@ from polopt.optimizers.replay_shards import (
     forget,
     set_priorities,
 )
+from polopt.policies.policy_group import GroupConfig
 from polopt.replay.n_step import windows_of
 from polopt.replay.rate_limiter import RateLimiter
 from polopt.rollouts.resources import Amount
@@ -43,6 +44,7 @@ from polopt.rollouts.transport.channel import ChannelError
 from polopt.rollouts.workers.call import Reply
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.snapshots import WEIGHTS
+from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -82,14 +84,21 @@ class AsyncReplayConfig(ReplayOptions):
     max_requests_in_flight_per_worker: int = pydantic.Field(default=2, ge=1, le=1000)
     error_buffer: Automatic = pydantic.Field(default=None, ge=0, le=10**12)
 
-    def limiter(self, rollout: RolloutConfig, policy: Any = None) -> RateLimiter:
+    def limiter(
+        self, rollout: RolloutConfig, policy: Any = None, num_agents: int = 1
+    ) -> RateLimiter:
         """Returns the rate limiter for a run.
+
+        Args:
+            rollout: options of sampling.
+            policy: options of the policy.
+            num_agents: number of possible agents of an environment.
 
         Raises:
             ConfigError: `error_buffer` is so small that samplers and learner would wait for each
                 other forever, or `training_intensity` is so small that it is rounded to 0.
         """
-        rows = self.rows_of_fragment(rollout)
+        rows = self.rows_of_fragment(rollout, num_agents)
         most = self.most_fragments * rollout.num_workers * rows
         bound = self.error_buffer or (
             math.ceil(self.training_intensity * most)
@@ -99,16 +108,16 @@ class AsyncReplayConfig(ReplayOptions):
         # environment are stored. `window` is n times the number of environments. With one row more,
         # at least one environment has more than n steps, so that at least one row can be drawn.
         window = getattr(policy, "n_step", 1) * rollout.num_workers * rollout.num_envs_per_worker
-        start = max(self.learning_starts, window + 1)
+        start = max(self.learning_starts, window * num_agents + 1)
         limiter = RateLimiter(self.training_intensity, start, bound)
         limiter.check(self.train_batch_size, rows)
         return limiter
 
     @staticmethod
-    def rows_of_fragment(rollout: RolloutConfig) -> int:
-        """Returns the number of rows of one fragment: its steps T times the environments N of a
-        worker."""
-        return rollout.rollout_fragment_length * rollout.num_envs_per_worker
+    def rows_of_fragment(rollout: RolloutConfig, num_agents: int = 1) -> int:
+        """Returns the largest number of rows of one fragment: its steps T times the environments of
+        a worker, times the agents of an environment."""
+        return rollout.rollout_fragment_length * rollout.num_envs_per_worker * num_agents
 
     @property
     def most_fragments(self) -> int:
@@ -238,7 +247,8 @@ class AsyncReplay(ReplayOptimizer):
         self._idle = 0.0, workers.clock()
 
     def _new_limiter(self) -> RateLimiter:
-        return self.config.limiter(self.workers.config.rollout, self.workers.config.policy)
+        config = self.workers.config
+        return self.config.limiter(config.rollout, config.policy, config.num_agents)
 
     @classmethod
     def check(cls, rollout: RolloutConfig, config: Any) -> None:
@@ -263,6 +273,17 @@ class AsyncReplay(ReplayOptimizer):
                 f"{config.num_replay_shards}. Allowed: {least} or more, so that the shards can "
                 "hold two fragments of each sampler"
             )
+
+    @classmethod
+    def check_spaces(cls, worker_config: WorkerConfig, config: Any) -> None:
+        """Checks that there is one policy, and what `ReplayOptimizer.check_spaces` checks."""
+        if isinstance(worker_config.policy, GroupConfig):
+            raise ConfigError(
+                "optimizer 'async_replay' with several policies: its shards hold the rows of one "
+                "policy. Allowed: optimizer 'sync_replay', or one policy for all agents, without "
+                "the option 'policies'"
+            )
+        super().check_spaces(worker_config, config)
 
     @classmethod
     def further_processes(cls, config: Any) -> list[dict[str, float]]:
@@ -311,7 +332,8 @@ class AsyncReplay(ReplayOptimizer):
         `most_fragments` allow. Samplers with the fewest fragments under way come first. If a shard
         stores fragments too slowly, its samplers wait."""
         samplers = self.workers.up()
-        rows = self.config.rows_of_fragment(self.workers.config.rollout)
+        config = self.workers.config
+        rows = self.config.rows_of_fragment(config.rollout, config.num_agents)
         requested = Counter(task.sampler for task in tasks if task.kind == "fragment")
         under_way = requested + Counter(task.sampler for task in tasks if task.kind == "stored")
         ahead = sum(task.rows for task in tasks)
@@ -394,7 +416,7 @@ class AsyncReplay(ReplayOptimizer):
         metrics, sampler = self.metrics, reply.worker.index
         metrics.add_lag(reply.counts.version, self.policy.version)
         metrics.rollouts.end_rollout(self.policy.version)
-        task = Task("stored", sampler, reply.counts.env_steps)
+        task = Task("stored", sampler, reply.counts.agent_steps)
         self.calls.send(self.shards.of_sampler(sampler), add, reply.value, tag=task)
 
     def _fetch(self, reply: Reply) -> Batch | None:

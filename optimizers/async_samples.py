@@ -108,7 +108,7 @@ class AsyncSamples(PolicyOptimizer):
     def step(self) -> StepResult:
         before = self.metrics.counts()
         rows = self.config.train_batch_size
-        size = num_fragments(self.workers.config.rollout, rows, default=1)
+        size = num_fragments(self.workers.config, rows, default=1)
         replies: list[Reply] = []
         with self.timers["sample"]:
             self.calls.receive_ended()
@@ -132,13 +132,13 @@ class AsyncSamples(PolicyOptimizer):
         if sampled_s > 0.0:
             # The rate is computed from the workers' seconds, and not from the driver's waiting
             # time, which is 0 if fragments queue.
-            rate = batch.env_steps * len(self.workers.up()) / sampled_s
+            rate = batch.agent_steps * len(self.workers.up()) / sampled_s
             self._sample_peak = max(self._sample_peak, rate)
         began_s = self.workers.clock()
         with self.timers["learn"]:
             self.learn(batch)
         self._learn_s = self.workers.clock() - began_s
-        self.timers["learn"].push_rows(batch.env_steps)
+        self.timers["learn"].push_rows(batch.agent_steps)
         return self.metrics.counts_since(before)
 
     def _request(self, taken: int, size: int) -> None:

@@ -22,6 +22,7 @@ from polopt.metrics.optimizer_stats import OptimizerStats, StepResult
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.policies.learning.weight_updater import Updates
 from polopt.policies.policy import Policy
+from polopt.policies.policy_group import learner_keys
 from polopt.replay.buffer_files import BufferFiles
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers import calls, worker_set
@@ -132,7 +133,7 @@ class PolicyOptimizer(Checks, ABC):
             actions,
             gpus,
             workers.clock,
-            self.policy.statistic_keys(),
+            learner_keys(self.policy),
         )
         self.timers = self.metrics.timers
         self.calls = Calls(
@@ -263,12 +264,12 @@ class PolicyOptimizer(Checks, ABC):
         metrics, policy = self.metrics, self.policy
         for version, columns in zip(*np.unique(batch.versions, return_counts=True), strict=True):
             metrics.add_lag(int(version), policy.version, weight=int(columns))
-        updates, env_steps = Updates(policy), batch.env_steps
+        updates, rows = Updates(policy), batch.agent_steps
         stats = policy.learn_on_batch(batch)
         metrics.rollouts.end_rollout(policy.version)
-        if env_steps:
+        if rows:
             self.workers.faults.note_update(updates.num > 0, why="gradient of the whole batch")
-        metrics.add_training(env_steps if updates.num else 0, updates.num, stats)
+        metrics.add_training(rows if updates.num else 0, updates.num, stats)
         metrics.add_update_rows(updates.num, updates.rows)
 
     def set_weights(self, weights: Weights) -> None:

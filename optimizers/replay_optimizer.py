@@ -15,6 +15,7 @@ from polopt.metrics.number import declare
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.policies.learning.weight_updater import Updates
+from polopt.policies.policy_group import PolicyGroup
 from polopt.replay.rate_limiter import RateLimiter
 from polopt.replay.replay_buffer import ReplayBuffer
 from polopt.replay.row_store import ColumnSpec
@@ -190,7 +191,9 @@ class ReplayOptimizer(PolicyOptimizer):
     def check_spaces(cls, worker_config: WorkerConfig, config: Any) -> None:
         """Checks that the full buffer fits into the free memory."""
         spaces = worker_config.observation_space, worker_config.action_space
-        config.make_buffer(worker_config.policy_class(*spaces, worker_config.policy))
+        policy = worker_config.policy_class(*spaces, worker_config.policy)
+        for one in policy.policies.values() if isinstance(policy, PolicyGroup) else [policy]:
+            config.make_buffer(one)
 
     def learn_transitions(self, rows: Any) -> np.ndarray:
         """Makes one update of the driver's policy, and counts the update and its rows. A row counts
@@ -210,7 +213,7 @@ class ReplayOptimizer(PolicyOptimizer):
         updates = Updates(learner)
         stats, errors = learner.learn_on_transitions(rows)
         self.workers.faults.note_update(updates.num > 0, why="gradient of the batch")
-        learned = updates.num * rows.num_rows
+        learned = min(updates.num, 1) * rows.num_rows  # a group makes an update for each policy
         self.metrics.add_training(learned, updates.num, stats, rows.num_rows)
         self.metrics.add_update_rows(updates.num, learned)
         new_priorities: np.ndarray = errors

@@ -15,13 +15,15 @@ import pydantic
 
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
-from polopt.common.transitions import Sequences, Transitions
+from polopt.common.transitions import Sequences
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.replay_optimizer import ReplayOptimizer, ReplayOptions
 from polopt.optimizers.sync_sampling import SyncSampling
+from polopt.policies.policy_group import GroupConfig, PolicyGroup
 from polopt.policies.replay_policy import ReplayConfig
 from polopt.replay.buffer_files import BufferFiles
+from polopt.replay.policy_buffers import PolicyBuffers
 from polopt.replay.rate_limiter import RateLimiter
 from polopt.replay.replay_buffer import ReplayBuffer
 from polopt.replay.row_store import readable_bytes
@@ -150,9 +152,16 @@ class SyncReplay(SyncSampling, ReplayOptimizer):
     def check_spaces(cls, worker_config: WorkerConfig, config: Any) -> None:
         """Checks that the buffer can hold, for each environment, one fragment and the steps of one
         n-step return or sequence. Also checks that the buffer fits into the free memory."""
-        rollout, policy = worker_config.rollout, cast("ReplayConfig", worker_config.policy)
-        window = config.sequence_length or policy.n_step
-        envs = rollout.num_envs_per_worker * max(1, rollout.num_workers)
+        rollout, policy = worker_config.rollout, worker_config.policy
+        members = [policy]
+        if isinstance(policy, GroupConfig):
+            members = [member.config for member in policy.members.values()]
+            if config.save_replay_buffer:
+                raise ConfigError(
+                    "key 'save_replay_buffer': got True with several policies. Allowed: False"
+                )
+        window = config.sequence_length or max(cast("ReplayConfig", one).n_step for one in members)
+        envs = rollout.num_envs_per_worker * max(1, rollout.num_workers) * worker_config.num_agents
         needed = envs * (window + rollout.rollout_fragment_length)
         if config.buffer_size < needed:
             raise ConfigError(
@@ -189,9 +198,9 @@ class SyncReplay(SyncSampling, ReplayOptimizer):
         self.metrics.rollouts.end_rollout(self.policy.version)
         return self.metrics.counts_since(before)
 
-    def _draw(self) -> Transitions | Sequences:
-        """Draws a batch of `train_batch_size` rows. A batch of sequences can have fewer rows. See
-        `replay_unit`."""
+    def _draw(self) -> Any:
+        """Draws a batch of `train_batch_size` rows, for each policy that may learn. A batch of
+        sequences can have fewer rows. See `replay_unit`."""
         count, length = self.config.train_batch_size, self.config.sequence_length
         if length is None:
             return self.buffer.sample(count)
@@ -201,11 +210,24 @@ class SyncReplay(SyncSampling, ReplayOptimizer):
         """Makes an empty buffer and its rate limiter. The seed of the draws depends on the number
         of times that the run was restored."""
         config = self.workers.config
-        draws = np.random.SeedSequence(config.seed, spawn_key=(_DRAWS, config.restore_count))
+        key = (_DRAWS, config.restore_count)
+        draws = np.random.SeedSequence(config.seed, spawn_key=key)
+        if isinstance(self.policy, PolicyGroup):
+            buffers = {
+                name: self.config.make_buffer(one, draws if place == 0 else draws.spawn(1)[0])
+                for place, (name, one) in enumerate(self.policy.policies.items())
+            }
+            limiters = {name: self._new_limiter() for name in self.policy.trained}
+            self.buffer: Any = PolicyBuffers(buffers, limiters)
+            self.limiter: Any = self.buffer.limiter
+            return
         self.buffer = self.config.make_buffer(self.policy, draws)
-        self.limiter = RateLimiter(self.config.training_intensity, self.config.learning_starts)
+        self.limiter = self._new_limiter()
         saves = self.config.save_replay_buffer
         self.buffer_files = BufferFiles(self.buffer, self.limiter, saves)
+
+    def _new_limiter(self) -> RateLimiter:
+        return RateLimiter(self.config.training_intensity, self.config.learning_starts)
 
     def _insert(self, fragment: SampleBatch) -> None:
         """Adds a fragment to the buffer. The buffer itself detects whether the fragment continues

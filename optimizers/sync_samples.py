@@ -86,13 +86,13 @@ class SyncSamples(SyncSampling):
             self.request(self.config.train_batch_size)
         with self.timers["sample"]:
             batch = SampleBatch.concat([reply.value for reply in self.fragments.all()])
-        self.timers["sample"].push_rows(batch.env_steps)
+        self.timers["sample"].push_rows(batch.agent_steps)
         if self.overlaps:
             with self.timers["broadcast"]:
                 self.request(self.config.train_batch_size)
         with self.timers["learn"]:
             self.learn(batch)
-        self.timers["learn"].push_rows(batch.env_steps)
+        self.timers["learn"].push_rows(batch.agent_steps)
         return self.metrics.counts_since(before)
 
     def extra_stats(self) -> dict[str, Any]:

@@ -56,8 +56,8 @@ class SyncSampling(PolicyOptimizer):
                 from each worker.
         """
         if self.calls.idle:
-            workers, rollout = self.workers.up(), self.workers.config.rollout
-            count = num_fragments(rollout, rows, default=len(workers))
+            workers = self.workers.up()
+            count = num_fragments(self.workers.config, rows, default=len(workers))
             self.fragments.request_in_turn(workers, count)
 
     def drain(self) -> None:

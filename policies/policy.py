@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -122,8 +123,7 @@ class Policy(ActingPolicy, Checks):
     def statistic_keys(cls) -> list[str]:
         """The keys of the learner statistics in results: `LEARNER_KEYS`, and the
         `further_statistics` and `numbers` of the class and of its base classes."""
-        named = [key for base in cls.__mro__ for key in vars(base).get("further_statistics", ())]
-        return list(dict.fromkeys([*LEARNER_KEYS, *named, *(n.key for n in declared(cls))]))
+        return [*_statistic_keys(cls)]
 
     @property
     def learns_with(self) -> str:
@@ -448,6 +448,12 @@ class Policy(ActingPolicy, Checks):
 
 # An overflow here makes the gradient non-finite, and the weight updater skips such gradients.
 @np.errstate(all="ignore")
+@functools.cache  # read for each minibatch
+def _statistic_keys(cls: type[Policy]) -> tuple[str, ...]:
+    named = [key for base in cls.__mro__ for key in vars(base).get("further_statistics", ())]
+    return tuple(dict.fromkeys([*LEARNER_KEYS, *named, *(n.key for n in declared(cls))]))
+
+
 def reduce_gradient(
     policy: Policy, count: int, stats: Mapping[str, float], reducer: Reducer
 ) -> dict[str, float]:

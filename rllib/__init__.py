@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from polopt.rllib.builders import ImpalaConfig as ImpalaConfig
     from polopt.rllib.builders import PPOConfig as PPOConfig
     from polopt.rllib.builders import SACConfig as SACConfig
+    from polopt.rllib.multi_agent import MultiRLModuleSpec as MultiRLModuleSpec
+    from polopt.rllib.multi_agent import PolicySpec as PolicySpec
+    from polopt.rllib.multi_agent import RLModuleSpec as RLModuleSpec
     from polopt.rllib.rl_modules import load_rl_module as load_rl_module
     from polopt.rllib.rl_modules import to_rl_module as to_rl_module
     from polopt.rllib.rllib_config import from_rllib as from_rllib
@@ -48,6 +51,7 @@ _NAMES_OF = {
         "PPOConfig",
         "SACConfig",
     ),
+    "multi_agent": ("MultiRLModuleSpec", "PolicySpec", "RLModuleSpec"),
     "rl_modules": ("load_rl_module", "to_rl_module"),
     "rllib_config": ("from_rllib",),
     "user_callbacks": ("DefaultCallbacks", "RLlibCallback"),

@@ -10,6 +10,7 @@ from ray.tune import tune
 
 from polopt.common.config import ConfigError, nearest
 from polopt.rllib.exploration_config import as_exploration
+from polopt.rllib.multi_agent import AGENT_OPTIONS, of_agents, with_agents
 from polopt.rllib.other_libraries import FIXED, instead_of_algorithm
 from polopt.rllib.replay_buffer_config import as_replay_buffer
 from polopt.rllib.translation import checked, defaults, key_of, resolved
@@ -112,6 +113,9 @@ class AlgorithmConfig:
                 if value.get("type", before.get("type")) == before.get("type"):
                     value = {**before, **value}
             try:
+                if name in AGENT_OPTIONS:
+                    found |= of_agents(name, value, self._preset, where)
+                    continue
                 found |= checked(name, value, self._preset, where)
             except (ConfigError, TypeError) as error:
                 errors.append(error)
@@ -179,7 +183,9 @@ class AlgorithmConfig:
 
     def rl_module(self, **options: Any) -> Any:
         """Sets `model_config`, which is a dict or a `DefaultModelConfig` with the options of the
-        network."""
+        network. With several agents, `rl_module_spec` may be a `MultiRLModuleSpec` with the
+        `model_config` of each policy, and `algorithm_config_overrides_per_module` has options of
+        each policy."""
         return self._set("rl_module", options)
 
     def evaluation(self, **options: Any) -> Any:
@@ -233,11 +239,16 @@ class AlgorithmConfig:
         return self._set("checkpointing", options)
 
     def multi_agent(self, **options: Any) -> Any:
-        """Raises an error for options of several agents. polopt trains one policy in environments
-        with one agent.
+        """Sets options of several agents: `policies`, `policy_mapping_fn`, `policies_to_train` and
+        `count_steps_by`.
+
+        `policies` are names, or a dict from names to None, `PolicySpec`, dicts of options, or
+        tuples of four. `policy_mapping_fn` may have the arguments `(agent_id)`,
+        `(agent_id, episode, **kwargs)` or `(agent_id, episode, worker, **kwargs)`. `episode` has
+        `id_` and `episode_id`, which are numbers.
 
         Raises:
-            ConfigError: an option such as `policies` or `policy_mapping_fn` is for several agents.
+            ConfigError: polopt does not have such a policy, or `policies_to_train` is a function.
         """
         return self._set("multi_agent", options)
 
@@ -282,7 +293,8 @@ class AlgorithmConfig:
             ConfigError: a value is not allowed, or some options cannot be combined.
         """
         where = f"{type(self).__name__}.to_dict()"
-        return copy.deepcopy(resolved(self._given, self._preset, where))
+        options = resolved(self._given, self._preset, where)
+        return copy.deepcopy(with_agents(options, self._preset, where))
 
     def validate(self) -> None:
         """Checks all options. `build_algo` and each Tune trial make the same checks.

@@ -6,6 +6,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
+from polopt.common.config import nearest
 from polopt.rllib.rl_modules import to_rl_module
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.trainer import PolicyOptimizerTrainer
@@ -20,27 +21,30 @@ OLD_RESULTS = {
     "episodes_total": "env_runners/num_episodes_lifetime",
     "num_env_steps_sampled": "num_env_steps_sampled_lifetime",
     "num_env_steps_trained": "num_env_steps_trained_lifetime",
-    "num_agent_steps_sampled": "num_env_steps_sampled_lifetime",
+    "num_agent_steps_sampled": "num_agent_steps_sampled_lifetime",
     "num_agent_steps_trained": "num_env_steps_trained_lifetime",
-    "agent_timesteps_total": "num_env_steps_sampled_lifetime",
+    "agent_timesteps_total": "num_agent_steps_sampled_lifetime",
 }
+#: Names of a policy that has no name.
+_UNNAMED = ("default_policy", "default_agent")
 #: Presets of the algorithms for which an iteration of RLlib is one training batch.
 _ONE_BATCH = ("SyncPPO", "DDPPO")
 #: Attributes of RLlib's algorithms that a trainer does not have, and what to use instead.
 _INSTEAD = {
-    "add_policy": "get_policy() for the only policy that polopt trains",
-    "remove_policy": "get_policy() for the only policy that polopt trains",
+    "add_module": "the option `policies`, before the run starts",
+    "add_policy": "the option `policies`, before the run starts",
+    "remove_policy": "the option `policies`, before the run starts",
     "env_runner": "get_policy() for the policy, and `workers` for the workers",
     "env_runner_group": "`workers`, for example polopt.foreach_worker(algo.workers, function)",
     "eval_env_runner_group": "`evaluation.workers`",
     "evaluation_workers": "`evaluation.workers`",
     "learner_group": "get_policy(), because polopt has no separate learner processes",
     "local_replay_buffer": "`optimizer`, which has the replay buffer",
-    "compute_actions": "get_policy().predict(observations), which takes a batch of observations",
+    "compute_actions": "get_policy(name).predict(observations), for a batch of observations",
     "export_policy_model": "`polopt export CHECKPOINT`, which writes an ONNX model",
     "from_state": "from_checkpoint(path)",
-    "get_weights": "get_policy().get_weights()",
-    "set_weights": "get_policy().set_weights(weights)",
+    "get_weights": "get_policy(name).get_weights()",
+    "set_weights": "get_policy(name).set_weights(weights)",
     "import_model": "polopt.rllib.load_rl_module(path), which reads the weights of an RLModule",
     "metrics": "the return value of train()",
     "training_step": "`optimizer.step()`",
@@ -59,20 +63,27 @@ class Algorithm(PolicyOptimizerTrainer):
             add_old_names(result["evaluation"])
         return result
 
-    def get_policy(self, policy_id: str = "default_policy") -> Any:
-        """Returns the policy that this trainer trains.
+    def get_policy(self, policy_id: str | None = None) -> Any:
+        """Returns a policy.
+
+        Args:
+            policy_id: name of the policy. A policy without a name is "default_policy" or
+                "default_agent". `None` means the only policy, or the `PolicyGroup` of all policies.
 
         Raises:
-            KeyError: `policy_id` is neither "default_policy" nor "default_agent".
+            KeyError: there is no policy with this name.
         """
-        if policy_id not in ("default_policy", "default_agent"):
-            raise KeyError(f"polopt trains one policy, 'default_policy'. Got {policy_id!r}")
-        return super().get_policy()
+        policy = super().get_policy()
+        return policy if policy_id is None else _named(policy, policy_id)
 
     def get_module(self, module_id: str = "default_policy") -> Any:
-        """Returns RLlib's `RLModule` with a copy of the weights. Requires `polopt[rllib]`. See
-        `polopt.rllib.to_rl_module`."""
-        return to_rl_module(self.get_policy(module_id))
+        """Returns RLlib's `RLModule` with a copy of the weights of a policy. Requires
+        `polopt[rllib]`. See `polopt.rllib.to_rl_module`.
+
+        Raises:
+            KeyError: there is no policy with this name.
+        """
+        return to_rl_module(_named(super().get_policy(), module_id))
 
     def compute_single_action(  # type: ignore[override]  # the arguments of RLlib
         self, observation: Any = None, state: Any = None, explore: bool | None = None, **others: Any
@@ -84,20 +95,21 @@ class Algorithm(PolicyOptimizerTrainer):
             state: state of a policy with memory. See `get_policy().predict`.
             explore: True samples the action. False and None take the mode of the policy's
                 distribution. In RLlib, None samples the action.
-            others: `policy_id`, and arguments of RLlib that have no effect here.
+            others: `policy_id`, the name of the policy, and arguments of RLlib that have no effect
+                here. With several policies, `policy_id` is required.
 
         Returns:
             the action. With `state`, a tuple of the action, the next state and an empty dict.
 
         Raises:
-            KeyError: see `get_policy`.
+            KeyError: there is no policy with this name.
             ValueError: the policy has memory, and `state` is None. See also `get_policy().predict`.
         """
-        policy = self.get_policy(others.get("policy_id", "default_policy"))
-        if state is None:
-            return super().compute_single_action(observation, bool(explore))
+        policy = _named(super().get_policy(), others.get("policy_id", "default_policy"))
+        if state is None and policy.state_size:
+            raise ValueError(f"{type(policy).__name__} has memory. Give its `state`")
         action, following = policy.predict(observation, state, deterministic=not explore)
-        return action, following, {}
+        return action if state is None else (action, following, {})
 
     def save_to_path(self, path: str | Path | None = None, **others: Any) -> str:
         """Saves a checkpoint, and returns its directory.
@@ -150,6 +162,21 @@ class Algorithm(PolicyOptimizerTrainer):
             f"{type(self).__name__!r} object has no attribute {name!r}"
             + (f". Use this instead: {instead}" if instead else "")
         )
+
+
+def _named(policy: Any, name: str) -> Any:
+    """Returns the policy with a name. A policy without a name has the names in `_UNNAMED`.
+
+    Raises:
+        KeyError: there is no policy with this name.
+    """
+    policies = getattr(policy, "policies", dict.fromkeys(_UNNAMED, policy))
+    if name not in policies:
+        raise KeyError(
+            f"there is no policy {name!r}{nearest(str(name), policies)}. The policies are "
+            f"{', '.join(map(repr, policies))}"
+        )
+    return policies[name]
 
 
 def add_old_names(result: dict[str, Any]) -> None:

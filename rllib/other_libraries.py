@@ -175,6 +175,32 @@ RLLIB = (
         "the same observation space. polopt applies the mask itself. See "
         "[docs/networks.md](networks.md#action-masks)",
     ),
+    Option(
+        "`policies`: names, or a dict from names to `PolicySpec`",
+        "`policies`: names, or a dict from names to the options that differ from those of the run. "
+        "The spaces are those of the environment",
+        "`default_policy` | None, which means one policy for all agents with the same spaces",
+    ),
+    Option(
+        "`policy_mapping_fn`",
+        "`policy_mapping_fn`, a function with any of the arguments `agent_id`, `episode`, `worker` "
+        "and `rng`, or a dict of patterns",
+        "maps to `default_policy` | None",
+    ),
+    Option(
+        "`policies_to_train`",
+        "`policies_to_train`, a list of names. A function is not possible",
+        "None | None",
+    ),
+    Option(
+        "`count_steps_by`",
+        "`count_steps_by`. It decides what `train_batch_size` counts",
+        "`env_steps` | `env_steps`",
+    ),
+    Option(
+        "`MultiRLModuleSpec`, `algorithm_config_overrides_per_module`",
+        '`policies={"prey": {"model": {...}, "lr": 1e-3}}`. `polopt.rllib` accepts RLlib\'s names',
+    ),
 )
 
 #: Options of RLlib's DQN and SAC.
@@ -258,7 +284,6 @@ RLLIB_REPLAY = (
 )
 
 _NO_OFFLINE = "polopt has no offline data"
-_NO_AGENTS = "polopt trains one policy in single-agent environments"
 _NO_RAINBOW = "`dqn` has only double Q-learning, a dueling network, n-step returns and priorities"
 _IN_DRIVER = "the driver learns. With the optimizer `decentralized_allreduce`, all workers learn"
 _CALLBACKS = (
@@ -386,11 +411,15 @@ RLLIB_FIXED = (
         "gradients of DQN, SAC and TD3 as CUDA graphs",
     ),
     Fixed(
-        {"multiagent": {}, "policies": (), "policy_mapping_fn": (), "policies_to_train": None}
-        | {"policy_map_capacity": (), "policy_map_cache": (), "observation_fn": None}
-        | {"policy_states_are_swappable": False, "algorithm_config_overrides_per_module": {}}
+        {"multiagent": {}, "algorithm_config_overrides_per_module": {}}
         | {"_per_module_overrides": {}},
-        _NO_AGENTS,
+        "`policies`, `policy_mapping_fn`, `policies_to_train` and `count_steps_by`. The dict "
+        "`policies` has the options of each policy",
+    ),
+    Fixed({"observation_fn": None}, f"to change what agents observe, {_WRAP}"),
+    Fixed(
+        {"policy_map_capacity": (), "policy_map_cache": (), "policy_states_are_swappable": False},
+        "polopt keeps all policies in memory",
     ),
     Fixed(
         {"input": "sampler", "input_config": {}, "input_evaluation": (), "postprocess_inputs": ()}
@@ -563,10 +592,7 @@ RLLIB_FIXED = (
         {"optimization_config": ()},
         "the learning rates of SAC are `actor_lr`, `critic_lr` and `alpha_lr`",
     ),
-    Fixed(
-        {"replay_mode": "independent"},
-        "polopt trains one policy in single-agent environments",
-    ),
+    Fixed({"replay_mode": "independent"}, "each policy replays its own rows"),
     Fixed(
         {"export_native_model_files": False, "checkpoint_trainable_policies_only": False}
         | {"_use_msgpack_checkpoints": (True, False), "_is_online": True, "_fake_gpus": False},
@@ -576,7 +602,6 @@ RLLIB_FIXED = (
         {"_validate_config": True, "disable_env_checking": False},
         "polopt always checks the config and the environment",
     ),
-    Fixed({"count_steps_by": "env_steps"}, "polopt counts environment steps"),
     Fixed(
         {"extra_python_environs_for_driver": {}, "extra_python_environs_for_worker": {}},
         'start Ray with `ray.init(runtime_env={"env_vars": {...}})`',
@@ -616,7 +641,8 @@ RLLIB_IGNORED = frozenset((
     "num_consecutive_env_runner_failures_tolerance",
     "num_consecutive_worker_failures_tolerance", "num_cpus_per_learner",
     "num_data_loader_buffers", "num_gpu_loader_threads", "num_learners",
-    "num_multi_gpu_tower_stacks", "placement_strategy", "recreate_failed_env_runners",
+    "num_multi_gpu_tower_stacks", "placement_strategy", "policy_map_cache",
+    "policy_map_capacity", "policy_states_are_swappable", "recreate_failed_env_runners",
     "recreate_failed_workers", "restart_failed_env_runners",
     "restart_failed_sub_environments", "sample_async", "sampler_perf_stats_ema_coef",
     "simple_optimizer", "stats_cls_lookup", "sync_filters_on_rollout_workers_timeout_s",
@@ -1013,6 +1039,7 @@ _NONE = (
     "PQN"
 )
 _NO_DISTRIBUTIONAL = f"{_NONE.format('distributional DQN')}. {_NO_RAINBOW}"
+_NO_CRITIC = "polopt has no critic that observes all agents"
 _NO_REINFORCE = "polopt has no REINFORCE. The most similar algorithm is `A2C` with `lambda` of 1"
 #: Maps algorithms of the other libraries to texts about the corresponding presets.
 ALGORITHMS: Mapping[str, str] = {
@@ -1038,7 +1065,10 @@ ALGORITHMS: Mapping[str, str] = {
     **{name: _NONE.format(name) for name in ("R2D2", "ApexDDPG", "HER", "TQC", "CrossQ", "REDQ")},
     **{name: _NONE.format(name) for name in ("DreamerV3", "MuZero")},
     **dict.fromkeys(("BC", "MARWIL", "CQL", "IQL", "CRR", "DT"), _NO_OFFLINE),
-    **dict.fromkeys(("QMIX", "MADDPG", "MAPPO", "IPPO"), _NO_AGENTS),
+    "IPPO": "IPPO is `SyncPPO` in an environment with several agents",
+    "MAPPO": f"{_NO_CRITIC}. The most similar algorithm is `SyncPPO` with one policy",
+    "QMIX": f"{_NO_CRITIC}. The most similar algorithm is `DQN` with one policy",
+    "MADDPG": f"{_NO_CRITIC}. The most similar algorithms are `TD3` and `SAC`",
 }
 #: Names of RLlib's options that a config may use, in RLlib 2.60 and older releases.
 OTHER_NAMES = {
@@ -1082,8 +1112,8 @@ RESULT_KEYS = {
     "episodes_total": "env_runners/num_episodes_lifetime",
     "num_env_steps_sampled": "num_env_steps_sampled_lifetime",
     "num_env_steps_trained": "num_env_steps_trained_lifetime",
-    "agent_timesteps_total": "num_env_steps_sampled_lifetime",
-    "num_agent_steps_sampled": "num_env_steps_sampled_lifetime",
+    "agent_timesteps_total": "num_agent_steps_sampled_lifetime",
+    "num_agent_steps_sampled": "num_agent_steps_sampled_lifetime",
     "num_agent_steps_trained": "num_env_steps_trained_lifetime",
     "info/num_steps_sampled": "num_env_steps_sampled_lifetime",
     "info/num_steps_trained": "num_env_steps_trained_lifetime",

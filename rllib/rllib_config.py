@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from polopt.common.config import ConfigError, differ, shown
+from polopt.common.config import ConfigError, shown
 from polopt.rllib import builders
 from polopt.rllib.algorithm_config import AlgorithmConfig
-from polopt.rllib.translation import key_of
+from polopt.rllib.translation import changes, key_of
 from polopt.trainers.presets import PRESETS
-
-#: Attributes of RLlib's configs, and the arguments of RLlib's methods that set them.
-_TAKEN_BY = {"_model_config": "model_config", "_rl_module_spec": "rl_module_spec"}
-#: Attributes that RLlib itself derives from the user's options.
-_DERIVED = ("_is_frozen", "algo_class", "enable_rl_module_and_learner", "_prior_exploration_config")
 
 
 def from_rllib(algorithm_config: Any, verbose: bool = True) -> AlgorithmConfig:
@@ -33,7 +27,7 @@ def from_rllib(algorithm_config: Any, verbose: bool = True) -> AlgorithmConfig:
     """
     builder = _builder_for(algorithm_config)
     lines: dict[str, list[str]] = {"kept": [], "renamed": [], "dropped": []}
-    for name, value in _changes(algorithm_config).items():
+    for name, value in changes(algorithm_config).items():
         before = builder.given
         try:
             builder.update_from_dict({name: value})
@@ -69,17 +63,3 @@ def _builder_for(algorithm_config: Any) -> AlgorithmConfig:
         f"from_rllib: got {type(algorithm_config).__name__}. Allowed: a config of RLlib for an "
         f"algorithm that polopt has: {', '.join(name for name in PRESETS)}"
     )
-
-
-def _changes(algorithm_config: Any) -> dict[str, Any]:
-    """Returns the options that differ from the defaults of the config's class, under RLlib's
-    names."""
-    given, plain = algorithm_config.to_dict(), type(algorithm_config)().to_dict()
-    changes = {}
-    for name, value in given.items():
-        if name in _DERIVED or not differ(value, plain.get(name)):
-            continue
-        if name == "model" and isinstance(value, Mapping):
-            value = {key: v for key, v in value.items() if differ(v, plain["model"].get(key))}
-        changes[_TAKEN_BY.get(name, name)] = value
-    return changes

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from polopt.common.config import ConfigError, nearest, shown, without_fixed
+from polopt.common.config import ConfigError, differ, nearest, shown, without_fixed
 from polopt.rllib.exploration_config import of_exploration
 from polopt.rllib.other_libraries import FIXED, RLLIB, RLLIB_IGNORED, instead_of
 from polopt.rllib.replay_buffer_config import of_replay_buffer
@@ -70,6 +70,10 @@ _TOGETHER = (
     "train_batch_size",
     "use_kl_loss",
 )
+#: Attributes of RLlib's configs, and the arguments of RLlib's methods that set them.
+_TAKEN_BY = {"_model_config": "model_config", "_rl_module_spec": "rl_module_spec"}
+#: Attributes that RLlib itself derives from the user's options.
+_DERIVED = ("_is_frozen", "algo_class", "enable_rl_module_and_learner", "_prior_exploration_config")
 #: Text of the warning about an ignored option without a counterpart in polopt.
 _IGNORED = "polopt has no such option"
 #: RLlib's default of `kl_coeff`. RLlib uses `kl_coeff` unless `use_kl_loss` is False.
@@ -139,6 +143,8 @@ def checked(
         return {_UPDATES: 1, _TIMESTEPS: None}
     if key in defaults(preset) or key in _TOGETHER:
         return {key: value}
+    if key == "_env_to_module_connector" and _only_flattens(value):
+        return {}
     accepted = FIXED.get(key)
     if key in RLLIB_IGNORED:
         if accepted is None or not _is_accepted(value, accepted):
@@ -165,6 +171,27 @@ def checked(
         raise ConfigError(f"{where}: option {name!r}: got {shown(value)}. {instead}")
     names = [*defaults(preset), *_aliases(preset), *_SAME, *(n for o in RLLIB for n in o.names)]
     raise TypeError(f"{where} got an unexpected keyword argument {name!r}{nearest(name, names)}")
+
+
+def _only_flattens(connector: Any) -> bool:
+    """Whether a function that makes connectors uses only RLlib's `FlattenObservations`. polopt
+    flattens all observations anyway."""
+    code = getattr(connector, "__code__", None)
+    return code is not None and code.co_names == ("FlattenObservations",)
+
+
+def changes(algorithm_config: Any) -> dict[str, Any]:
+    """Returns the options of a config of RLlib that differ from the defaults of its class, under
+    RLlib's names."""
+    given, plain = algorithm_config.to_dict(), type(algorithm_config)().to_dict()
+    found = {}
+    for name, value in given.items():
+        if name in _DERIVED or not differ(value, plain.get(name)):
+            continue
+        if name == "model" and isinstance(value, Mapping):
+            value = {key: v for key, v in value.items() if differ(v, plain["model"].get(key))}
+        found[_TAKEN_BY.get(name, name)] = value
+    return found
 
 
 def _of_optimization(config: Any, where: str) -> dict[str, Any]:
@@ -195,6 +222,7 @@ def resolved(
     - `observation_filter="MeanStdFilter"` becomes `normalize_observations=True`.
     - `lr=None` of SAC becomes the preset's default of `lr`. SAC uses `lr` only for learning rates
       that are not set by another option.
+    - `max_seq_len` of `model` is dropped without an LSTM, because it then has no effect in RLlib.
     - `vf_clip_param` of infinity and `evaluation_interval` of 0 become None. `sample_timeout_s` of
       None or infinity becomes 1e7 seconds.
     - If `train_batch_size` is given, `rollout_fragment_length="auto"` becomes the length for which
@@ -257,7 +285,9 @@ def resolved(
     if "worker_timeout_s" in options and options["worker_timeout_s"] in (None, math.inf):
         options["worker_timeout_s"] = _NO_LIMIT_S
     if options.get("model") is not None:
-        options["model"] = _model(options["model"])
+        model = options["model"] = network_options(options["model"])
+        if isinstance(model, dict) and not model.get("use_lstm"):
+            model.pop("max_seq_len", None)
     _resolve_evaluation(options, where)
     _resolve_batch(options, known, where)
     _resolve_intensity(options, known, where)
@@ -299,7 +329,7 @@ def _updates_of_appo(options: Mapping[str, Any], known: Mapping[str, Any], where
     return max(1, round(freq * _APPO_UNIT * minibatches))
 
 
-def _model(given: Any) -> Any:
+def network_options(given: Any) -> Any:
     """Returns the options of a network from a dict or from RLlib's `DefaultModelConfig`. From a
     `DefaultModelConfig`, takes only the options that differ from its defaults."""
     if isinstance(given, Mapping):

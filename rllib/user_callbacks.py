@@ -82,8 +82,8 @@ class RLlibCallback:
         Args:
             arguments: `episode` (a `CallbackEpisode`), `metrics_logger` (a `MetricsLogger`),
                 `env_runner` or `worker` (the `RolloutWorker`), `env` (the vector environment),
-                `env_index`, `rl_module` (the policy) and `policies` (a dict with the policy under
-                "default_policy").
+                `env_index`, `rl_module` (the policy) and `policies` (a dict with the policies by
+                name, which is "default_policy" for a policy without a name).
         """
 
     def on_train_result(self, **arguments: Any) -> None:
@@ -117,6 +117,7 @@ class CallbackEpisode:
             next.
         total_reward: undiscounted sum of the rewards so far.
         length: number of environment steps so far.
+        agent_returns: undiscounted sum of the rewards of each agent. Empty with one agent.
         is_terminated: whether the episode was terminated.
         is_truncated: whether the episode was truncated.
         is_done: whether the episode has ended.
@@ -127,6 +128,7 @@ class CallbackEpisode:
         self.user_data: dict[str, Any] = episode.data.setdefault("user_data", {})
         self.custom_data = self.user_data
         self.total_reward = episode.episode_return
+        self.agent_returns = episode.agent_returns
         self.length = self.env_steps = self.t = episode.episode_len
         self.is_terminated, self.is_done = episode.terminated, episode.done
         self.is_truncated = episode.done and not episode.terminated
@@ -151,9 +153,9 @@ class CallbackEpisode:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
             f"an episode of a callback does not have {name!r} in polopt. It has total_reward or "
-            "get_return(), length or len(episode), is_terminated, is_truncated, custom_metrics, "
-            "user_data, and the infos of the last step in get_infos(-1) or last_info_for(). If the "
-            "callback needs more, let the environment put it into the infos"
+            "get_return(), agent_returns, length or len(episode), is_terminated, is_truncated, "
+            "custom_metrics, user_data, and the infos of the last step in get_infos(-1) or "
+            "last_info_for(). If the callback needs more, let the environment put it into the infos"
         )
 
 
@@ -326,7 +328,7 @@ def _adapter(cls: type, methods: Mapping[str, Callable[..., Any]]) -> type[Callb
                     env=worker.sampler.env,
                     env_index=episode.env_index,
                     rl_module=worker.policy,
-                    policies={"default_policy": worker.policy},
+                    policies=getattr(worker.policy, "policies", {"default_policy": worker.policy}),
                 )
             found = {**shown.custom_metrics, **logger.values} if episode.done else {}
             return {name: float(value) for name, value in found.items()}

@@ -17,6 +17,15 @@ def sockets_for_zmq(value: Any) -> Any:
     return "socket" if value == "zmq" else value
 
 
+def named_policies(value: Any) -> Any:
+    """Converts a list of names, and names without options, to a dict of options."""
+    if isinstance(value, list | tuple | set | frozenset):
+        return {name: {} for name in (sorted(value) if isinstance(value, set) else value)}
+    if isinstance(value, Mapping):
+        return {name: {} if options is None else options for name, options in value.items()}
+    return value
+
+
 class RolloutConfig(Config):
     """The options of sampling: environments, workers, resources and limits for failures.
 
@@ -122,6 +131,20 @@ class RolloutConfig(Config):
             process. With `num_workers=0`, environments run in the driver's process. The global
             generators of this process are seeded only if `seed` is set.
             RLlib: `seed`.
+        policies: the policies of an environment with several agents: a list of names, or a dict
+            from names to options that differ from the options of the run, such as
+            `{"hunters": {"lr": 1e-3}, "prey": {}}`. The option `policy` is the name or class of
+            another algorithm. `None` means one policy for all agents with the same spaces. See
+            `docs/many-agents.md`. RLlib: `policies`.
+        policy_mapping_fn: which policy acts for an agent: a function `(agent_id, ...) -> name`,
+            `module:function`, or a dict of patterns such as `{"adversary_*": "hunters"}`, of which
+            the first that fits counts. It is asked when an agent appears in an episode. A function
+            may also take `rng`, a generator of NumPy, `episode`, and `worker`, the index of the
+            worker. RLlib: `policy_mapping_fn`.
+        policies_to_train: the names of the policies that learn. `None` means all. RLlib:
+            `policies_to_train`.
+        count_steps_by: what `train_batch_size` counts in an environment with several agents:
+            `env_steps`, or `agent_steps`, the steps of all agents. RLlib: `count_steps_by`.
     """
 
     env: Any = None
@@ -153,6 +176,31 @@ class RolloutConfig(Config):
     max_consecutive_env_faults: int = pydantic.Field(default=10, ge=1)
     max_consecutive_non_finite: int = pydantic.Field(default=5, ge=1)
     seed: int | None = pydantic.Field(default=None, ge=0, lt=2**63)
+    policies: Annotated[
+        dict[str, dict[str, Any]] | None, pydantic.BeforeValidator(named_policies)
+    ] = None
+    policy_mapping_fn: Any = None
+    policies_to_train: list[str] | None = None
+    count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
+
+    @pydantic.model_validator(mode="after")
+    def _check_policies(self) -> RolloutConfig:
+        names, trained = self.policies, self.policies_to_train
+        if names is not None and not names:
+            raise ValueError("key 'policies': got no policy; allowed: one name or more, or None")
+        for name in names or ():
+            if not name or "/" in name:
+                raise ValueError(
+                    f"key 'policies': got the name {name!r}; allowed: a name without '/'"
+                )
+        if trained is not None:
+            unknown = [name for name in trained if name not in (names or {})]
+            if unknown or not trained:
+                raise ValueError(
+                    f"key 'policies_to_train': got {trained}; allowed: one or more of "
+                    f"{list(names or {})}, the names in 'policies'"
+                )
+        return self
 
     @pydantic.model_validator(mode="after")
     def _check_workers(self) -> RolloutConfig:

@@ -14,8 +14,9 @@ from polopt.metrics.number import Number, find
 _OF_TUNE = {*AUTO_RESULT_KEYS, "timesteps_since_restore", "trial_id", "done"}
 _OF_TUNE |= {"checkpoint_dir_name", "stop_reason"}
 _TYPES = {"histogram": list, "list": list, "text": str}
-#: Declared numbers that a result need not have: of callbacks, and of actions of another space.
-_SOMETIMES = ("/custom_metrics/", "optimizer/actions/")
+#: Declared numbers that a result need not have: of callbacks, of actions of another space, and of
+#: several agents.
+_SOMETIMES = ("/custom_metrics/", "optimizer/actions/", "<agent>", "learners/<policy>/")
 
 
 def values_of(result: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

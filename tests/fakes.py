@@ -15,6 +15,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from simulated_channel import (
+    Script,
+    SimulatedChannel,
+    SimulatedTicket,
+    SimulatedTransport,
+    of_process,
+)
+from simulated_channel import in_order as processes_in_order
 from toy_envs import POLICIES, Drift
 
 from polopt.common.sample_batch import SampleBatch
@@ -26,14 +34,6 @@ from polopt.rollouts.envs.env_sources import resolve_env
 from polopt.rollouts.envs.vector_env import probe_spaces
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import Channel, Message
-from polopt.rollouts.transport.simulated_channel import (
-    Script,
-    SimulatedChannel,
-    SimulatedTicket,
-    SimulatedTransport,
-    of_process,
-)
-from polopt.rollouts.transport.simulated_channel import in_order as processes_in_order
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_handle import ProcessState, WorkerHandle

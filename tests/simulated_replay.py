@@ -6,10 +6,10 @@ from fractions import Fraction as Exact
 from typing import Any
 
 from fakes import FakeTransport, FakeWorkerSet, make_optimizer, worker_config
+from simulated_channel import oldest_first
 
 from polopt.optimizers.async_replay import AsyncReplay
 from polopt.policies.dqn import DQNPolicy
-from polopt.rollouts.transport.simulated_channel import oldest_first
 
 GAMMA, BATCH = 0.9, 8
 OPTIONS: dict[str, Any] = {

@@ -36,7 +36,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 #: The extras that are installed. Tests that need other extras are skipped.
-EXTRAS = "dev,atari,dashboard"
+EXTRAS = "dev,agents,atari,dashboard"
 #: Tests that need the source tree of the package, and their use of this tree.
 SOURCE_TESTS = {
     "tests/unit/project/test_import_direction.py": "parses the modules in the folders at the root",

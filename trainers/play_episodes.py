@@ -22,15 +22,21 @@ from polopt.common.config import ConfigError, shown
 from polopt.common.episodes import Episode
 from polopt.common.faults import non_finite_values
 from polopt.policies.policy import Policy
+from polopt.policies.policy_group import PolicyGroup
+from polopt.rollouts.envs.agent_policies import AgentPolicies
+from polopt.rollouts.envs.agent_vector_env import AgentVectorEnv, FaultTolerantAgents
+from polopt.rollouts.envs.agents_env import AgentsEnv
 from polopt.rollouts.envs.env_api import misfit, reward_of
 from polopt.rollouts.envs.env_errors import close_env, missing_package
 from polopt.rollouts.envs.env_sources import env_name, resolve_env
 from polopt.rollouts.envs.env_state import set_evaluation_statistics
-from polopt.rollouts.envs.fault_tolerant_env import cast_floats
-from polopt.rollouts.envs.vector_env import make_one_env
+from polopt.rollouts.envs.fault_tolerant_env import EnvPlace, cast_floats
+from polopt.rollouts.envs.vector_env import make_one_env, policies_of_agents
 from polopt.rollouts.rollout_config import RolloutConfig
+from polopt.rollouts.sampling.group_sampler import GroupSampler
 from polopt.rollouts.sampling.sampler import VectorSampler
-from polopt.rollouts.seeds import kept_global_generators, seeds_from
+from polopt.rollouts.sampling.sampler_faults import SamplerFaults
+from polopt.rollouts.seeds import Seeds, kept_global_generators, seeds_from
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.whole_episodes import WholeEpisodes
 
@@ -91,7 +97,14 @@ def check_spaces(policy: Policy, env: Any) -> None:
     Raises:
         CheckpointError: a space of the environment does not fit the policy.
     """
+    if isinstance(env, AgentsEnv):
+        return  # `_agents_sampler` checks the spaces of each agent
     spaces = env.observation_space, env.action_space
+    if isinstance(policy, PolicyGroup):
+        raise CheckpointError(
+            "the checkpoint has several policies, but the environment has one agent. Load one of "
+            "them with polopt.load(checkpoint, policy=NAME)"
+        )
     if misfit(spaces, (policy.encoder.space, policy.action_space)):
         raise CheckpointError(
             "the environment does not fit the checkpoint's policy. The environment has observation "
@@ -136,6 +149,8 @@ def environment(rollout: RolloutConfig, video: Path | None = None) -> Iterator[A
                 f"environment {name!r} is a vector environment, but evaluation needs a single "
                 "environment. Give a single environment as `env` (on the command line: --env)"
             )
+        if video is not None and isinstance(env, AgentsEnv):
+            raise ConfigError("--video needs an environment with one agent")
         if video is not None:
             if env.render_mode not in ("rgb_array", "rgb_array_list"):
                 raise ConfigError(
@@ -158,6 +173,7 @@ def play(
     stochastic: bool = False,
     seed: int | None = None,
     say: Callable[[str], None] = lambda line: None,
+    rollout: RolloutConfig | None = None,
 ) -> list[Episode]:
     """Plays complete episodes in the same way as evaluation during training.
 
@@ -169,6 +185,7 @@ def play(
         seed: seed of the environment and of the actions. `None` draws a seed.
         say: called with one line of text when an episode ends. Also called when an episode has
             lasted for 10 s, 20 s, 40 s, and after each further doubling of this time.
+        rollout: the options that say which policy acts for which of several agents.
 
     Raises:
         ConfigError: the environment returned values that are not finite.
@@ -176,35 +193,79 @@ def play(
     """
     # With NEXT_STEP, the environment is reset only when the next episode is played. With SAME_STEP,
     # a video would show the beginning of one episode too many.
+    seeds = seeds_from([secrets.randbits(31) if seed is None else seed], 0)
+    if isinstance(env, AgentsEnv):
+        sampler = _agents_sampler(env, policy, seeds, rollout or RolloutConfig())
+        return _play(WholeEpisodes(sampler, episodes, explore=stochastic), say)
     space = env.observation_space
     cast = TransformObservation(env, lambda observation: cast_floats(observation, space), space)
     single = TransformReward(cast, reward_of)
     vector = SyncVectorEnv([lambda: single], copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
-    seeds = seeds_from([secrets.randbits(31) if seed is None else seed], 0)
-    playing = WholeEpisodes(VectorSampler(vector, policy, 1, seeds), episodes, explore=stochastic)
-    num_ended, steps, begun_s, wait_s = 0, 0, time.monotonic(), _LONG_S
     try:
-        while not playing.done:
-            problem = non_finite_values(playing.play())
-            if problem:
-                raise ConfigError(f"the environment cannot be evaluated: {problem}")
-            steps, number = steps + 1, len(playing.episodes)
-            if number > num_ended:
-                last = playing.episodes[-1]
-                say(
-                    f"episode {number:<4}return {last.episode_return:.2f}  "
-                    f"length {last.episode_len}"
-                )
-                num_ended, steps, begun_s, wait_s = number, 0, time.monotonic(), _LONG_S
-            elif (elapsed_s := time.monotonic() - begun_s) >= wait_s:
-                wait_s *= 2
-                say(
-                    f"episode {number + 1:<4}has not ended after {steps:,} steps ({elapsed_s:.0f} "
-                    "s). max_frames_per_traj=STEPS limits the length of episodes"
-                )
+        sampler = VectorSampler(vector, policy, 1, seeds)
+        return _play(WholeEpisodes(sampler, episodes, explore=stochastic), say)
     finally:
         vector.closed = True  # otherwise, the finalizer of `vector` would close `env`
+
+
+def _play(playing: WholeEpisodes, say: Callable[[str], None]) -> list[Episode]:
+    """Plays all episodes, and returns them. `play` describes `say` and the errors."""
+    num_ended, steps, begun_s, wait_s = 0, 0, time.monotonic(), _LONG_S
+    while not playing.done:
+        problem = non_finite_values(playing.play())
+        if problem:
+            raise ConfigError(f"the environment cannot be evaluated: {problem}")
+        steps, number = steps + 1, len(playing.episodes)
+        if number > num_ended:
+            last = playing.episodes[-1]
+            of_agents = "".join(
+                f"  {agent} {total:.2f}" for agent, total in last.agent_returns.items()
+            )
+            say(
+                f"episode {number:<4}return {last.episode_return:.2f}  "
+                f"length {last.episode_len}{of_agents}"
+            )
+            num_ended, steps, begun_s, wait_s = number, 0, time.monotonic(), _LONG_S
+        elif (elapsed_s := time.monotonic() - begun_s) >= wait_s:
+            wait_s *= 2
+            say(
+                f"episode {number + 1:<4}has not ended after {steps:,} steps ({elapsed_s:.0f} "
+                "s). max_frames_per_traj=STEPS limits the length of episodes"
+            )
     return playing.episodes
+
+
+def _agents_sampler(
+    env: AgentsEnv, policy: Policy, seeds: Seeds, rollout: RolloutConfig
+) -> VectorSampler | GroupSampler:
+    """Makes a sampler for an environment with several agents. The environment stays open.
+
+    Raises:
+        CheckpointError: the policies do not fit the agents.
+    """
+    guard = FaultTolerantAgents(lambda: env, EnvPlace("evaluation", 0, 0), 1, env)
+    vector, plan = AgentVectorEnv([lambda: guard]), policies_of_agents(env, rollout)
+    members = policy.policies if isinstance(policy, PolicyGroup) else {"default_policy": policy}
+    if not isinstance(policy, PolicyGroup) and plan.is_group:
+        plan = AgentPolicies({"default_policy": env.possible_agents})
+    if list(plan.members) != list(members):
+        raise CheckpointError(
+            f"the agents of the environment need the policies {shown(list(plan.members))}, and the "
+            f"checkpoint has {shown(list(members))}"
+        )
+    vector.divide(list(plan.members.values()), plan.chooser(lambda: vector.rng, 0))
+    for group, (name, one) in zip(vector.groups, members.items(), strict=True):
+        found = group.single_observation_space, group.single_action_space
+        if misfit(found, (one.encoder.space, one.action_space)):
+            raise CheckpointError(
+                f"agents {shown(group.agents)} have the spaces {found[0]!s:.200} and "
+                f"{found[1]!s:.200}. Policy {name!r} needs {one.encoder.space!s:.200} and "
+                f"{one.action_space!s:.200}"
+            )
+        group.closed = True  # otherwise, the finalizer of the group would close `env`
+    if isinstance(policy, PolicyGroup):
+        return GroupSampler(vector, policy, 1, seeds, SamplerFaults())
+    return VectorSampler(vector.groups[0], policy, 1, seeds)
 
 
 def evaluate_now(
@@ -247,4 +308,5 @@ def evaluate_now(
     with kept_global_generators(), environment(rollout) as env:
         if statistics:
             set_evaluation_statistics(env, statistics)
-        return EvaluationResult(play(policy, env, episodes, stochastic, seed))
+        played = play(policy, env, episodes, stochastic, seed, rollout=rollout)
+        return EvaluationResult(played)

@@ -17,11 +17,12 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from polopt.common.config import ConfigError
+from polopt.common.config import ConfigError, shown
 from polopt.common.files import printable
 from polopt.common.plain_data import DecodeError, described
 from polopt.policies.networks.model_config import NETWORKS, ModelConfig
 from polopt.policies.policy import Policy
+from polopt.policies.policy_group import PolicyGroup
 from polopt.policies.policy_registry import POLICIES
 from polopt.replay.row_store import RowFilesError
 from polopt.trainers.checkpoints import (
@@ -44,7 +45,13 @@ State = dict[str, Any]
 #: Name of the directory, in the trial's directory, for the checkpoint with the best evaluation.
 BEST = "best_checkpoint"
 _PICKLE = "_dict_checkpoint.pkl"
-_COUNTS = ("num_env_steps_sampled", "num_env_steps_trained", "num_updates", "restore_count")
+_COUNTS = (
+    "num_env_steps_sampled",
+    "num_agent_steps_sampled",
+    "num_env_steps_trained",
+    "num_updates",
+    "restore_count",
+)
 _LARGEST_COUNT = 2**62
 #: Errors that `set_state` raises if the state is from another policy, or was edited.
 _MISFITS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
@@ -122,13 +129,25 @@ def _problems(
     if not isinstance(policy, Mapping):
         yield "optimizer/policy", policy, "a mapping"
         return
-    params = policy.get("params")
-    if not isinstance(params, Tensor) or params.dtype != torch.float32 or params.ndim != 1:
-        yield "optimizer/policy/params", params, "a float32 tensor [P]"
+    members = policy.get("policies", {"": policy})
+    if not isinstance(members, Mapping) or not all(
+        isinstance(one, Mapping) for one in members.values()
+    ):
+        yield "optimizer/policy/policies", members, "a mapping of names to mappings"
         return
+    shapes = []
+    for name, member in members.items():
+        params = member.get("params")
+        if not isinstance(params, Tensor) or params.dtype != torch.float32 or params.ndim != 1:
+            field = (
+                f"optimizer/policy/policies/{name}/params" if name else "optimizer/policy/params"
+            )
+            yield field, params, "a float32 tensor [P]"
+            return
+        shapes.append(params.shape)
     for field, value in _leaves(optimizer, "optimizer"):
         if isinstance(value, Tensor):
-            if value.shape == params.shape and value.dtype != torch.float32:
+            if value.shape in shapes and value.dtype != torch.float32:
                 yield field, value, "a float32 tensor"
             elif value.is_complex() or not _is_finite(value):
                 yield field, value, "a tensor of finite real numbers"
@@ -219,6 +238,16 @@ def misfit(state: Mapping[str, Any], policy: Policy) -> str:
         policy: the policy that will be restored.
     """
     saved = state["optimizer"]["policy"]
+    if "policies" in saved and not isinstance(policy, PolicyGroup):
+        return (
+            f"it has the policies {shown(list(saved['policies']))}, and this run has one policy. "
+            "polopt.load(checkpoint, policy=NAME) loads one of them"
+        )
+    if "policies" not in saved and isinstance(policy, PolicyGroup):
+        return (
+            f"it has one policy, and this run has the policies {shown(list(policy.policies))}. "
+            "trainer.restore_policy(NAME, checkpoint) restores one of them"
+        )
     try:
         policy.check_network(str(saved.get("network")))
     except ValueError:
@@ -324,6 +353,8 @@ def load(
     policy_class: type[Policy] | None = None,
     device: str = "cpu",
     network: type[nn.Module] | None = None,
+    *,
+    policy: str | None = None,
 ) -> Policy:
     """Returns the policy of a checkpoint. `policy.predict(observation)` chooses its actions.
 
@@ -339,6 +370,7 @@ def load(
         device: torch device of the network.
         network: class of the custom network. This argument is required if the network is not
             registered.
+        policy: the name of the policy, if the run had several policies.
 
     Raises:
         CheckpointError: the checkpoint is missing, incomplete or damaged, or its network differs
@@ -350,7 +382,49 @@ def load(
         Exception: torch cannot use `device`.
     """
     directory = find_checkpoint(checkpoint_path(checkpoint))
-    return policy_of(read_whole(directory), directory, policy_class, network, device)
+    state = state_of_policy(read_whole(directory), f"checkpoint {directory}", policy)
+    return policy_of(state, directory, policy_class, network, device)
+
+
+def state_of_policy(state: Mapping[str, Any], where: str, name: str | None) -> dict[str, Any]:
+    """Returns the state of a checkpoint as if the run had only the policy `name`.
+
+    Args:
+        state: the state of the checkpoint, from `read_whole`.
+        where: name of the checkpoint, for messages.
+        name: the name of a policy. None for a checkpoint with a single policy.
+
+    Raises:
+        CheckpointError: the checkpoint has no policy of this name, or several policies although
+            `name` is None.
+    """
+    optimizer, config = state["optimizer"], state["config"]
+    members = optimizer["policy"].get("policies")
+    if members is None:
+        if name is None:
+            return dict(state)
+        raise CheckpointError(f"{where} has one policy without a name. Leave out policy={name!r}")
+    if name not in members:
+        given = "no name was given" if name is None else f"got {name!r}"
+        allowed = ", ".join(f"policy={one!r}" for one in members)
+        raise CheckpointError(f"{where} has several policies, and {given}. Allowed: {allowed}")
+    try:
+        options = dict((config.get("policies") or {}).get(name, {}))
+        of_run = dict(config["policy"])
+        if "policy" in options:
+            of_run = {"name": options.pop("policy")}
+        spaces_of = {kind: dict(one["spaces"])[name] for kind, one in state["spaces"].items()}
+    except _MISFITS as error:
+        raise CheckpointError(
+            f"{where}: the options or the spaces of policy {name!r} cannot be read: "
+            f"{type(error).__name__}: {error}"
+        ) from None
+    return {
+        **state,
+        "config": {**config, "policy": {**of_run, **options}},
+        "optimizer": {**optimizer, "policy": members[name]},
+        "spaces": spaces_of,
+    }
 
 
 def read_whole(directory: Path) -> dict[str, Any]:
@@ -373,7 +447,8 @@ def policy_of(
     network: type[nn.Module] | None = None,
     device: str = "cpu",
 ) -> Policy:
-    """Returns the policy of a checkpoint that was already read.
+    """Returns the policy of a checkpoint that was already read. If the run had several policies,
+    returns a `PolicyGroup`.
 
     Args:
         state: the state of the checkpoint, from `read_whole`.
@@ -386,6 +461,15 @@ def policy_of(
         CheckpointError, ConfigError, Exception: see `load`.
     """
     where = f"checkpoint {directory}"
+    if "policies" in state["optimizer"]["policy"]:
+        return PolicyGroup.of(
+            {
+                name: policy_of(
+                    state_of_policy(state, where, name), directory, policy_class, network, device
+                )
+                for name in state["optimizer"]["policy"]["policies"]
+            }
+        )
     if unsaved := unsaved_in(state, "policy"):
         raise CheckpointError(
             f"{where} does not contain {described(unsaved)}, because such values cannot be saved. "

@@ -14,12 +14,14 @@ from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.number import declare, within
 from polopt.optimizers import policy_optimizer
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
+from polopt.policies.policy_group import by_policy
 from polopt.rollouts.workers import process_group
 
 _TUNE_KEYS = ("training_iteration", "time_total_s", "time_this_iter_s", "timesteps_total")
 _COUNTS = (
     "episode_return_mean",
     "num_env_steps_sampled_lifetime",
+    "num_agent_steps_sampled_lifetime",
     "num_env_steps_trained_lifetime",
     "num_env_steps_sampled_per_second",
     "env_runners/num_env_steps_sampled",
@@ -38,16 +40,21 @@ NUMBERS = (
             policy learned, since training began
         num_env_steps_sampled_lifetime (environment steps, counter, metric=): steps that were
             sampled since training began
+        num_agent_steps_sampled_lifetime (agent steps, counter, metric=): steps of agents that were
+            sampled since training began. With one agent, these are the environment steps
         timesteps_this_iter (environment steps, metric=): steps of this iteration
     """),
     *within(
         "env_runners",
         (
             *episode_window.NUMBERS,
+            *episode_window.AGENT_NUMBERS,
             *declare(f"""
                 num_env_steps_sampled (environment steps, metric=): steps of this iteration
                 num_env_steps_sampled_lifetime (environment steps, counter, metric=): steps that
                     were sampled since training began
+                num_agent_steps_sampled_lifetime (agent steps, counter, metric=): steps of agents
+                    that were sampled since training began
                 custom_metrics/<name>_mean (metric=): mean {_CUSTOM}
                 custom_metrics/<name>_min (metric=): smallest {_CUSTOM}
                 custom_metrics/<name>_max (metric=): largest {_CUSTOM}
@@ -59,8 +66,9 @@ NUMBERS = (
     *declare("""
         learners/__all_modules__/num_env_steps_trained_lifetime (environment steps, counter,
             metric=): the same as `num_env_steps_trained_lifetime`
-        info/learner/default_policy/<statistic> (metric=): the same as
-            `learners/default_policy/<statistic>`
+        learners/<policy>/<statistic> (metric=): with several policies, the statistics of each
+            policy that learns, instead of `learners/default_policy/<statistic>`
+        info/learner/<policy>/<statistic> (metric=): the same as `learners/<policy>/<statistic>`
         timers/training_iteration (s, metric=): time of the iteration
         timers/training_step (s, metric=): mean time of a step of the optimizer
         timers/<phase>_s (s, metric=): mean of the last 100 timings of the phase
@@ -74,6 +82,7 @@ _OPEN_BLOCKS = (
     "info/",
     "fault_tolerance/",
     "env_runners/custom_metrics/",
+    "env_runners/agent_episode_returns_mean/",
     "evaluation/",
 )
 
@@ -98,25 +107,27 @@ def make_result(
     metrics = optimizer.metrics
     sampled, trained = metrics.num_env_steps_sampled, metrics.num_env_steps_trained
     block = optimizer.stats()
-    learner = metrics.learner.report()
+    learners = by_policy(optimizer.policy, metrics.learner.report())
     episodes = metrics.episodes.report()
     return {
         "episode_return_mean": episodes["episode_return_mean"],
         "num_env_steps_sampled_per_second": block["env_steps_per_s"],
         "num_env_steps_trained_lifetime": trained,
         "num_env_steps_sampled_lifetime": sampled,
+        "num_agent_steps_sampled_lifetime": metrics.num_agent_steps_sampled,
         "env_runners": {
             **episodes,
             "num_env_steps_sampled": sampled - sampled_before,
             "num_env_steps_sampled_lifetime": sampled,
+            "num_agent_steps_sampled_lifetime": metrics.num_agent_steps_sampled,
             **custom_block(metrics.custom_metrics),
         },
         "timesteps_this_iter": sampled - sampled_before,
         "learners": {
-            "default_policy": learner,
+            **learners,
             "__all_modules__": {"num_env_steps_trained_lifetime": trained},
         },
-        "info": {"learner": {"default_policy": learner}},
+        "info": {"learner": learners},
         "timers": {
             "training_iteration": iteration_s,
             "training_step": iteration_s / max(steps, 1),

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from polopt.common.plain_data import described, plain
+from polopt.policies.policy_group import GroupConfig
+from polopt.policies.policy_registry import POLICIES
 from polopt.replay.buffer_files import BufferFiles
 from polopt.trainers.checkpoints import REPLAY, CheckpointError, write_checkpoint
+from polopt.trainers.experiment import Experiment
 from polopt.trainers.restoring import misfit, restore_state
 from polopt.trainers.run import Run
 from polopt.trainers.saved_spaces import describe_space
@@ -57,7 +60,7 @@ class RunState:
             seconds: training time so far, including the earlier runs.
         """
         # `update_algorithm_parameter` may have changed the policy's options.
-        experiment = dataclasses.replace(run.experiment, policy=run.policy.config)
+        experiment = with_present_options(run.experiment, run.policy.config)
         # If the config has no seed, the checkpoint holds the seed that the workers drew.
         workers = run.workers.config
         unsaved: dict[str, str] = {}
@@ -148,3 +151,27 @@ class RunState:
         # Some checkpoints have neither `training_iteration` nor `time_total_s`.
         self.iterations_before = int(state.get("training_iteration", iterations)) - iterations
         self.seconds_before = float(state.get("time_total_s", seconds)) - seconds
+
+
+def with_present_options(experiment: Experiment, present: Any) -> Experiment:
+    """Returns an experiment with the present options of its policy. With several policies,
+    `policies` has the options of each policy that differ from the options of the run.
+
+    Args:
+        experiment: the experiment.
+        present: the options of the policy, or the `GroupConfig` of several policies.
+    """
+    if not isinstance(present, GroupConfig):
+        return dataclasses.replace(experiment, policy=present)
+    if experiment.rollout.policies is None:
+        return experiment
+    of_run = {**experiment.policy.to_dict(), "model": experiment.policy.model.named()}
+    policies: dict[str, Any] = {}
+    for name, member in present.members.items():
+        own = {**member.config.to_dict(), "model": member.config.model.named()}
+        policies[name] = {key: value for key, value in own.items() if of_run.get(key) != value}
+        if member.policy_class is not experiment.policy_class:
+            cls = member.policy_class
+            policies[name] = {"policy": POLICIES.name_of(cls) or cls.__name__, **own}
+    rollout = experiment.rollout.model_copy(update={"policies": policies})
+    return dataclasses.replace(experiment, rollout=rollout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import os
@@ -21,11 +22,12 @@ from polopt.common.add_ons import RunListener, add_ons
 from polopt.common.config import ConfigError, shown
 from polopt.common.tested_versions import warn_of_untested_versions
 from polopt.policies.policy import Policy
+from polopt.policies.policy_group import PolicyGroup
 from polopt.rollouts.envs.env_sources import OwnCopies, env_name, refuse_made_env
 from polopt.rollouts.ray_session import warn_if_larger
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.evaluation import Evaluation
-from polopt.trainers.experiment import Experiment
+from polopt.trainers.experiment import Experiment, checked_plan
 from polopt.trainers.flat_config import with_keywords
 from polopt.trainers.play_episodes import EvaluationResult, evaluate_now
 from polopt.trainers.preset_help import PresetDoc, PresetSignature
@@ -34,12 +36,15 @@ from polopt.trainers.restoring import (
     check_directory,
     checkpoint_path,
     find_checkpoint,
+    misfit,
     read_or_fall_back,
+    read_whole,
+    state_of_policy,
 )
 from polopt.trainers.result_files import ResultFiles
 from polopt.trainers.results import make_result
 from polopt.trainers.run import Iteration, Run
-from polopt.trainers.run_state import RunState
+from polopt.trainers.run_state import RunState, with_present_options
 from polopt.trainers.saved_experiment import config_of
 from polopt.trainers.stop_when import StopWhen
 from polopt.trainers.tune_callbacks import ProgressMetrics
@@ -547,19 +552,170 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self.experiment, self.get_policy(), self.optimizer, episodes, stochastic, seed
         )
 
-    def get_policy(self) -> Policy:
-        """Returns the policy that this trainer trains."""
-        return self._run.policy
+    def get_policy(self, name: str | None = None) -> Policy:
+        """Returns the policy that this trainer trains.
 
-    def compute_single_action(self, observation: Any, explore: bool = False) -> Any:
+        Args:
+            name: the name of one of several policies. `None` means the policy of a run with one
+                policy, or the `PolicyGroup` of all policies.
+
+        Raises:
+            ValueError: the run has no policy of this name.
+        """
+        policy = self._run.policy
+        if name is None:
+            return policy
+        members = policy.policies if isinstance(policy, PolicyGroup) else {}
+        if name not in members:
+            allowed = ", ".join(map(repr, members)) or "none, because the run has one policy"
+            raise ValueError(f"the run has no policy {name!r}. Allowed: {allowed}")
+        return members[name]
+
+    def restore_policy(self, name: str, checkpoint: Any, from_policy: str | None = None) -> None:
+        """Restores one of several policies from a checkpoint, also from a run with one policy. The
+        other policies and the counters of the run stay as they are. All environments begin new
+        episodes.
+
+        Args:
+            name: the name of the policy in this run.
+            checkpoint: a value that `restore` accepts.
+            from_policy: the name of the policy in the checkpoint, if it has several policies.
+                `None` means `name`.
+
+        Raises:
+            CheckpointError: the checkpoint is missing or damaged, has no such policy, or its
+                network differs.
+            ValueError: the run has no policy of this name.
+        """
+        self.get_policy(name)
+        directory = find_checkpoint(checkpoint_path(checkpoint))
+        whole = read_whole(directory)
+        several = "policies" in whole["optimizer"]["policy"]
+        one = state_of_policy(
+            whole, f"checkpoint {directory}", (from_policy or name) if several else from_policy
+        )
+        if problem := misfit(one, self.get_policy(name)):
+            raise CheckpointError(f"checkpoint {directory} does not fit policy {name!r}: {problem}")
+        state = self.optimizer.get_state()
+        members = {**state["policy"]["policies"], name: one["optimizer"]["policy"]}
+        self.optimizer.set_state({**state, "policy": {**state["policy"], "policies": members}})
+
+    def add_policy(
+        self,
+        name: str,
+        copy_of: str,
+        trainable: bool = False,
+        policy_mapping_fn: Any = None,
+    ) -> None:
+        """Adds a policy to a run with several policies, for example a former version of a policy as
+        an opponent. Workers begin new episodes, and replay buffers are emptied.
+
+        Args:
+            name: the name of the new policy.
+            copy_of: the policy whose weights, state and options the new policy gets.
+            trainable: whether the new policy learns.
+            policy_mapping_fn: replaces the option of the same name. `None` keeps it. A function
+                that takes `rng`, `episode` or `worker` may return the new policy for every agent
+                with the same spaces.
+
+        Raises:
+            ConfigError: the run has no named policies, has no policy `copy_of`, has a policy `name`
+                already, or the mapping does not fit. The run then goes on unchanged.
+        """
+        self._check_runs("add_policy")
+        experiment, members = self._named_policies(copy_of)
+        if name in members:
+            raise ConfigError(f"add_policy: the run has a policy {name!r} already")
+        policies = {**members, name: dict(members[copy_of])}
+        trained = [*self._run.policy.trained, *([name] if trainable else [])]  # type: ignore[attr-defined]
+        self._change_policies(experiment, policies, trained, policy_mapping_fn, {name: copy_of})
+
+    def remove_policy(self, name: str, policy_mapping_fn: Any = None) -> None:
+        """Removes one of several policies. Workers begin new episodes, and replay buffers are
+        emptied.
+
+        Args:
+            name: the name of the policy.
+            policy_mapping_fn: replaces the option of the same name. `None` keeps it.
+
+        Raises:
+            ConfigError: the run has no such policy, no policy that learns would be left, or the
+                mapping does not fit. The run then goes on unchanged.
+        """
+        self._check_runs("remove_policy")
+        experiment, members = self._named_policies(name)
+        policies = {other: options for other, options in members.items() if other != name}
+        trained = [one for one in self._run.policy.trained if one != name]  # type: ignore[attr-defined]
+        if not trained:
+            raise ConfigError(f"remove_policy: without {name!r}, no policy learns")
+        self._change_policies(experiment, policies, trained, policy_mapping_fn, {})
+
+    def _named_policies(self, name: str) -> tuple[Experiment, dict[str, dict[str, Any]]]:
+        """Returns the experiment with the present options, and the options of each policy."""
+        run = self._run
+        experiment = with_present_options(run.experiment, run.policy.config)
+        members = experiment.rollout.policies
+        if members is None:
+            raise ConfigError(
+                "the run has no named policies. Give the option 'policies', such as {'main': {}}"
+            )
+        if name not in members:
+            raise ConfigError(
+                f"the run has no policy {name!r}. Allowed: {', '.join(map(repr, members))}"
+            )
+        return experiment, members
+
+    def _change_policies(
+        self,
+        experiment: Experiment,
+        policies: dict[str, dict[str, Any]],
+        trained: list[str],
+        mapping: Any,
+        copies: dict[str, str],
+    ) -> None:
+        """Goes on with other policies. `copies` maps the names of new policies to the policies
+        whose state they get."""
+        run = self._run
+        update = {"policies": policies, "policies_to_train": trained}
+        if mapping is not None:
+            update["policy_mapping_fn"] = mapping
+        changed = dataclasses.replace(
+            experiment, rollout=experiment.rollout.model_copy(update=update)
+        )
+        checked_plan(changed)  # raises before anything changes
+        with run.own_generators():
+            state = run.optimizer.get_state()
+        evaluation = None if run.evaluation is None else run.evaluation.get_state()
+        saved = state["policy"]["policies"]
+        members = {name: saved[copies.get(name, name)] for name in policies}
+        run.experiment, callbacks = changed, run.callbacks
+        self._begin()
+        run.callbacks = callbacks  # the user's object in the driver may count policies
+        with run.own_generators():
+            run.optimizer.set_state({**state, "policy": {**state["policy"], "policies": members}})
+        if run.evaluation is not None and evaluation is not None:
+            run.evaluation.set_state(evaluation)
+
+    def compute_single_action(
+        self, observation: Any, explore: bool = False, policy_name: str | None = None
+    ) -> Any:
         """Returns the action for one observation. The observation is from the environment's
         observation space. `env.step` accepts the action.
 
+        Args:
+            observation: the observation.
+            explore: True samples the action. False takes the mode of the distribution.
+            policy_name: the name of the policy that acts, if the run has several.
+
         Raises:
             ValueError: the policy has memory. This method cannot keep the policy's state from one
-                call to the next.
+                call to the next. Also raised if the run has several policies and none is named.
         """
-        policy = self.get_policy()
+        policy = self.get_policy(policy_name)
+        if isinstance(policy, PolicyGroup):
+            raise ValueError(
+                f"the run has several policies. Give policy_name: one of {list(policy.policies)}"
+            )
         if policy.state_size:
             raise ValueError(
                 f"{type(policy).__name__} has memory. Use get_policy().predict(observation, state),"

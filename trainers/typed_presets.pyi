@@ -85,6 +85,10 @@ class _RolloutConfig(TypedDict, total=False):
     max_consecutive_env_faults: int
     max_consecutive_non_finite: int
     seed: int | None
+    policies: Mapping[str, Mapping[str, Any]] | None
+    policy_mapping_fn: Any
+    policies_to_train: Sequence[str] | None
+    count_steps_by: Literal["env_steps", "agent_steps"]
 
 class _PolicyConfig(TypedDict, total=False):
     lr: float | Sequence[Sequence[int | float]]
@@ -295,6 +299,10 @@ class AnyOptions(PluginOptions, total=False):
     max_consecutive_env_faults: int
     max_consecutive_non_finite: int
     seed: int | None
+    policies: Mapping[str, Mapping[str, Any]] | None
+    policy_mapping_fn: Any
+    policies_to_train: Sequence[str] | None
+    count_steps_by: Literal["env_steps", "agent_steps"]
     lr: float | Sequence[Sequence[int | float]]
     lr_schedule: float | Sequence[Sequence[int | float]]
     torch_optimizer: Literal["adam", "rmsprop"]

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from polopt.common.episodes import Episode
 from polopt.common.faults import Fault, Faults, one_per_kind
+from polopt.common.multi_agent_batch import MultiAgentBatch
+from polopt.rollouts.envs.agent_vector_env import num_copies
+from polopt.rollouts.sampling.group_sampler import GroupSampler
 from polopt.rollouts.sampling.non_finite import find_non_finite
 from polopt.rollouts.sampling.sampler import VectorSampler
 
@@ -37,10 +44,15 @@ class WholeEpisodes:
         episodes: the episodes that have been played so far.
     """
 
-    def __init__(self, sampler: VectorSampler, num_episodes: int, explore: bool = False) -> None:
+    def __init__(
+        self,
+        sampler: VectorSampler | GroupSampler,
+        num_episodes: int,
+        explore: bool = False,
+    ) -> None:
         self._sampler = sampler
         self._explore = explore
-        self._left = shares(num_episodes, sampler.env.num_envs)
+        self._left = shares(num_episodes, num_copies(sampler.env))
         self.episodes: list[Episode] = []
 
     @property
@@ -61,14 +73,24 @@ class WholeEpisodes:
         sampler.ended = []
         batch = sampler.sample(self._explore, min(sampler.fragment_length, _MOST_STEPS))
         ended, sampler.ended = sampler.ended, None
-        problem, bad = find_non_finite(batch)
+        problem, bad = self._find_non_finite(batch)
         if problem:
             sampler.reset_some(bad)
+        # With agents, `bad` describes slots.
+        of_envs = bad.reshape(len(self._left), -1).sum(axis=1)
         for episode in ended:
-            if self._left[episode.env_index] and not bad[episode.env_index]:
+            if self._left[episode.env_index] and not of_envs[episode.env_index]:
                 self._left[episode.env_index] -= 1
                 self.episodes.append(episode)
         if not problem:
             return batch.faults
         fault = Fault("non_finite", sampler.faults.source + problem)
         return one_per_kind([*batch.faults.values(), fault])
+
+    def _find_non_finite(self, batch: Any) -> tuple[str, np.ndarray]:
+        """See `find_non_finite`. With several policies, all environments are bad if one is."""
+        if not isinstance(batch, MultiAgentBatch):
+            return find_non_finite(batch)
+        problems = [find_non_finite(part)[0] for part in batch.parts.values()]
+        problem = next(filter(None, problems), "")
+        return problem, np.full(len(self._left), bool(problem))

@@ -50,7 +50,7 @@ class Minibatches:
         self._rng = rng
         self._reducer = reducer
         self._rows: Rows = {}
-        sums = [float(batch.env_steps), float(batch.shape[1])]
+        sums = [float(batch.agent_steps), float(batch.shape[1])]
         if unit != "columns":
             self._rows, of_rows = prepare(batch)
             sums = [float(len(self._rows["actions"])), sums[1], *of_rows]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -93,9 +93,13 @@ class Schedule:
     """
 
     def __init__(self, value: float | list[tuple[int, float]]) -> None:
-        points = [(0, float(value))] if isinstance(value, int | float) else value
-        self._steps = [float(step) for step, _ in points]
-        self._values = [float(v) for _, v in points]
+        self._steps: Sequence[float] = (0.0,)
+        self._values: Sequence[float]
+        if isinstance(value, int | float):  # quick, because a constant is made for each minibatch
+            self._values = (float(value),)
+        else:
+            self._steps = [float(step) for step, _ in value]
+            self._values = [float(v) for _, v in value]
 
     @property
     def is_zero(self) -> bool:

@@ -25,11 +25,11 @@ def check_reset(result: Any, space: Space[Any]) -> None:
     """
     if not isinstance(result, tuple) or len(result) != 2:
         raise APIViolation(
-            f"reset() must return a pair (observation, info); got {_described(result)}"
+            f"reset() must return a pair (observation, info); got {described_value(result)}"
         )
     check_observation(result[0], space, "reset()")
     if not isinstance(result[1], dict):
-        raise APIViolation(f"reset() must return a dict as info; got {_described(result[1])}")
+        raise APIViolation(f"reset() must return a dict as info; got {described_value(result[1])}")
 
 
 def check_step(result: Any, space: Space[Any]) -> None:
@@ -43,16 +43,25 @@ def check_step(result: Any, space: Space[Any]) -> None:
     if not isinstance(result, tuple) or len(result) != 5:
         raise APIViolation(
             "step() must return five values (observation, reward, terminated, truncated, info); "
-            f"got {_described(result)}"
+            f"got {described_value(result)}"
         )
     observation, reward, terminated, truncated, info = result
     check_observation(observation, space, "step()")
     reward_of(reward)
-    for name, value in (("terminated", terminated), ("truncated", truncated)):
-        if not isinstance(value, _BOOLEANS):
-            raise APIViolation(f"step() must return a boolean as {name}; got {_described(value)}")
+    check_flag("terminated", terminated)
+    check_flag("truncated", truncated)
     if not isinstance(info, dict):
-        raise APIViolation(f"step() must return a dict as info; got {_described(info)}")
+        raise APIViolation(f"step() must return a dict as info; got {described_value(info)}")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Checks that a flag of a step is a boolean or an integer.
+
+    Raises:
+        APIViolation: if it is neither. The message contains `name`.
+    """
+    if not isinstance(value, _BOOLEANS):
+        raise APIViolation(f"step() must return a boolean as {name}; got {described_value(value)}")
 
 
 def reward_of(reward: Any) -> float:
@@ -66,7 +75,7 @@ def reward_of(reward: Any) -> float:
         return float(reward)
     if isinstance(reward, np.ndarray) and reward.size == 1 and reward.dtype.kind in "biuf":
         return float(reward.item())
-    raise APIViolation(f"step() must return a number as reward; got {_described(reward)}")
+    raise APIViolation(f"step() must return a number as reward; got {described_value(reward)}")
 
 
 def check_observation(observation: Any, space: Space[Any], where: str) -> None:
@@ -89,7 +98,7 @@ def check_observation(observation: Any, space: Space[Any], where: str) -> None:
         if not isinstance(observation, dict) or observation.keys() != space.spaces.keys():
             raise APIViolation(
                 f"{where} must return an observation with keys {list(space.spaces)}; "
-                f"got {_described(observation)}"
+                f"got {described_value(observation)}"
             )
         for key, part in space.spaces.items():
             check_observation(observation[key], part, f"{where}, at {key!r},")
@@ -99,7 +108,7 @@ def check_observation(observation: Any, space: Space[Any], where: str) -> None:
         if not sequence or len(observation) != len(space.spaces):
             raise APIViolation(
                 f"{where} must return an observation of {len(space.spaces)} parts; "
-                f"got {_described(observation)}"
+                f"got {described_value(observation)}"
             )
         for index, part in enumerate(space.spaces):
             check_observation(observation[index], part, f"{where}, at {index},")
@@ -173,7 +182,7 @@ def _check_array(observation: Any, space: Space[Any], where: str) -> None:
     in_range = range_check(space)
     if in_range is not None and not in_range(np.asarray(observation)):
         raise APIViolation(
-            f"{where} must return an observation of {space}; got {_described(observation)}"
+            f"{where} must return an observation of {space}; got {described_value(observation)}"
         )
 
 
@@ -183,7 +192,7 @@ def _check_kind(observation: Any, space: Space[Any], where: str) -> None:
     except ValueError:  # a ragged list
         raise APIViolation(
             f"{where} must return an observation of shape {space.shape}; "
-            f"got {_described(observation)}"
+            f"got {described_value(observation)}"
         ) from None
     if array.shape != space.shape:
         raise APIViolation(
@@ -196,7 +205,8 @@ def _check_kind(observation: Any, space: Space[Any], where: str) -> None:
         )
 
 
-def _described(value: Any) -> str:
+def described_value(value: Any) -> str:
+    """Returns a value and its type for an error message."""
     if isinstance(value, tuple):
         return f"a tuple of {len(value)}"
     text = repr(value)

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import inspect
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -18,7 +20,8 @@ from gymnasium.vector import VectorEnv
 from polopt.common.config import ConfigError, nearest, shown
 from polopt.common.registry import import_module
 from polopt.common.tune_registry import shared
-from polopt.rollouts.envs.env_errors import missing_package
+from polopt.rollouts.envs.agents_env import agents_env, has_agents
+from polopt.rollouts.envs.env_errors import innermost, missing_package
 
 #: The ids of Gymnasium's adapters for environments of the old package `gym`. The option `env_id` of
 #: an adapter may name a module, which `gym` then imports.
@@ -32,6 +35,9 @@ EnvSource = str | EnvSpec | Callable[..., Any]
 #: A first parameter with one of these names usually receives the whole config, as in RLlib's
 #: environments. See `_takes_context`.
 _CONFIG_NAMES = {"config", "env_config", "env_context", "context", "ctx", "cfg"}
+#: The functions that make the environment of a module of PettingZoo or MPE2. The first one that the
+#: module has is used.
+_CREATORS = ("parallel_env", "env", "raw_env")
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -49,7 +55,12 @@ def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
       because the `__main__` of a worker is a different module. If a wrapper in the spec is such a
       class or function, the result is a callable that makes the environment.
     - For `module:name`, the module is imported first. If the module has a callable `name`, the
-      result is this callable. Otherwise, `name` must be a Gymnasium id after the import.
+      result is this callable. If `name` is a module in it with one of the functions `parallel_env`,
+      `env` and `raw_env`, as in `mpe2:simple_spread_v3`, the result calls this function with the
+      options in `env_config`. Otherwise, `name` must be a Gymnasium id after the import, or an id
+      of PettingZoo.
+    - For an id that only PettingZoo knows, such as `butterfly/pistonball-v6`, the result makes the
+      environment with `pettingzoo.make`. It makes a ParallelEnv if PettingZoo has both forms.
 
     Args:
         env: the value of the config key `env`.
@@ -78,11 +89,14 @@ def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
     if creator is not None:
         return creator
     module_name, _, name = env.rpartition(":")
+    modules: list[str] = []
     if module_name and allow_import:
-        found = getattr(_import(module_name, env), name, None)
-        if callable(found):
-            creator = found
+        module = _import(module_name, env)
+        creator = _creator_in(module, name, env)
+        if creator is not None:
             return creator
+        inside = pkgutil.iter_modules(getattr(module, "__path__", []))
+        modules = [f"{module_name}:{one.name}" for one in inside]
     elif module_name and name not in gymnasium.registry:
         raise ConfigError(
             f"key 'env': got {env!r}; polopt does not import a module that only a saved config "
@@ -96,9 +110,12 @@ def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
     try:
         return _without_main(gymnasium.spec(name))
     except gymnasium.error.Error as error:
+        creator = _creator_of_pettingzoo(name)
+        if creator is not None:
+            return creator
         atari = "ale_py" if name.endswith(_ATARI_ENDINGS) else None
         module = _MODULES.get(name.partition("/")[0], atari)
-        meant = nearest(name, gymnasium.registry)
+        meant = nearest(env, modules) or nearest(name, gymnasium.registry)
         if module and not module_name:
             if importlib.util.find_spec(module) is None:
                 missing = missing_package(ModuleNotFoundError(name=module), name)
@@ -117,10 +134,10 @@ def refuse_made_env(env: Any) -> None:
     environments from a source.
 
     Raises:
-        ConfigError: if `env` is an environment or a vector environment. The message says what the
-            user can pass instead.
+        ConfigError: if `env` is an environment, also one with several agents, or a vector
+            environment. The message says what the user can pass instead.
     """
-    if not isinstance(env, gymnasium.Env | VectorEnv):
+    if not isinstance(env, gymnasium.Env | VectorEnv) and not has_agents(env):
         return
     spec = getattr(env, "spec", None)
     size = f", num_envs={env.num_envs}" if isinstance(env, VectorEnv) else ""
@@ -128,7 +145,7 @@ def refuse_made_env(env: Any) -> None:
         instead = f"the id {spec.id!r}, or a function"
         call = f"gymnasium.make{'_vec' * bool(size)}({spec.id!r}{size})"
     else:
-        instead, call = "its class, or a function", f"{type(env.unwrapped).__name__}(...)"
+        instead, call = "its class, or a function", f"{type(innermost(env)).__name__}(...)"
     number = f" with 'num_envs_per_worker': {env.num_envs}" if isinstance(env, VectorEnv) else ""
     raise ConfigError(
         f"key 'env': got an environment that is made already, {shown(env)}; each process must make "
@@ -161,6 +178,53 @@ def _without_main(spec: EnvSpec) -> EnvSource:
     return make
 
 
+def _creator_in(module: Any, name: str, env: str) -> Callable[..., Any] | None:
+    """Returns the callable that a name in a module stands for (see `resolve_env`), or None."""
+    try:
+        found = getattr(module, name, None)
+    except ImportError as error:  # PettingZoo's packages import a game when they are asked for it
+        raise _import_failed(error, env) from None
+    if callable(found):
+        return found
+    if found is None or inspect.ismodule(found):
+        # PettingZoo's packages would execute the module again each time that they are asked for it.
+        path = f"{module.__name__}.{name}"
+        is_module = hasattr(module, "__path__") and name.isidentifier()
+        if not is_module or importlib.util.find_spec(path) is None:
+            return None
+        found = _import(path, env)
+    for attribute in _CREATORS:
+        create = getattr(found, attribute, None)
+        if callable(create):
+            return _with_options(create, name)
+    return None
+
+
+def _creator_of_pettingzoo(name: str) -> Callable[..., Any] | None:
+    """Returns a callable that makes the environment with an id of PettingZoo. Returns None if
+    PettingZoo is not installed, does not know the id, or has no registry, as before version 1.27.
+    """
+    if importlib.util.find_spec("pettingzoo") is None:
+        return None
+    pettingzoo = importlib.import_module("pettingzoo")
+    for form in ("parallel", "aec"):
+        if name in getattr(pettingzoo, f"{form}_registry", ()):
+            # The spec works in processes without the driver's registrations.
+            make = functools.partial(pettingzoo.make, form, pettingzoo.spec(form, name))
+            return _with_options(make, name)
+    return None
+
+
+def _with_options(create: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Returns a function with a name for messages. It calls `create` with keyword options."""
+
+    def make(**options: Any) -> Any:
+        return create(**options)
+
+    make.__name__ = name
+    return make
+
+
 def _of_main(entry_point: Any) -> Any:
     """Returns the object that `__main__:name` names in this process. Returns None for any other
     entry point, and if `__main__` has no attribute `name`."""
@@ -182,8 +246,12 @@ def _import(module_name: str, env: str) -> Any:
     try:
         return import_module(module_name)
     except ImportError as error:
-        problem = f"key 'env': got {env!r}; its module cannot be imported: {error}"
-        raise ConfigError(missing_package(error, env) or problem) from None
+        raise _import_failed(error, env) from None
+
+
+def _import_failed(error: ImportError, env: str) -> ConfigError:
+    problem = f"key 'env': got {env!r}; its module cannot be imported: {error}"
+    return ConfigError(missing_package(error, env) or problem)
 
 
 class EnvContext(dict[str, Any]):
@@ -227,21 +295,24 @@ class EnvContext(dict[str, Any]):
 
 
 def make_env(make: Callable[..., Any], context: EnvContext) -> Any:
-    """Makes an environment or a vector environment with a user's callable.
+    """Makes an environment or a vector environment with a user's callable. An environment with
+    several agents becomes an `AgentsEnv`.
 
     Args:
         make: the user's callable. `call_creator` describes the signatures that are supported.
         context: the config and the indices of the environment.
 
     Raises:
-        TypeError: if the callable returns neither an environment nor a vector environment.
+        TypeError: if the callable returns anything else.
+        APIViolation: if an environment with several agents does not name its agents or spaces.
         Exception: any exception that the callable raises.
     """
-    env = call_creator(make, context)
+    made = call_creator(make, context)
+    env = agents_env(made) or made
     if not isinstance(env, gymnasium.Env | VectorEnv):
         raise TypeError(
-            "the callable must return a gymnasium.Env or a gymnasium.vector.VectorEnv; "
-            f"got {env!r:.200}"
+            "the callable must return a gymnasium.Env, a gymnasium.vector.VectorEnv, PettingZoo's "
+            f"ParallelEnv or AECEnv, or RLlib's MultiAgentEnv; got {env!r:.200}"
         )
     return env
 

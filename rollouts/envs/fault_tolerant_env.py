@@ -112,6 +112,8 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         EnvironmentAPIError: from `step` and `reset`, at the first violation of Gymnasium's API.
     """
 
+    _api = "Gymnasium's API"  # for error messages
+
     def __init__(
         self,
         make: Callable[[], Any],
@@ -334,7 +336,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         trace = traceback_of(error, env, method)
         if isinstance(error, APIViolation):
             raise EnvironmentAPIError(
-                f"{self._place} breaks Gymnasium's API {where}: {error}\n{trace}"
+                f"{self._place} breaks {self._api} {where}: {error}\n{trace}"
             ) from None
         missing = missing_package(error, self._place.name)
         if missing is not None:

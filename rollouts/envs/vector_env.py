@@ -7,14 +7,21 @@ import functools
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
-from gymnasium import Space
+from gymnasium import Space, spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import create_shared_memory
 
 from polopt.common.config import ConfigError, shown, shown_options
+from polopt.rollouts.envs.agent_policies import AgentPolicies, resolve_policies
+from polopt.rollouts.envs.agent_vector_env import (
+    AgentVectorEnv,
+    FaultTolerantAgents,
+    shared_spaces,
+)
+from polopt.rollouts.envs.agents_env import AgentsEnv, agents_env
 from polopt.rollouts.envs.env_errors import (
     EnvironmentFailedError,
     close_env,
@@ -106,6 +113,9 @@ def make_one_env(
 ) -> Any:
     """Makes one environment, with the options `env_config` and the limit `max_frames_per_traj`.
 
+    An environment with several agents becomes an `AgentsEnv`. The limit then counts steps of the
+    environment, and truncates all agents.
+
     Args:
         source: a result of `resolve_env`. If it is a callable that makes a vector environment, the
             result is this vector.
@@ -116,16 +126,20 @@ def make_one_env(
 
     Raises:
         ConfigError: if a vector environment should get a limit.
-        TypeError: if a callable returns neither an environment nor a vector environment.
+        TypeError: see `make_env`.
+        APIViolation: see `make_env`.
         Exception: any exception of the environment's code.
     """
     if callable(source):
         indices = worker_index, vector_index, config.num_workers, in_evaluation
         env = make_env(source, EnvContext(config.env_config, *indices))
     else:
-        env = gymnasium.make(source, **own_copy(config.env_config))
+        made = gymnasium.make(source, **own_copy(config.env_config))
+        env = agents_env(made) or made
     limit = config.max_frames_per_traj
-    if limit is None:
+    if isinstance(env, AgentsEnv):
+        env.max_steps = limit
+    if limit is None or isinstance(env, AgentsEnv):
         return env
     # Episodes then end like all other truncated episodes, in each autoreset mode.
     if isinstance(env, VectorEnv):
@@ -133,15 +147,32 @@ def make_one_env(
     return gymnasium.wrappers.TimeLimit(env, limit)
 
 
-def probe_spaces(
+class ProbedEnv(NamedTuple):
+    """What a policy needs to know of an environment.
+
+    Attributes:
+        observation_space: the observation space of one agent. With several policies, a Dict with
+            the space of each policy.
+        action_space: the action space, in the same form.
+        policies: the policies of several agents. None with one policy without a name.
+        num_agents: the number of possible agents.
+    """
+
+    observation_space: Space[Any]
+    action_space: Space[Any]
+    policies: AgentPolicies | None = None
+    num_agents: int = 1
+
+
+def probe_env(
     source: EnvSource,
     config: RolloutConfig,
     keys: tuple[str, str, str] = ENV_KEYS,
     worker_index: int = 0,
     in_evaluation: bool = False,
-) -> tuple[Space[Any], Space[Any]]:
-    """Makes one environment, closes it, and returns its observation space and action space. If a
-    user's callable makes a vector, returns the spaces of one environment of the vector.
+) -> ProbedEnv:
+    """Makes one environment, closes it, and returns its spaces. If a user's callable makes a
+    vector, returns the spaces of one environment of the vector.
 
     Args:
         source: a result of `resolve_env`.
@@ -154,7 +185,7 @@ def probe_spaces(
         ConfigError: if the environment cannot be made, or does not support an option.
     """
     try:
-        return _spaces_of_one(source, config, keys, worker_index, in_evaluation)
+        return _probe(source, config, keys, worker_index, in_evaluation)
     except ConfigError:
         raise
     except Exception as error:  # an environment may raise anything
@@ -168,13 +199,13 @@ def probe_spaces(
         ) from error
 
 
-def _spaces_of_one(
+def _probe(
     source: EnvSource,
     config: RolloutConfig,
     keys: tuple[str, str, str],
     worker_index: int,
     in_evaluation: bool,
-) -> tuple[Space[Any], Space[Any]]:
+) -> ProbedEnv:
     if callable(source):
         _check_mode_of_callable(config)
         env = make_one_env(source, config, worker_index, in_evaluation=in_evaluation)
@@ -184,13 +215,56 @@ def _spaces_of_one(
     try:
         if env.render_mode == "human":
             env.reset()  # shows now whether the packages and the screen for rendering are available
+        if isinstance(env, AgentsEnv):
+            return _probe_agents(env, config)
         if isinstance(env, VectorEnv):
             if callable(source):
                 _check_vector_of_callable(env, config, config.num_envs_per_worker, keys)
-            return env.single_observation_space, env.single_action_space
-        return env.observation_space, env.action_space
+            return ProbedEnv(env.single_observation_space, env.single_action_space)
+        return ProbedEnv(env.observation_space, env.action_space)
     finally:
         close_env(env, f"environment {env_name(source)!r}")
+
+
+def _probe_agents(env: AgentsEnv, config: RolloutConfig) -> ProbedEnv:
+    """Returns the spaces of an environment with several agents.
+
+    Raises:
+        ConfigError: an option is not possible with several agents, or the policies do not fit the
+            agents.
+    """
+    if config.vectorization_mode == "async":
+        raise ConfigError(
+            "key 'vectorization_mode': got 'async' for an environment with several agents; "
+            "allowed: 'sync' or None"
+        )
+    if config.autoreset_mode not in (None, "same_step"):
+        raise ConfigError(
+            f"key 'autoreset_mode': got {config.autoreset_mode!r} for an environment with several "
+            "agents; allowed: 'same_step' or None"
+        )
+    plan = policies_of_agents(env, config)
+    found = {name: shared_spaces(env, agents) for name, agents in plan.members.items()}
+    if not plan.is_group:
+        return ProbedEnv(*found["default_policy"], None, len(env.possible_agents))
+    return ProbedEnv(
+        spaces.Dict([(name, own[0]) for name, own in found.items()]),
+        spaces.Dict([(name, own[1]) for name, own in found.items()]),
+        plan,
+        len(env.possible_agents),
+    )
+
+
+def probe_spaces(
+    source: EnvSource,
+    config: RolloutConfig,
+    keys: tuple[str, str, str] = ENV_KEYS,
+    worker_index: int = 0,
+    in_evaluation: bool = False,
+) -> tuple[Space[Any], Space[Any]]:
+    """Returns the observation space and the action space that `probe_env` finds."""
+    found = probe_env(source, config, keys, worker_index, in_evaluation)
+    return found.observation_space, found.action_space
 
 
 def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
@@ -224,10 +298,42 @@ def _vector_of_callable(
     if isinstance(first, VectorEnv):
         _check_vector_of_callable(first, config, num_envs)
         return first
+    if isinstance(first, AgentsEnv):
+        return _vector_of_agents(makers, make, config, worker_index, first)
     if config.vectorization_mode == "async":
         close_env(first, f"environment {env_name(make)!r}")
         first = None
     return _vector_of(makers, make, config, worker_index, fast, keep_infos, first)
+
+
+def _vector_of_agents(
+    makers: Sequence[Callable[[], Any]],
+    source: EnvSource,
+    config: RolloutConfig,
+    worker_index: int,
+    first: AgentsEnv,
+) -> VectorEnv[Any, Any, Any]:
+    """Makes the slots of several agents. `first` is the first environment."""
+    guards = [
+        functools.partial(
+            FaultTolerantAgents,
+            make,
+            EnvPlace(env_name(source), worker_index, i),
+            config.max_consecutive_env_faults,
+            first if i == 0 else None,
+        )
+        for i, make in enumerate(makers)
+    ]
+    vector, plan = AgentVectorEnv(guards), policies_of_agents(first, config)
+    vector.divide(list(plan.members.values()), plan.chooser(lambda: vector.rng, worker_index))
+    return vector.groups[0]
+
+
+def policies_of_agents(env: AgentsEnv, config: RolloutConfig) -> AgentPolicies:
+    """Decides which policies act for the agents of an environment. Raises the errors of
+    `resolve_policies`."""
+    spaces_of = {agent: env.spaces_of(agent) for agent in env.possible_agents}
+    return resolve_policies(spaces_of, list(config.policies or ()), config.policy_mapping_fn)
 
 
 def _vector_of(

@@ -9,7 +9,7 @@ import numpy as np
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.distributions.action_distribution import ActionDistribution
-from polopt.rollouts.sampling.non_finite import all_finite, replace_unused
+from polopt.rollouts.sampling.non_finite import replace_unused, surely_finite
 
 
 class FragmentColumns:
@@ -94,6 +94,40 @@ class FragmentColumns:
             self.valid[t] &= ~lost
             self.truncated[t] |= lost
 
+    def close_up(self, kept: np.ndarray) -> int:
+        """Moves rows up in time, so that the kept rows of each slot (see `SlotGroup`) follow each
+        other without gaps. Rows that are not valid fill the ends. The observation of the first
+        of them is the next observation of the last kept row.
+
+        Args:
+            kept: `[T, N]` bool, True for the rows to keep.
+
+        Returns:
+            the new number of steps, which is the largest number of rows of a slot, at least 1.
+        """
+        steps, slots = kept.shape
+        counts = np.count_nonzero(kept, axis=0)
+        length = max(1, int(counts.max()))
+        if counts.min() == steps:
+            return steps
+        order = np.argsort(~kept, axis=0, kind="stable")[:length]  # [T', N], the kept rows first
+        filled = np.arange(length + 1)[:, None] >= counts
+        # The observation of a slot stays the same until its next row.
+        sources = np.where(filled, steps, np.append(order, order[-1:], axis=0))
+        self.all_obs[: length + 1] = _taken(self.all_obs, sources)
+        for column in (self.params, self.actions, self.rewards, self.terminated, self.truncated):
+            column[:length] = _taken(column, order)
+        self.valid[:length] = np.take_along_axis(self.valid[:steps], order, axis=0)
+        filled = filled[:length]
+        for column in (self.valid, self.terminated, self.truncated):
+            column[:length][filled] = False
+        self.rewards[:length][filled] = 0.0
+        places = np.cumsum(kept, axis=0) - 1
+        self._final_rows = [
+            int(places[divmod(row, slots)]) * slots + row % slots for row in self._final_rows
+        ]
+        return length
+
     def discard_envs(self, envs: np.ndarray, steps: int) -> int:
         """Marks all rows of some environments as rows without a transition, because their values
         are not finite. Only the observation before the first step stays, because the previous
@@ -130,7 +164,7 @@ class FragmentColumns:
             last = np.empty((0, *self.all_obs.shape[2:]), dtype=self.all_obs.dtype)
         else:
             last = np.stack(self._final_obs)
-            if not all_finite(last):
+            if not surely_finite(last):
                 over = self.terminated.reshape(-1)[places]
                 used = self.all_obs.reshape(-1, *self.all_obs.shape[2:])[places[over]]
                 last[over] = replace_unused(used, last[over])
@@ -143,3 +177,9 @@ class FragmentColumns:
             "action_dist_inputs": self.params[:steps],
         }
         return SampleBatch(self.all_obs[: steps + 1], columns, places, last, version=version)
+
+
+def _taken(array: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """Returns `[T', N, ...]`: for each slot, the elements of `array` `[T, N, ...]` at the steps
+    `[T', N]`."""
+    return array[steps, np.arange(steps.shape[1])]

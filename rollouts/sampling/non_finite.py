@@ -37,7 +37,8 @@ def surely_finite(array: np.ndarray) -> bool:
     arrays."""
     if array.dtype.kind != "f":
         return array.dtype.kind in "iub"
-    return math.isfinite(np.vdot(array, array))  # unlike `dot`, gives no warning
+    # `vdot` gives no warning, unlike `dot`. The sum of squares is not finite if one number is not.
+    return not array.size or math.isfinite(np.vdot(array, array))
 
 
 @_no_warnings
@@ -61,7 +62,6 @@ def replace_unused(used: np.ndarray, last: np.ndarray) -> np.ndarray:
     return replaced
 
 
-@_no_warnings
 def find_non_finite(batch: SampleBatch) -> tuple[str, np.ndarray]:
     """Finds non-finite rewards, observations, advantages and value targets in a batch. Advantages
     and value targets that are too large to be squared also count as non-finite.
@@ -73,6 +73,16 @@ def find_non_finite(batch: SampleBatch) -> tuple[str, np.ndarray]:
         a description of one non-finite value, and an array `[N]` bool, which is True for each
         environment with non-finite values. The description is empty if all these values are finite.
     """
+    arrays = [batch["rewards"], batch.all_obs, batch.successor_obs]
+    if "advantages" in batch:
+        arrays += [batch["advantages"], batch["value_targets"]]
+    if all(map(surely_finite, arrays)):  # nearly always
+        return "", np.zeros(batch.shape[1], dtype=bool)
+    return _each_non_finite(batch)
+
+
+@_no_warnings
+def _each_non_finite(batch: SampleBatch) -> tuple[str, np.ndarray]:
     envs = np.zeros(batch.shape[1], dtype=bool)
     problem = ""
     sources = {"reward": batch["rewards"], "observation": batch.all_obs}

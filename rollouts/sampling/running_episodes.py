@@ -88,15 +88,17 @@ class DiscountedReturns:
         """Returns the discounted return `[T, N]` after each step of a fragment.
 
         Args:
-            columns: the columns `rewards`, `terminated` and `truncated` of the fragment, `[T, N]`.
-                In rows without a transition, the reward is 0.
+            columns: the columns `rewards`, `terminated`, `truncated` and `valid` of the fragment,
+                `[T, N]`. Rows that are not valid do not change the returns.
             gamma: the discount factor.
         """
         ends = columns["terminated"] | columns["truncated"]
+        valid = columns["valid"]
         returns = np.empty(ends.shape)
         for t, rewards in enumerate(columns["rewards"]):
             returns[t] = self._running * gamma + rewards
-            self._running = np.where(ends[t], 0.0, returns[t])
+            after = returns[t] if valid[t].all() else np.where(valid[t], returns[t], self._running)
+            self._running = np.where(ends[t], 0.0, after)
         return returns
 
     def discard(self, envs: np.ndarray) -> None:
@@ -127,6 +129,7 @@ class EpisodeSteps:
             means that no function is called.
 
     Attributes:
+        step, end: the arguments.
         needs_infos: True if `add` needs the infos of all steps, and not only of last steps.
         data_of: the `data` of the episodes that ended in this fragment. The key is `(t, n)`, the
             step and the environment at which an episode ended.
@@ -139,7 +142,7 @@ class EpisodeSteps:
         step: Callable[[Episode], None] | None,
         end: Callable[[Episode], Mapping[str, float]] | None,
     ) -> None:
-        self._step, self._end = step, end
+        self.step, self.end = step, end
         self.needs_infos = step is not None
         self._data: list[dict[str, Any]] = [{} for _ in range(num_envs)]
         self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
@@ -181,7 +184,7 @@ class EpisodeSteps:
             self.discard(n)
             self.data_of[t, n] = data
         episode = Episode(n, total, length, terminated, info, data, done)
-        if self._step is not None:
-            self._step(episode)
-        if done and self._end is not None:
-            self.metrics_of[t, n] = self._end(episode)
+        if self.step is not None:
+            self.step(episode)
+        if done and self.end is not None:
+            self.metrics_of[t, n] = self.end(episode)

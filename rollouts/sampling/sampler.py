@@ -12,6 +12,7 @@ from polopt.common.episodes import Episode, EpisodeStats
 from polopt.common.progress import PROGRESS
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.acting_policy import ActingPolicy
+from polopt.rollouts.envs.agent_vector_env import SlotGroup
 from polopt.rollouts.envs.env_api import range_check
 from polopt.rollouts.envs.env_errors import close_env
 from polopt.rollouts.envs.env_sources import own_copy
@@ -25,6 +26,7 @@ from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY, INFO_KEY
 from polopt.rollouts.sampling.autoreset import NextStep, autoreset_of
 from polopt.rollouts.sampling.fragment_columns import FragmentColumns
 from polopt.rollouts.sampling.non_finite import find_non_finite
+from polopt.rollouts.sampling.open_transitions import OpenTransitions
 from polopt.rollouts.sampling.running_episodes import (
     DiscountedReturns,
     EpisodeCounter,
@@ -69,6 +71,11 @@ class VectorSampler:
     is False. The row before the lost row bootstraps from the value of its own next observation. If
     the vector environment itself raises, this happens to all N environments.
 
+    If the vector is a `SlotGroup`, each of its N slots is an environment for the sampler. A
+    fragment then has a row for each transition that closed in its steps, and the rows of each slot
+    follow each other without gaps. So T is the largest number of rows of a slot, and may be smaller
+    than the number of steps.
+
     Args:
         env: a vector of N environments. The sampler closes it.
         policy: the policy that chooses actions. Its encoder converts observations to rows.
@@ -76,6 +83,7 @@ class VectorSampler:
         seeds: the seeds of the environments and of the action noise.
         faults: handles exceptions of the vector environment. `None` means that the exceptions
             propagate.
+        in_group: whether a `GroupSampler` steps and resets the environments.
 
     Attributes:
         stop_after: a function that is called before each step. It returns the number of steps after
@@ -85,6 +93,9 @@ class VectorSampler:
             environment. `None` means that the sampler does not keep episodes.
         steps: an object that receives each step of each environment, except reset rows and lost
             steps. `None` means that no object receives the steps.
+        num_steps: the number of steps of the last fragment.
+        act: chooses and records the actions of the next step of a fragment that has begun, and
+            returns them for the environment.
 
     Raises:
         EnvironmentFailedError: if the environments cannot be reset, or break Gymnasium's API.
@@ -98,25 +109,36 @@ class VectorSampler:
         fragment_length: int,
         seeds: Seeds,
         faults: SamplerFaults | None = None,
+        in_group: bool = False,
     ) -> None:
         self.env = env
+        self._in_group = in_group
         self.policy = policy
         self.fragment_length = fragment_length
         self.stop_after: Callable[[], int | None] = lambda: None
         self.ended: list[Episode] | None = None
         self.steps: EpisodeSteps | None = None
+        self.num_steps = 0
+        self._length = 0
+        self._raw: Any = None  # the observations after the last step, before encoding
         self._strict = True  # whether the user's `np.seterr` settings may raise exceptions
         self.faults = faults or SamplerFaults()
         self.faults.mask = policy.mask
         self._autoreset = autoreset_of(env, policy.encoder, self.faults)
-        self.restart(seeds)
+        self.reseed(seeds)
+        if not self._in_group:  # `GroupSampler` resets the environments of all policies together
+            self.reset(seeds.envs)
 
     def restart(self, seeds: Seeds) -> None:
         """Starts new episodes with new seeds. Discards the current episodes."""
+        self.reseed(seeds)
+        self.reset(seeds.envs)
+
+    def reseed(self, seeds: Seeds) -> None:
+        """Draws actions from a new generator."""
         self._rng = np.random.default_rng(seeds.actions)
         self._seeds = seeds
         self._place = (int(seeds.actions.generate_state(1, np.uint64)[0]), 0)
-        self.reset(seeds.envs)
 
     def reset(self, seeds: list[int] | None = None) -> None:
         """Starts new episodes in all environments. Discards the current episodes.
@@ -133,6 +155,10 @@ class VectorSampler:
             self.faults.check_masks(self.env, obs)
         except Exception as error:
             self.env, obs, infos = self.faults.rebuild(self.env, error, self._seeds)
+        self.begin_episodes(obs, infos)
+
+    def begin_episodes(self, obs: Any, infos: Mapping[str, Any]) -> None:
+        """Begins with the results of a reset of all environments. Discards the current episodes."""
         self.faults.check(self.env, obs)
         self.faults.note(infos)
         self._obs = self.policy.encoder.rows(obs).copy()
@@ -142,6 +168,7 @@ class VectorSampler:
         self._checks_each_step = integers and not checks_each_env(self.env)
         self._episodes = EpisodeCounter(self.env.num_envs)
         self._returns = DiscountedReturns(self.env.num_envs)
+        self._open = OpenTransitions.of(self.env, self.policy)
         self.leave_gap()
 
     def sample(
@@ -170,38 +197,74 @@ class VectorSampler:
             Exception: any exception of the vector environment, if `faults` was not passed. Also any
                 exception of the object in the attribute `steps`.
         """
-        length, envs = steps or self.fragment_length, self.env.num_envs
+        self.begin_fragment(explore, steps, uniform)
+        while self.goes_on():
+            self._step()
+        return self.end_fragment()
+
+    def begin_fragment(self, explore: bool | Exploration, steps: int | None, uniform: bool) -> None:
+        """Begins a fragment. `sample` describes the arguments."""
+        length = steps or self.fragment_length
+        # The user's `np.seterr` settings should affect only the environments. Replacing the
+        # settings takes time in each step, so they are replaced only if they may raise.
         self._strict = not {"ignore", "warn"}.issuperset(np.geterr().values())
-        choose = action_chooser(self.policy, self._rng, explore, uniform, (length, envs))
-        rows = FragmentColumns(length, self._obs, self.policy.dist)
-        per_env = {"state": self._memory.copy()} if self.policy.state_size else {}
-        if self.steps is not None:
+        self.act = _quietly(self._choose) if self._strict else self._choose
+        shape = (length, self.env.num_envs)
+        self._chooser = action_chooser(self.policy, self._rng, explore, uniform, shape)
+        self._rows = FragmentColumns(length, self._obs, self.policy.dist)
+        self._per_env = {"state": self._first_memory()} if self.policy.state_size else {}
+        if isinstance(self.env, SlotGroup) and not self._in_group:
+            self.env.vector.steps = self.steps
+        elif self.steps is not None:
             self.steps.begin_fragment(self._episodes.get_state())
-        sampled = 0
-        while sampled < length:
-            keep_steps = self.stop_after()
-            if keep_steps is not None and sampled >= max(1, keep_steps):
-                break
-            raw = self._step(sampled, rows, choose)
-            PROGRESS.note()
-            sampled += 1
-        self.faults.step += sampled
-        self.faults.check(self.env, raw)
-        self._obs = rows.all_obs[sampled].copy()
-        self._autoreset.end_fragment(sampled, rows)
+        self._length, self.num_steps = length, 0
+
+    def goes_on(self) -> bool:
+        """Returns whether the fragment has a further step. See `stop_after`."""
+        if self.num_steps == self._length:
+            return False
+        keep_steps = self.stop_after()
+        return keep_steps is None or self.num_steps < max(1, keep_steps)
+
+    def end_fragment(self) -> SampleBatch:
+        """Returns the fragment. See `sample`."""
+        rows, envs, steps = self._rows, self.env.num_envs, self.num_steps
+        self.faults.step += steps
+        self.faults.check(self.env, self._raw)
+        self._obs = rows.all_obs[steps].copy()
+        self._autoreset.end_fragment(steps, rows)
         rows.discard_lost()
-        batch = self._finite_batch(rows, sampled)
+        if self._open is not None:
+            steps = self._open.end_fragment(steps, rows)
+        batch = self._finite_batch(rows, steps)
         batch.episodes, places = self._episodes.add(batch.columns)
-        if self.ended is not None:
+        if isinstance(self.env, SlotGroup):
+            self._take_agents(self.env, batch)
+        elif self.ended is not None:
             self.ended += self._ended_episodes(rows, batch.episodes, places)
-        batch.faults, batch.per_env, batch.place = self.faults.take(), per_env, self._place
-        self._place = (self._place[0], self._place[1] + sampled)
+        batch.faults, batch.per_env, batch.place = self.faults.take(), self._per_env, self._place
+        self._place = (self._place[0], self._place[1] + steps)
         normalizer = self.policy.normalizer
         if normalizer is not None:
             batch.per_env |= normalizer.per_env(envs)
             returns = self._returns.add(batch.columns, normalizer.gamma)
             batch.moments = normalizer.moments_of(batch, returns)
         return batch
+
+    def _take_agents(self, env: SlotGroup, batch: SampleBatch) -> None:
+        """Takes the episodes and the number of environment steps from environments with agents."""
+        if self._in_group:
+            batch.num_env_steps, batch.episodes = 0, EpisodeStats()  # `GroupSampler` takes them
+            return
+        batch.num_env_steps, env.vector.num_steps = env.vector.num_steps, 0
+        ended, env.vector.episodes = env.vector.episodes, []
+        batch.episodes = EpisodeStats.of(ended)
+        if self.ended is not None:
+            self.ended += ended
+
+    def _first_memory(self) -> np.ndarray:
+        """Returns the memory `[N, S]` before the first row of a fragment."""
+        return self._memory.copy() if self._open is None else self._open.first_memory(self._memory)
 
     def _ended_episodes(
         self, rows: FragmentColumns, episodes: EpisodeStats, places: list[tuple[int, int]]
@@ -216,7 +279,7 @@ class VectorSampler:
         data, metrics = (
             ({}, {}) if self.steps is None else (self.steps.data_of, self.steps.metrics_of)
         )
-        for place, total, num_steps in zip(places, *episodes, strict=True):
+        for place, total, num_steps in zip(places, episodes.returns, episodes.lengths, strict=True):
             yield Episode(
                 place[1],
                 float(total),
@@ -239,6 +302,8 @@ class VectorSampler:
         """
         batch = rows.batch(steps, self.policy.version)
         problem, bad = find_non_finite(batch)
+        if isinstance(self.env, SlotGroup):
+            bad = self.env.whole_copies(bad)
         if problem and self._resets_some and not bad.all():
             self.faults.discarded(problem, rows.discard_envs(bad, steps))
             self._autoreset.pending &= ~bad
@@ -250,32 +315,48 @@ class VectorSampler:
     @property
     def _resets_some(self) -> bool:
         """Whether the vector can reset some of its environments without the others."""
-        return self._autoreset.resets_some or has_sub_envs(self.env)
+        return not self._in_group and (self._autoreset.resets_some or has_sub_envs(self.env))
 
-    def _step(self, t: int, rows: FragmentColumns, choose: ActionChooser) -> Any:
-        """Steps all environments once, and records this step `t` and the next observations. Returns
-        the next observations before encoding."""
-        # The user's `np.seterr` settings should affect only the environments. Replacing the
-        # settings takes time in each step, so they are replaced only if they may raise.
-        choose_here = _quietly(self._choose) if self._strict else self._choose
-        actions = choose_here(t, rows, choose)
+    def _step(self) -> None:
+        """Steps all environments once."""
+        actions = self.act()
         # An exception in these blocks counts as a fault of the environments, and ends their
         # episodes.
         try:
-            raw, rewards, rows.terminated[t], rows.truncated[t], infos = self.env.step(actions)
-            if self._strict:
-                _copy_into(rows.rewards[t], rewards)
-            else:
-                rows.rewards[t] = rewards
+            results = self.env.step(actions)
+            self._copy_results(results)
         except Exception as error:
-            raw, infos = self._rebuild(error, t, rows)
+            results = self._rebuild(error)
+        self.take(results[0], results[4])
+
+    def take_results(self, results: Any) -> None:
+        """Records the results of a step. See `Env.step`."""
+        self._copy_results(results)
+        self.take(results[0], results[4])
+
+    def _copy_results(self, results: Any) -> None:
+        t, rows = self.num_steps, self._rows
+        _, rewards, rows.terminated[t], rows.truncated[t], _ = results
+        if self._strict:
+            _copy_into(rows.rewards[t], rewards)
+        else:
+            rows.rewards[t] = rewards
+
+    def take(self, raw: Any, infos: Mapping[str, Any]) -> None:
+        """Records the results of a step.
+
+        Args:
+            raw: the observations of the step.
+            infos: the infos of the step.
+        """
+        t, rows = self.num_steps, self._rows
         self._note_step(t, rows, infos)  # before a reset, so callbacks see how episodes end
         try:
             raw = self._autoreset.end_episodes(self.env, t, rows, raw, infos)
             if self.faults.mask is not None:
                 self.faults.check_masks(self.env, raw, self._autoreset.acts_next(t, rows))
         except Exception as error:
-            raw, infos = self._rebuild(error, t, rows)
+            raw, *_, infos = self._rebuild(error)
             self._note_step(t, rows, infos)
         # Integers outside of their range would break the encoding. Observations with integers are
         # therefore checked in each step, and other observations once per fragment.
@@ -285,31 +366,39 @@ class VectorSampler:
         self._autoreset.observed(t, rows)
         if self.policy.state_size:
             self._memory[self._begins(t + 1, rows)] = 0.0
-        return raw
+        self._raw = raw
+        self.num_steps += 1
+        PROGRESS.note()
 
-    def _rebuild(
-        self, error: Exception, t: int, rows: FragmentColumns
-    ) -> tuple[Any, dict[str, Any]]:
-        """Replaces the vector environment after an exception in step `t`, which is lost. Returns
-        the first observations of the new vector, and infos that say so."""
+    def _rebuild(self, error: Exception) -> tuple[Any, ...]:
+        """Replaces the vector environment after an exception in the current step, which is lost.
+        Returns the first observations of the new vector, and infos that say so, in the form of the
+        results of a step."""
+        t = self.num_steps
         self.env, raw, infos = self.faults.rebuild(self.env, error, self._seeds, t)
-        rows.lose(t)
-        return raw, infos
+        self._open = OpenTransitions.of(self.env, self.policy)
+        self._rows.lose(t)
+        return raw, None, None, None, infos
 
     def _note_step(self, t: int, rows: FragmentColumns, infos: Mapping[str, Any]) -> None:
         """Keeps the infos and the faults of step `t`, and passes the step to callbacks."""
-        if self.ended is not None:
+        if self.ended is not None and self._open is None:
             for n in (rows.terminated[t] | rows.truncated[t]).nonzero()[0].tolist():
                 rows.last_infos[t, n] = self._info(infos, n, is_last=True)
         if FAULT_KEY in infos:
             rows.lost[t] = self.faults.note(infos)
-        if self.steps is not None:
+        if self._open is not None:
+            self._open.note_rows(t, rows)
+        elif self.steps is not None:
             self._tell(t, rows, infos, self.steps)
 
-    def _choose(self, t: int, rows: FragmentColumns, choose: ActionChooser) -> Any:
-        """Chooses and records the actions of step `t`, and returns them for the environment."""
-        rows.params[t], actions, self._memory = choose(t, rows.all_obs[t], self._memory)
+    def _choose(self) -> Any:
+        t, rows, before = self.num_steps, self._rows, self._memory
+        rows.params[t], actions, self._memory = self._chooser(t, rows.all_obs[t], before)
         rows.actions[t] = actions
+        if self._open is not None:
+            self._memory = self._open.hold(t, rows, before, self._memory)
+            actions = rows.actions[t]
         return self.policy.dist.to_env(actions)
 
     def _begins(self, t: int, rows: FragmentColumns) -> np.ndarray:
@@ -417,6 +506,7 @@ class VectorSampler:
             "discounted_returns": self._returns.get_state(),
             "rng": self._rng.bit_generator.state,
             "place": list(self._place),
+            **({} if self._open is None else {"open": self._open.get_state()}),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -439,6 +529,8 @@ class VectorSampler:
         if "discounted_returns" in state:  # not in older states
             self._returns.set_state(state["discounted_returns"])
         self._rng.bit_generator.state = state["rng"]
+        if self._open is not None and "open" in state:
+            self._open.set_state(state["open"])
         stream, step = state.get("place", self._place)  # not in older states
         self._place = (int(stream), int(step))
 

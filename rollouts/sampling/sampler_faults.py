@@ -11,6 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from polopt.common.action_mask import MASK_KEY, ActionMask
 from polopt.common.faults import Fault, FaultKind, one_per_kind
+from polopt.rollouts.envs.agent_vector_env import SlotGroup, num_copies
 from polopt.rollouts.envs.env_api import check_observation
 from polopt.rollouts.envs.env_errors import (
     APIViolation,
@@ -183,7 +184,7 @@ class SamplerFaults:
 
     def _new_seeds(self, env: _Vector, seeds: Seeds) -> Any:
         root = np.random.SeedSequence(seeds.envs[0], spawn_key=(self._rebuilt,))
-        new = (root.generate_state(env.num_envs) >> 1).tolist()
+        new = (root.generate_state(num_copies(env)) >> 1).tolist()
         return seed_argument(env, new)
 
 
@@ -192,15 +193,17 @@ def checks_each_env(env: _Vector) -> bool:
     environment's own vector implementation, and for a vector that a user's callable makes, even if
     it is a `SyncVectorEnv` or `AsyncVectorEnv`."""
     base = env.unwrapped
+    if isinstance(base, SlotGroup):
+        return True
     makers = base.env_fns if isinstance(base, SyncVectorEnv | AsyncVectorEnv) else []
     return any(getattr(make, "func", None) is FaultTolerantEnv for make in makers)
 
 
 def has_sub_envs(env: _Vector) -> bool:
-    """Returns whether the vector is a `SyncVectorEnv` or `AsyncVectorEnv`. Such a vector consists
-    of separate environments. It accepts one seed for each environment, and can reset some of its
-    environments without the others."""
-    return isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+    """Returns whether the vector is a `SyncVectorEnv`, an `AsyncVectorEnv` or a `SlotGroup`. Such a
+    vector consists of separate environments. It accepts one seed for each environment, and can
+    reset some of its environments without the others."""
+    return isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv | SlotGroup)
 
 
 def seed_argument(env: _Vector, seeds: list[int]) -> Any:

@@ -13,8 +13,11 @@ from polopt.common.config import ConfigError
 from polopt.common.episodes import EpisodeStats
 from polopt.common.faults import Fault, one_per_kind
 from polopt.common.moments import merged
+from polopt.common.multi_agent_batch import MultiAgentBatch
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.acting_policy import ActingPolicy
+from polopt.policies.policy_group import PolicyGroup
+from polopt.rollouts.envs.agent_vector_env import SlotGroup
 from polopt.rollouts.envs.env_api import misfit
 from polopt.rollouts.envs.env_errors import (
     EnvironmentAPIError,
@@ -27,6 +30,7 @@ from polopt.rollouts.envs.env_sources import EnvSource, env_name
 from polopt.rollouts.envs.fault_tolerant_env import KeptInfos
 from polopt.rollouts.envs.vector_env import make_vector_env
 from polopt.rollouts.rollout_config import RolloutConfig
+from polopt.rollouts.sampling.group_sampler import GroupSampler
 from polopt.rollouts.sampling.non_finite import find_non_finite
 from polopt.rollouts.sampling.sampler import Exploration, VectorSampler
 from polopt.rollouts.sampling.sampler_faults import SamplerFaults
@@ -65,7 +69,7 @@ def make_sampler(
     keep_infos: KeptInfos = "none",
     index_offset: int = 0,
     in_evaluation: bool = False,
-) -> tuple[VectorSampler | None, EnvironmentFailedError | None]:
+) -> tuple[Any, EnvironmentFailedError | None]:
     """Makes the sampler of a worker. Returns the sampler and None. If the environments cannot be
     made, returns None and the error.
 
@@ -102,6 +106,10 @@ def make_sampler(
     faults = SamplerFaults(remake, limit, place, f"environment {name!r} of worker {index}: ")
     try:
         made = remake()
+        if isinstance(made, SlotGroup) and isinstance(policy, PolicyGroup):
+            _check_group(made, policy, place)
+            length = rollout.rollout_fragment_length
+            return GroupSampler(made.vector, policy, length, seeds, faults), None
         _check_spaces(made, spaces, place)
         return VectorSampler(made, policy, rollout.rollout_fragment_length, seeds, faults), None
     except ConfigError:
@@ -112,6 +120,12 @@ def make_sampler(
         return None, EnvironmentFailedError(
             f"{place} cannot be made: {described(error)}\n{traceback_of(error)}"
         )
+
+
+def _check_group(env: SlotGroup, policy: PolicyGroup, place: str) -> None:
+    """Raises `EnvironmentAPIError` if the policies do not fit the spaces of their agents."""
+    for group, one in zip(env.vector.groups, policy.policies.values(), strict=True):
+        _check_spaces(group, (one.encoder.space, one.action_space), place)
 
 
 def _check_spaces(env: Any, spaces: tuple[Space[Any], Space[Any]], place: str) -> None:
@@ -127,19 +141,32 @@ def _check_spaces(env: Any, spaces: tuple[Space[Any], Space[Any]], place: str) -
         )
 
 
-def sample_frames(sampler: VectorSampler, request: SampleRequest) -> SampleBatch:
+def _mark_group(batch: MultiAgentBatch, sampler: GroupSampler) -> MultiAgentBatch:
+    problems = [find_non_finite(part)[0] for part in batch.parts.values()]
+    problem = next(filter(None, problems), "")
+    if not (problem or batch.moments is None or batch.moments.is_finite):
+        problem = "the squares of its observations are not finite"
+    if problem:
+        text, rows = sampler.faults.source + problem, batch.agent_steps
+        fault = Fault("non_finite", text, rows=rows)
+        batch.faults = one_per_kind([*batch.faults.values(), fault])
+        sampler.reset()
+    return batch
+
+
+def sample_frames(sampler: Any, request: SampleRequest) -> Any:
     """Samples the requested steps. If `request.frames` is given, samples further steps until the
     fragment has at least this number of environment steps. If the fragment is stopped early, it may
     have fewer."""
     steps = request.steps or sampler.fragment_length
     batch = sampler.sample(request.exploration, steps, request.uniform)
-    stopped = batch.shape[0] < steps
+    stopped = sampler.num_steps < steps
     while request.frames is not None and not stopped:
         missing = -(-(request.frames - batch.env_steps) // batch.shape[1])
         if missing <= 0:
             break
         more = sampler.sample(request.exploration, missing, request.uniform)
-        stopped = more.shape[0] < missing
+        stopped = sampler.num_steps < missing
         batch = join_in_time(batch, more)
     return batch
 
@@ -170,10 +197,15 @@ def join_in_time(first: SampleBatch, second: SampleBatch) -> SampleBatch:
         per_env=first.per_env,
         moments=merged(first.moments, second.moments),
         place=first.place,
+        num_env_steps=(
+            None
+            if first.num_env_steps is None or second.num_env_steps is None
+            else first.num_env_steps + second.num_env_steps
+        ),
     )
 
 
-def mark_non_finite(batch: SampleBatch, sampler: VectorSampler) -> SampleBatch:
+def mark_non_finite(batch: Any, sampler: Any) -> Any:
     """Checks a batch for non-finite values, and returns the batch. The sampler has already
     discarded the rows of single environments. If there are still non-finite values, describes one
     of them in `batch.faults`, and resets the environments in which they occurred.
@@ -185,11 +217,13 @@ def mark_non_finite(batch: SampleBatch, sampler: VectorSampler) -> SampleBatch:
         batch: the postprocessed batch, which is changed in place.
         sampler: the sampler that sampled the batch.
     """
+    if isinstance(batch, MultiAgentBatch):
+        return _mark_group(batch, sampler)
     problem, envs = find_non_finite(batch)
     if not (problem or batch.moments is None or batch.moments.is_finite):
         problem = "the squares of its observations are not finite"
     if problem:
-        fault = Fault("non_finite", sampler.faults.source + problem, rows=batch.env_steps)
+        fault = Fault("non_finite", sampler.faults.source + problem, rows=batch.agent_steps)
         others = [one for one in batch.faults.values() if one.kind != "bad_rows"]
         batch.faults = one_per_kind([*others, fault])
     if envs.any():

@@ -8,6 +8,7 @@ shortened fragment.
 
 from __future__ import annotations
 
+import functools
 import math
 from fractions import Fraction
 from typing import NamedTuple
@@ -38,6 +39,7 @@ class Stragglers(NamedTuple):
         return _share(self.fraction_samples, steps)
 
 
+@functools.lru_cache  # a fraction takes several microseconds, and a run asks for few numbers
 def _share(share: float, of: int) -> int:
     """Returns `share * of`, rounded up, and at least 1. The product is exact: 0.56 of 25 is 14,
     while the floating-point product is a little larger than 14."""

@@ -6,16 +6,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from polopt.common.multi_agent_batch import MultiAgentBatch
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Weights
 from polopt.policies.fragment_policy import MinibatchGradients
-from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.sampling.worker_sampler import SampleRequest
 from polopt.rollouts.workers.call import Reply
 from polopt.rollouts.workers.calls import Calls
 from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.snapshots import WEIGHTS
+from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -66,15 +67,19 @@ def current_rollout(worker: RolloutWorker) -> MinibatchGradients:
 
 def check_batch(value: Any) -> None:
     """Raises TypeError unless the value of a reply is a SampleBatch."""
-    if not isinstance(value, SampleBatch):
+    if not isinstance(value, SampleBatch | MultiAgentBatch):
         raise TypeError(f"a SampleBatch was expected; got {type(value).__name__}")
 
 
-def num_fragments(rollout: RolloutConfig, rows: int | None, default: int) -> int:
-    """Returns the least number of full fragments that together have at least `rows` rows. A row is
-    one step of one environment. Returns `default` if `rows` is None or 0."""
+def num_fragments(config: WorkerConfig, steps: int | None, default: int) -> int:
+    """Returns the least number of full fragments that together have at least `steps` steps. With
+    `count_steps_by="agent_steps"`, the steps of all agents count, as if all agents acted in each
+    step. Returns `default` if `steps` is None or 0."""
+    rollout = config.rollout
     fragment = rollout.num_envs_per_worker * rollout.rollout_fragment_length
-    return -(-rows // fragment) if rows else default
+    if rollout.count_steps_by == "agent_steps":
+        fragment *= config.num_agents
+    return -(-steps // fragment) if steps else default
 
 
 class Fragments:

@@ -225,8 +225,8 @@ class RolloutWorker(CallRunner):
             with self.phase("sample"):
                 batch = self._sample(sampler, request)
             moments, batch.moments = batch.moments, None
-            early = batch.shape[0] < (request.steps or sampler.fragment_length)
-            self.record.fragment_ended(batch.shape[0], early)
+            early = sampler.num_steps < (request.steps or sampler.fragment_length)
+            self.record.fragment_ended(sampler.num_steps, early)
             bad = batch.faults.get("non_finite")
             if bad is None:
                 dist = self.policy.dist
@@ -309,7 +309,7 @@ class RolloutWorker(CallRunner):
         if own:
             self.record.add_faults([Fault("non_finite", problem, count=own)])
         if updates.num:
-            self.record.learn(batch.env_steps, updates.num, updates.rows, stats)
+            self.record.learn(batch.agent_steps, updates.num, updates.rows, stats)
             self.note_finite("updates", "")
         elif updates.skipped:
             self.note_finite("updates", problem)

@@ -14,9 +14,12 @@ from gymnasium import Space
 
 from polopt.common.config import Config, ConfigError, shown
 from polopt.common.sample_batch import SampleBatch
+from polopt.policies.policy_group import GroupConfig, Member, PolicyGroup
+from polopt.policies.policy_registry import POLICIES
+from polopt.rollouts.envs.agent_policies import AgentPolicies
 from polopt.rollouts.envs.env_errors import described
 from polopt.rollouts.envs.env_sources import EnvSource, resolve_env
-from polopt.rollouts.envs.vector_env import ENV_KEYS, probe_spaces
+from polopt.rollouts.envs.vector_env import ENV_KEYS, probe_env
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import Transport
 from polopt.rollouts.workers.callbacks import Callbacks
@@ -34,6 +37,7 @@ class WorkerConfig:
         policy: the options of the policy.
         observation_space: observation space of one environment.
         action_space: action space of one environment.
+        num_agents: the number of possible agents of one environment.
         seed: seed of the run. Each worker derives its own seeds from this seed.
         restart_count: number of earlier workers with this index. A replacement uses random numbers
             that no earlier worker with this index has used.
@@ -60,6 +64,7 @@ class WorkerConfig:
     observation_space: Space[Any]
     action_space: Space[Any]
     seed: int
+    num_agents: int = 1
     restart_count: int = 0
     restore_count: int = 0
     device: str = "cpu"
@@ -122,15 +127,24 @@ def make_worker_config(
             policy does not support the spaces, or a value cannot be sent to remote workers.
     """
     source = resolve_env(rollout.env) if env is None else env
-    observation_space, action_space = probe_spaces(source, rollout, keys)
-    policy_class(observation_space, action_space, policy)
+    found = probe_env(source, rollout, keys)
+    if found.policies is not None:
+        _check_group_options(rollout)
+        policy = group_config(found.policies, rollout, policy_class, policy)
+        policy_class = PolicyGroup
+    elif rollout.policies and found.num_agents == 1:
+        raise ConfigError(
+            f"key 'policies': got {shown(list(rollout.policies))} for an environment with one agent"
+        )
+    policy_class(found.observation_space, found.action_space, policy)
     config = WorkerConfig(
         rollout=rollout.model_copy(update={"env": None}),  # workers use `WorkerConfig.env`
         env=source,
         policy_class=policy_class,
         policy=policy,
-        observation_space=observation_space,
-        action_space=action_space,
+        observation_space=found.observation_space,
+        action_space=found.action_space,
+        num_agents=found.num_agents,
         seed=secrets.randbits(31) if rollout.seed is None else rollout.seed,
         device=device or ("cuda" if rollout.num_gpus_per_worker else "cpu"),
         postproc=postproc,
@@ -139,6 +153,50 @@ def make_worker_config(
     if rollout.num_workers:
         check_picklable(config, keys)
     return config
+
+
+def _check_group_options(rollout: RolloutConfig) -> None:
+    """Raises `ConfigError` for options that are not possible with several policies."""
+    if rollout.compress_gradients == "topk":
+        raise ConfigError(
+            "key 'compress_gradients': got 'topk' with several policies. Allowed: 'none', 'fp16', "
+            "'bf16', because the gradient of a small policy could be left out"
+        )
+    if rollout.num_workers_below:
+        raise ConfigError(
+            f"key 'num_workers_below': got {rollout.num_workers_below} with several policies. "
+            "Allowed: 0"
+        )
+
+
+def group_config(
+    plan: AgentPolicies, rollout: RolloutConfig, policy_class: type[Any], policy: Config
+) -> GroupConfig:
+    """Returns the options of each policy of a run with several agents.
+
+    Args:
+        plan: the policies.
+        rollout: options of sampling. `policies` has the options of each policy.
+        policy_class: the class of policies without another one.
+        policy: the options of the run, which apply to every policy that does not change them.
+
+    Raises:
+        ConfigError: an option of a policy is wrong.
+    """
+    members = {}
+    for name in plan.members:
+        options = dict((rollout.policies or {}).get(name, {}))
+        given = options.pop("policy", None)
+        cls = policy_class if given is None else POLICIES.get(POLICIES.named(given))
+        kept = {key: value for key, value in policy.to_dict().items() if cls is policy_class}
+        trained = rollout.policies_to_train
+        try:
+            config = cls.config_class.parse({**kept, **options}, "policy")
+        except ConfigError as error:
+            raise ConfigError(f"policy {name!r} in 'policies': {error}") from error
+        learns = trained is None or name in trained
+        members[name] = Member(policy_class=cls, config=config, learns=learns)
+    return GroupConfig(members=members)
 
 
 def check_picklable(config: WorkerConfig, keys: tuple[str, str, str] = ENV_KEYS) -> None:
@@ -158,6 +216,7 @@ def check_picklable(config: WorkerConfig, keys: tuple[str, str, str] = ENV_KEYS)
         ("policy", config.policy),
         ("postproc", config.postproc),
         ("callbacks", config.callbacks),
+        ("policy_mapping_fn", config.rollout.policy_mapping_fn),
     ):
         try:
             ray.cloudpickle.dumps(value)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from fakes import FakeTransport, FakeWorkerSet, in_order, make_optimizer, pid_of, worker_config
+from simulated_channel import SimulatedTicket, none_ready, shuffled_by
 
 from polopt.common.config import ConfigError
 from polopt.common.weights import Gradients
@@ -18,7 +19,6 @@ from polopt.optimizers.async_gradients import AsyncGradients, AsyncGradientsConf
 from polopt.policies.learning.schedules import Schedule
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import LostProcessError
-from polopt.rollouts.transport.simulated_channel import SimulatedTicket, none_ready, shuffled_by
 from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet

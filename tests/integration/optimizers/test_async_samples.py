@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 from fakes import CheckedWorker, FakeTransport, FakeWorkerSet, make_optimizer, pid_of, worker_config
-
-from polopt.optimizers.async_samples import AsyncSamples
-from polopt.optimizers.sync_samples import SyncSamples
-from polopt.rollouts.transport.channel import LostProcessError
-from polopt.rollouts.transport.simulated_channel import (
+from simulated_channel import (
     Script,
     SimulatedTicket,
     none_ready,
     oldest_first,
     shuffled_by,
 )
+
+from polopt.optimizers.async_samples import AsyncSamples
+from polopt.optimizers.sync_samples import SyncSamples
+from polopt.rollouts.transport.channel import LostProcessError
 from polopt.rollouts.workers.call_runner import Answer
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet

@@ -65,8 +65,11 @@ def step_often(optimizer: Any) -> None:
 def test_every_column_is_checked() -> None:
     policy = make_policy("a2c", Drift())
     rng = np.random.default_rng(0)
-    for name, label in (("rewards", "reward"), ("obs", "observation"), ("advantages", "advantage")):
+    columns = {"rewards": "reward", "obs": "observation", "advantages": "advantage"}
+    columns["value_targets"] = "value target"
+    for name, label in columns.items():
         batch = random_batch(policy, 6, 4, rng)
+        batch["valid"][:] = True
         assert find_non_finite(batch)[0] == ""
         batch[name][2, 3] = np.nan
         batch[name][4, 1] = -np.inf

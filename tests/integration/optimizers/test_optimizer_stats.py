@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fakes import make_optimizer, worker_config
+from simulated_channel import VirtualClock
 
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.async_samples import AsyncSamples
@@ -17,7 +18,6 @@ from polopt.optimizers.sync_gradients import SyncGradients
 from polopt.optimizers.sync_replay import SyncReplay
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.policies.dqn import DQNPolicy
-from polopt.rollouts.transport.simulated_channel import VirtualClock
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 

@@ -23,6 +23,7 @@ from fakes import (
     worker_config,
 )
 from gymnasium import spaces
+from simulated_channel import Script, oldest_first, shuffled_by
 
 from polopt.common.config import ConfigError
 from polopt.metrics.record import Record
@@ -30,7 +31,6 @@ from polopt.optimizers.sync_replay import SyncReplay, SyncReplayConfig
 from polopt.policies.dqn import DQNPolicy
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import LostProcessError
-from polopt.rollouts.transport.simulated_channel import Script, oldest_first, shuffled_by
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 

@@ -17,11 +17,11 @@ from fakes import (
     pid_of,
     worker_config,
 )
+from simulated_channel import Script, oldest_first, shuffled_by
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.transport.channel import LostProcessError
-from polopt.rollouts.transport.simulated_channel import Script, oldest_first, shuffled_by
 from polopt.rollouts.workers.call import Reply
 from polopt.rollouts.workers.calls import Calls
 from polopt.rollouts.workers.worker_config import WorkerConfig

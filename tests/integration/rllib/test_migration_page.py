@@ -29,6 +29,7 @@ OTHERS = {
     "predict",
     "state",
 }
+OTHERS |= {"agent_id", "episode", "worker", "rng"}  # arguments of a mapping
 OTHERS |= {"action_mask", "best_checkpoint", "cuda", "cpu", "stop"}
 OTHERS |= {*POLICIES.names(), *OPTIMIZERS.names()}
 OTHERS |= {"none", "sync", "async", "sequence"}  # values of options
@@ -38,13 +39,13 @@ OTHERS |= {"none", "sync", "async", "sequence"}  # values of options
 def test_code_of_polopt_runs_as_printed(tmp_path: Path) -> None:
     own = [block for block in BLOCKS if block.startswith("# polopt\n")]
     outputs, _ = run_blocks(own, tmp_path, num_cpus=4)
-    assert len(outputs) == 6
-    assert all(float(text.split()[-1]) > 0.0 for text in outputs[:2])  # the printed returns
+    assert len(outputs) == 8
+    assert all(float(text.split()[-1]) > 0.0 for text in outputs[:3])  # returns and a learning rate
 
 
 def test_code_of_the_others_is_python() -> None:
     others = [block for block in BLOCKS if not block.startswith("# polopt\n")]
-    assert len(others) == 5
+    assert len(others) == 6
     for block in others:
         ast.parse(block)
 

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from fakes import CheckedWorker, FakeTransport, FakeWorkerSet, worker_config
 from gymnasium import spaces
+from simulated_channel import Script, oldest_first
 from torch import nn
 from toy_envs import Drift
 
 from polopt.collectors.collector import Collector
 from polopt.rollouts.transport.control_page import ControlPage
-from polopt.rollouts.transport.simulated_channel import Script, oldest_first
 
 
 class NotesStops(CheckedWorker):

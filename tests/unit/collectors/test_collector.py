@@ -13,6 +13,7 @@ from fakes import (
 )
 from gymnasium import spaces
 from policy_helpers import BOTH
+from simulated_channel import shuffled_by
 from toy_envs import NESTED, Samples
 
 from polopt.collectors.collector import Collector
@@ -20,7 +21,6 @@ from polopt.common.config import ConfigError
 from polopt.common.moments import Moments
 from polopt.common.sample_batch import SampleBatch
 from polopt.rollouts.transport.channel import LostProcessError
-from polopt.rollouts.transport.simulated_channel import shuffled_by
 from polopt.rollouts.workers.errors import WorkersFailedError
 
 

@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+import ray._private.node
 from typer.testing import CliRunner
 
 import polopt
@@ -217,3 +219,24 @@ def test_killed_processes_and_a_forced_exit_leave_no_files(
         assert exits == [128 + signal.SIGTERM]
         assert not list(Path(parent).iterdir())
         own.close()
+
+
+def test_control_service_lives_while_ray_waits_for_it(signals: StopSignals) -> None:
+    """Ray waits for a file of the control service, and no other thread can run meanwhile. If the
+    service were suspended before, the process would hang for 30 s."""
+    assert hasattr(ray._private.node.Node, ray_thread._START_CONTROL_SERVICE)
+    states: list[str] = []
+
+    def start_gcs_server() -> None:
+        child = psutil.Process(subprocess.Popen(["sleep", "60"]).pid)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1.0)
+        states.append(child.status())
+
+    assert start_gcs_server.__name__ == ray_thread._START_CONTROL_SERVICE
+    started_s = time.monotonic()
+    with pytest.raises(Stopped), ray_running(start_gcs_server, signals):
+        raise AssertionError("Ray was stopped while it started")
+    assert time.monotonic() - started_s < 10.0
+    assert states == ["sleeping"]
+    assert not [one for one in psutil.Process().children() if one.name() == "sleep"]

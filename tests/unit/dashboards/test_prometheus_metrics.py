@@ -362,6 +362,7 @@ def test_own_metrics_of_an_optimizer_are_recorded(recorded: Any) -> None:
 KEPT = {
     "counter": {
         "polopt_env_steps": "",
+        "polopt_agent_steps": "",
         "polopt_env_steps_trained": "",
         "polopt_updates": "",
         "polopt_bytes": "direction",

@@ -47,9 +47,9 @@ def test_run_without_a_trace_says_so(
         assert "records the steps 2 to 3" in warnings[0]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/dashboards.md"])
-def test_documented_run_is_longer_than_its_trace(page: str) -> None:
-    (command,) = re.findall(r"polopt train (\w+ trace=true[^#\n]*)", (ROOT / page).read_text())
+def test_documented_run_is_longer_than_its_trace() -> None:
+    page = (ROOT / "docs/dashboards.md").read_text()
+    (command,) = re.findall(r"polopt train (\w+ trace=true[^#\n]*)", page)
     name, *changes = command.split()
     planned = pytest.importorskip("polopt.command_line.plan").plan(name, changes)
     config = planned.experiment

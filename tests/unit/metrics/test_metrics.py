@@ -211,7 +211,7 @@ def test_learner_stats_are_means_over_rows() -> None:
 
 
 def test_first_report_has_all_learner_keys() -> None:
-    stats = LearnerStats(["of_a_plugin", "entropy"])
+    stats = LearnerStats([*LEARNER_KEYS, "of_a_plugin"])
     report = stats.report()
     assert list(report) == [*LEARNER_KEYS, "of_a_plugin"]
     assert all(map(math.isnan, report.values()))  # an entropy of 0 would look like a collapse

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulated_channel import VirtualClock
 
 from polopt.metrics import timers
 from polopt.metrics.optimizer_stats import OptimizerStats
 from polopt.metrics.record import Record
 from polopt.metrics.timers import MAX_DURATIONS, LoadMeter, PhaseTimer
 from polopt.metrics.worker_times import PARTS, WorkerTimes
-from polopt.rollouts.transport.simulated_channel import VirtualClock
 
 #: Phases that these tests do not time.
 NONE = {"evaluation": 0.0}

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes import FakeChannel, FakeTransport, FakeWorkerSet, make_optimizer, worker_config
+from simulated_channel import Reference, shuffled_by
 from simulated_replay import BATCH, GAMMA, OPTIONS, credit, make
 from toy_envs import Drift, sync_clocks
 from toy_envs import make_sampler as sampler_of
@@ -33,7 +34,6 @@ from polopt.replay.n_step import windows_of
 from polopt.replay.replay_buffer import ReplayBuffer
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import LostProcessError, LostReferenceError
-from polopt.rollouts.transport.simulated_channel import Reference, shuffled_by
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from simulated_channel import (
+    SimulatedTransport,
+    none_ready,
+    oldest_first,
+    shuffled_by,
+)
 from simulated_replay import BATCH, credit, make
 from toy_shards import Shards, count
 
 from polopt.optimizers.async_replay import Task
 from polopt.optimizers.replay_shards import draw
 from polopt.rollouts.transport.channel import LostProcessError
-from polopt.rollouts.transport.simulated_channel import (
-    SimulatedTransport,
-    none_ready,
-    oldest_first,
-    shuffled_by,
-)
 from polopt.rollouts.workers.calls import Calls
 from polopt.rollouts.workers.errors import WorkersFailedError
 

@@ -174,6 +174,7 @@ def test_discarded_episodes_do_not_discount_into_the_next() -> None:
     returns = DiscountedReturns(2)
     columns = {"rewards": np.ones((2, 2), np.float32)}
     columns |= {"terminated": np.zeros((2, 2), bool), "truncated": np.zeros((2, 2), bool)}
+    columns["valid"] = np.ones((2, 2), bool)
     np.testing.assert_array_equal(returns.add(columns, 0.5), [[1.0, 1.0], [1.5, 1.5]])
     returns.discard(np.array([True, False]))
     saved = returns.get_state()

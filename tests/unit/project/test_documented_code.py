@@ -18,7 +18,17 @@ from polopt.trainers.presets import PRESETS
 DOCS = ROOT / "docs"
 
 
-PAGES = ["add-ons.md", "memory.md", "normalization.md", "results.md", "train.md", "wrappers.md"]
+PAGES = [
+    "add-ons.md",
+    "many-agents.md",
+    "memory.md",
+    "normalization.md",
+    "results.md",
+    "train.md",
+    "wrappers.md",
+]
+#: The packages that a page needs beside polopt's requirements.
+EXTRAS = {"many-agents.md": "mpe2"}
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +38,8 @@ def _own_add_ons(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if page in EXTRAS:
+        pytest.importorskip(EXTRAS[page])
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
     assert blocks
@@ -38,14 +50,12 @@ def test_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.Monk
 
 def commands_of(page: Path) -> list[list[str]]:
     """Returns the words of each printed `polopt train` without placeholders and files of a user."""
-    printed = re.findall(
-        r"(?:^ *|`)(?:\.venv/bin/)?polopt train ([^`#\n]+)", page.read_text(), re.M
-    )
+    printed = re.findall(r"(?:^ *|^\$ |`)polopt train ([^`#\n]+)", page.read_text(), re.M)
     words = [shlex.split(text) for text in printed]
     return [one for one in words if not re.search(r"[A-Z]{4}|\$|\.yaml|--restore", " ".join(one))]
 
 
-@pytest.mark.parametrize("page", ["train.md", "start.md", "../README.md"])
+@pytest.mark.parametrize("page", ["train.md", "start.md", "many-agents.md", "../README.md"])
 def test_printed_commands_have_known_options(page: str) -> None:
     commands = commands_of(DOCS / page)
     assert commands

@@ -18,6 +18,12 @@ import pytest
 from counting_env import CountingDrift, counted_by, made_in
 from fakes import FakeTransport, FakeWorkerSet, make_optimizer, worker_config
 from plugin_page import PAGE, PLUGINS, plugin
+from simulated_channel import (
+    SimulatedTicket,
+    SimulatedTransport,
+    oldest_first,
+    shuffled_by,
+)
 
 import polopt
 from polopt import optimizers
@@ -26,12 +32,6 @@ from polopt.dashboards.tab_file import tab_of
 from polopt.metrics.number import find
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.rollouts.transport.channel import LostProcessError
-from polopt.rollouts.transport.simulated_channel import (
-    SimulatedTicket,
-    SimulatedTransport,
-    oldest_first,
-    shuffled_by,
-)
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.numbers import numbers_of
 

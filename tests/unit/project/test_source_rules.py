@@ -27,6 +27,10 @@ ALLOWED = {
         "common/overrides.py",
         "test_fast_gpu.py::test_networks_with_hooks_learn_without_graphs",
     ),
+    "_current_frames": (
+        "command_line/ray_thread.py",
+        "test_stopping.py::test_control_service_lives_while_ray_waits_for_it",
+    ),
     "_global_registry": (
         "common/tune_registry.py",
         "test_env_sources.py::test_name_registered_with_tune",

@@ -20,7 +20,7 @@ from source_tree import ROOT
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 #: Extras that `make` installs with the versions of constraints.txt.
-INSTALLED = ("dev", "atari", "dashboard")
+INSTALLED = ("dev", "agents", "atari", "dashboard")
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,13 @@ from fakes import FakeTransport, make_optimizer, worker_config
 from gymnasium.vector import SyncVectorEnv
 from plugin_page import PLUGINS, plugin
 from ray.tune import Checkpoint
+from simulated_channel import (
+    Script,
+    SimulatedTransport,
+    none_ready,
+    oldest_first,
+    shuffled_by,
+)
 from toy_envs import NESTED, Drift, Samples, make_policy, make_sampler
 
 import polopt
@@ -53,13 +60,6 @@ from polopt.recording.rerun import find_records
 from polopt.recording.run_record import digest_of
 from polopt.rollouts.transport.channel import Channel, ChannelError, Message
 from polopt.rollouts.transport.collective import AllReducer, GroupBroken, GroupSpec
-from polopt.rollouts.transport.simulated_channel import (
-    Script,
-    SimulatedTransport,
-    none_ready,
-    oldest_first,
-    shuffled_by,
-)
 from polopt.rollouts.workers.call_runner import Answer
 from polopt.rollouts.workers.gathering import sample
 from polopt.rollouts.workers.rollout_worker import RolloutWorker

@@ -758,7 +758,25 @@ algo.stop()
 #: Expressions that polopt refuses, such as features that it does not have and misspelled keys, with
 #: a part of each error message.
 REFUSED = {
-    "PPOConfig().multi_agent(policies={'a', 'b'}, policy_mapping_fn=print)": "trains one policy",
+    "PPOConfig().multi_agent(policies=7)": "policies=7. Allowed: names, or a dict from names to",
+    "PPOConfig().multi_agent(policies={'a': 7})": "policy 'a': got 7. Allowed: None, PolicySpec",
+    "PPOConfig().multi_agent(policies={'a': PolicySpec(int)})": "got the policy class <class 'in",
+    "PPOConfig().multi_agent(policies={'a': {'use_gae': False}})": "policy 'a': key 'use_gae'",
+    "PPOConfig().multi_agent(policies_to_train=print)": "Allowed: a list of names, or None for all",
+    "PPOConfig().multi_agent(observation_fn=print)": "to change what agents observe, wrap the env",
+    "PPOConfig().multi_agent(policy_mapping_fn=lambda agent, episode, more: 'a')": (
+        "requires the argument 'more'. Allowed: (agent_id, episode, worker, **kwargs)"
+    ),
+    "PPOConfig().multi_agent(algorithm_config_overrides_per_module={'a': {}}).to_dict()": (
+        "needs the names of the policies in policies"
+    ),
+    "PPOConfig().multi_agent(policies=['b'], algorithm_config_overrides_per_module={'a': {}})"
+    ".to_dict()": "unknown policy 'a'. Allowed: 'b'",
+    "PPOConfig().multi_agent(policies={'a': PolicySpec('random')}).to_dict()": "and cannot learn",
+    "PPOConfig.from_dict({'multiagent': 7})": "multiagent=7. Allowed: a dict",
+    "PPOConfig().rl_module(rl_module_spec=RLModuleSpec(int))": "polopt has no RLModules",
+    "PPOConfig().rl_module(rl_module_spec=MultiRLModuleSpec({}, int))": "networks that policies sh",
+    "PPOConfig().rl_module(rl_module_spec=RLModuleSpec(load_state_path='a'))": "load_rl_module(pa",
     "PPOConfig().framework('tf2')": "polopt uses PyTorch",
     "PPOConfig().env_runners(batch_mode='complete_episodes')": "returns use a bootstrap value",
     "PPOConfig().env_runners(env_to_module_connector=print)": "polopt has no connectors: wrap the",

@@ -169,13 +169,12 @@ def test_fixed_options_of_other_libraries_are_not_keys_of_polopt() -> None:
         ("num-envs", "For 'num_envs' of CleanRL: 'num_envs_per_worker', times "),
         ("horizon", "For 'horizon' of RLlib: 'max_frames_per_traj'"),
         ("compress_observations", "Allowed: False. For 'compress_observations' of RLlib: 'compres"),
-        ("multiagent", "polopt trains one policy"),
+        ("multiagent", "For 'multiagent' of RLlib: 'policies', 'policy_mapping_fn', "),
         ("use_kl_loss", "For 'use_kl_loss' of RLlib: 'kl_coeff'. 0 turns the KL loss off"),
         ("replay_buffer_config", "For 'replay_buffer_config' of RLlib: 'buffer_size', 'priori"),
         ("gradient_steps", "'gradient_steps * batch_size / (train_freq * n_envs)'"),
         ("ent_coef", "For 'ent_coef' of Stable-Baselines3's DQN, SAC and TD3: 'initial_alpha'"),
         ("n_steps", "For 'n_steps' of Stable-Baselines3's DQN, SAC and TD3: 'n_step'"),
-        ("policies", "Leave it out. For 'policies' of RLlib: polopt trains one policy"),
     ],
 )
 def test_option_of_another_library_names_its_place(name: str, said: str) -> None:

@@ -221,6 +221,9 @@ def test_conversion_of_convolutions_to_rllib_is_refused() -> None:
 
 
 def test_config_of_rllib_becomes_a_builder(capsys: pytest.CaptureFixture[str]) -> None:
+    def mapping(agent_id: Any) -> str:
+        return "a"
+
     theirs = (
         TheirPPOConfig()
         .environment("CartPole-v1", env_config={"max_episode_steps": 100})
@@ -228,7 +231,9 @@ def test_config_of_rllib_becomes_a_builder(capsys: pytest.CaptureFixture[str]) -
         .training(lr=1e-3, lambda_=0.9, train_batch_size_per_learner=640, num_epochs=4)
         .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[32]))
         .learners(num_learners=2)
-        .multi_agent(policies={"a", "b"}, policy_mapping_fn=lambda *_, **__: "a")
+        .multi_agent(
+            policies={"a", "b"}, policy_mapping_fn=mapping, policies_to_train=lambda *_: True
+        )
     )
     config = from_rllib(theirs)
     assert config.to_dict() == {
@@ -242,14 +247,16 @@ def test_config_of_rllib_becomes_a_builder(capsys: pytest.CaptureFixture[str]) -
         "rollout_fragment_length": 107,  # 640 rows from 6 environments
         "num_sgd_iter": 4,
         "model": {"fcnet_hiddens": [32]},
+        "policies": {"a": {}, "b": {}},
+        "policy_mapping_fn": mapping,
     }
     config.validate()
     printed = capsys.readouterr().out
     assert "kept     lr=0.001" in printed
     assert "renamed  num_env_runners=3: num_workers" in printed
     assert "dropped  num_learners=2: polopt always does this, or ignores the option" in printed
-    assert "dropped  policies=" in printed
-    assert "polopt trains one policy" in printed
+    assert "dropped  policies_to_train=" in printed
+    assert "Allowed: a list of names" in printed
     assert len(printed.splitlines()) < 20
 
 

@@ -213,7 +213,7 @@ def test_scripts_are_of_three_releases() -> None:
 @pytest.mark.parametrize("code", REFUSED)
 def test_unsupported_call_says_what_to_change(code: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        eval(code, vars(rllib).copy())
+        eval(code, {name: getattr(rllib, name) for name in rllib.__all__})
     assert REFUSED[code] in str(caught.value)
     assert all("(): " in line or "config: " in line for line in str(caught.value).splitlines())
 

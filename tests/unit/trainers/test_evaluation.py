@@ -22,6 +22,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import NormalizeObservation
 from pyarrow import fs
 from sampling_helpers import every_mode
+from simulated_channel import of_process
 from toy_envs import Drift, GlobalRandom, make_policy, make_sampler, sync_clocks
 
 import polopt
@@ -33,7 +34,6 @@ from polopt.rollouts import ray_session
 from polopt.rollouts.ray_session import attach_or_start
 from polopt.rollouts.seeds import evaluation_seeds, worker_seeds
 from polopt.rollouts.transport.channel import Started
-from polopt.rollouts.transport.simulated_channel import of_process
 from polopt.rollouts.workers.worker_handle import ProcessState
 from polopt.trainers import best_checkpoint
 from polopt.trainers import evaluation as evaluating

@@ -25,6 +25,7 @@ from channel_helpers import (
     pid,
     ticket_answer,
 )
+from simulated_channel import Reference, SimulatedTransport, of_process
 
 from polopt.rollouts.transport.channel import (
     ChannelError,
@@ -36,7 +37,6 @@ from polopt.rollouts.transport.channel import (
 )
 from polopt.rollouts.transport.local_channel import LocalChannel
 from polopt.rollouts.transport.ray_channel import RayTransport
-from polopt.rollouts.transport.simulated_channel import Reference, SimulatedTransport, of_process
 from polopt.rollouts.transport.socket_channel import SocketTransport
 from polopt.rollouts.workers.call_runner import CallRunner
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from fakes import FakeTransport, FakeWorkerSet, in_order, of_worker
 from faulty_envs import Spoiled, num_faults
+from simulated_channel import none_ready, oldest_first
 from worker_calls import STARTUP_S, TIMEOUT_S, calls_for, echo, fail, fail_if, version_of
 
 from polopt.common.faults import Fault
 from polopt.rollouts.transport.channel import LostProcessError
-from polopt.rollouts.transport.simulated_channel import none_ready, oldest_first
 from polopt.rollouts.workers.calls import (
     START_CHECK_S,
     WEIGHTS,

@@ -18,6 +18,7 @@ from fakes import (
     of_worker,
     worker_config,
 )
+from simulated_channel import oldest_first
 from toy_envs import Drift
 
 from polopt.common.config import ConfigError
@@ -29,7 +30,6 @@ from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import LostProcessError
 from polopt.rollouts.transport.ray_channel import MAX_ARGUMENT_BYTES
-from polopt.rollouts.transport.simulated_channel import oldest_first
 from polopt.rollouts.workers import process_group
 from polopt.rollouts.workers.call_workers import foreach_worker
 from polopt.rollouts.workers.errors import WorkersFailedError

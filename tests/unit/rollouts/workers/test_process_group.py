@@ -8,13 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes import FakeWorkerSet, worker_config
-from toy_shards import Shard, Shards, add_rows, count, fail_with_rows, make_rows
-
-from polopt.common.faults import Fault
-from polopt.common.weights import Weights
-from polopt.rollouts.rollout_config import RolloutConfig
-from polopt.rollouts.transport.channel import LostProcessError, LostReferenceError
-from polopt.rollouts.transport.simulated_channel import (
+from simulated_channel import (
     Reference,
     SimulatedTransport,
     VirtualClock,
@@ -22,6 +16,12 @@ from polopt.rollouts.transport.simulated_channel import (
     none_ready,
     oldest_first,
 )
+from toy_shards import Shard, Shards, add_rows, count, fail_with_rows, make_rows
+
+from polopt.common.faults import Fault
+from polopt.common.weights import Weights
+from polopt.rollouts.rollout_config import RolloutConfig
+from polopt.rollouts.transport.channel import LostProcessError, LostReferenceError
 from polopt.rollouts.workers import worker_set
 from polopt.rollouts.workers.call_workers import restore_statistics
 from polopt.rollouts.workers.calls import Calls, Reply

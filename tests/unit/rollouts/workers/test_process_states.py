@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from fakes import FakeWorkerSet, worker_config
+from simulated_channel import none_ready, oldest_first
 
 from polopt.common.faults import Fault
 from polopt.rollouts.transport.channel import LostProcessError
-from polopt.rollouts.transport.simulated_channel import none_ready, oldest_first
 from polopt.rollouts.workers.calls import Calls
 from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.process_group import ProcessGroup

@@ -19,6 +19,7 @@ from fakes import (
 from faulty_envs import Spoiled
 from gymnasium import spaces
 from policy_helpers import BOTH, assert_equal_moments
+from simulated_channel import Script, oldest_first, shuffled_by
 from toy_envs import Drift
 
 import polopt
@@ -30,7 +31,6 @@ from polopt.optimizers.async_samples import AsyncSamples
 from polopt.optimizers.sync_gradients import SyncGradients
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.transport.channel import LostProcessError
-from polopt.rollouts.transport.simulated_channel import Script, oldest_first, shuffled_by
 from polopt.rollouts.workers.errors import NonFiniteError
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.snapshots import WEIGHTS

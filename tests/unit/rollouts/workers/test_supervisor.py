@@ -8,6 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulated_channel import (
+    SimulatedChannel,
+    SimulatedTicket,
+    SimulatedTransport,
+    none_ready,
+)
 from toy_shards import Shards, count, make_rows
 
 from polopt.common.progress import PROGRESS
@@ -18,12 +24,6 @@ from polopt.rollouts.transport.channel import (
     Ticket,
     UndecodableAnswerError,
     UnsendableError,
-)
-from polopt.rollouts.transport.simulated_channel import (
-    SimulatedChannel,
-    SimulatedTicket,
-    SimulatedTransport,
-    none_ready,
 )
 from polopt.rollouts.workers import calls as calls_module
 from polopt.rollouts.workers.call import Call

@@ -1,8 +1,8 @@
 """`SimulatedTransport`: simulates processes inside this process, with a virtual clock.
 
 A call runs when it is sent. A script decides which answer arrives next. If the script chooses no
-answer, the virtual time advances. So a test or a simulation determines the order of arrival, while
-it runs the real `step()` of a policy optimizer.
+answer, the virtual time advances. So a test determines the order of arrival, while it runs the real
+`step()` of a policy optimizer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from polopt.rollouts.transport.local_channel import run_here
 
 
 class VirtualClock:
-    """A clock for tests and simulations. Its time passes only in `advance`.
+    """A clock for tests. Its time passes only in `advance`.
 
     Attributes:
         now_s: the current time of the clock, in seconds.

@@ -1,0 +1,503 @@
+"""`AgentVectorEnv`: copies of an environment with several agents, as slots of agents."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import Space, spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
+
+from polopt.common.action_mask import MASK_KEY, ActionMask, find_action_mask
+from polopt.common.episodes import Episode
+from polopt.common.faults import Fault
+from polopt.common.progress import PROGRESS
+from polopt.rollouts.envs.env_api import same_encoding
+from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY, FaultTolerantEnv, cast_floats
+
+AgentID = Hashable
+#: For these spaces, a batch is an array with one row for each slot.
+_ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+class FaultTolerantAgents(FaultTolerantEnv):
+    """A `FaultTolerantEnv` for an `AgentsEnv`. Observations, rewards and ends are dicts with one
+    entry for each agent. If the environment raises, `step` returns the first observations of the
+    next episode, and empty dicts."""
+
+    _api = "the rules of its API"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._kinds: dict[AgentID, tuple[Any, Space[Any], ActionMask | None]] = {}
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Steps the environment. See `AgentsEnv.step` and `FaultTolerantEnv`."""
+        try:
+            observations, rewards, terminated, truncated, infos = self.env.step(action)
+            observations = self._fit(observations)
+        except Exception as error:
+            raised = error
+        else:
+            self._steps += 1
+            PROGRESS.note()
+            return observations, rewards, terminated, truncated, infos
+        fault, observations = self._replace(raised)
+        return observations, {}, {}, {}, {FAULT_KEY: fault}
+
+    def _first_observation(self, result: Any) -> Any:
+        return self._fit(result[0])
+
+    def _fit(self, observations: Mapping[AgentID, Any]) -> dict[AgentID, Any]:
+        """Converts floats to the dtypes of the spaces, and checks the action masks."""
+        fitted = {}
+        for agent, observation in observations.items():
+            if agent not in self._kinds:
+                self._kinds[agent] = self._kind_of(agent)
+            dtype, space, mask = self._kinds[agent]
+            if mask is not None:
+                acts = agent in self.env.acting  # type: ignore[attr-defined]
+                mask.check(np.asarray(observation[MASK_KEY])[None], acts)
+            if type(observation) is np.ndarray and observation.dtype == dtype:
+                fitted[agent] = observation
+            else:
+                fitted[agent] = cast_floats(observation, space)
+        return fitted
+
+    def _kind_of(self, agent: AgentID) -> tuple[Any, Space[Any], ActionMask | None]:
+        """The dtype of arrays that need no conversion, the space, and the mask of an agent."""
+        space, action_space = self.env.spaces_of(agent)  # type: ignore[attr-defined]
+        dtype = space.dtype if isinstance(space, _ARRAYS) else None
+        return dtype, space, find_action_mask(space, action_space)
+
+
+class MappedEpisode(NamedTuple):
+    """The episode in which an agent appears, for the choice of its policy.
+
+    Attributes:
+        number: how many episodes the vector has begun before, in all its copies.
+        env_index: the index of the copy.
+    """
+
+    number: int
+    env_index: int
+
+
+class AgentVectorEnv:
+    """Steps K copies of an environment with several agents. The agents have slots in `groups`, one
+    group for each policy.
+
+    A transition of a slot begins when its agent acts. It closes when the agent acts again or ends.
+    Its reward is the sum of the agent's rewards in between. In an environment in which all agents
+    act in each step, every transition takes one step. In a turn-based environment, it takes as
+    many steps as there are turns in between. Rewards before an agent's first action belong to no
+    transition.
+
+    Args:
+        guards: functions that make the K `FaultTolerantAgents`.
+
+    Attributes:
+        envs: the K `FaultTolerantAgents`.
+        groups: the slots of each policy. `divide` makes them.
+        steps: an object whose functions `step` and `end` are called after each step of a copy, and
+            at the end of each episode, before the reset. See `EpisodeSteps`. None means that no
+            function is called.
+        rng: the generator from which a user's mapping of agents to policies draws.
+        episodes: the episodes that have ended. The sampler takes them out of this list.
+        num_steps: the number of environment steps so far. A step in which a copy raised does not
+            count.
+    """
+
+    def __init__(self, guards: Sequence[Callable[[], FaultTolerantAgents]]) -> None:
+        self.envs = [make() for make in guards]
+        self.groups: list[SlotGroup] = []
+        self.rng = np.random.default_rng(0)
+        self.episodes: list[Episode] = []
+        self.steps: Any = None
+        self._data: list[dict[str, Any]] = [{} for _ in self.envs]
+        self.num_steps = 0
+        self._choose: Callable[[AgentID, MappedEpisode], int] = lambda agent, episode: 0
+        self._begun = 0  # episodes
+        self._numbers = [0] * len(self.envs)
+        # For each copy: the slot of each agent of the episode, and the agents that act next.
+        self._slots: list[dict[AgentID, tuple[SlotGroup, int]]] = [{} for _ in self.envs]
+        self._acting: list[list[AgentID]] = [[] for _ in self.envs]
+        self._returns: list[dict[AgentID, float]] = [{} for _ in self.envs]
+        self._lengths = [0] * len(self.envs)
+        self._truncated = [False] * len(self.envs)
+
+    def divide(
+        self,
+        members: Sequence[Sequence[AgentID]],
+        choose: Callable[[AgentID, MappedEpisode], int] = lambda agent, episode: 0,
+    ) -> None:
+        """Makes `groups`.
+
+        Args:
+            members: for each group, the agents that may have a slot in it.
+            choose: a function that returns the index of the group of an agent. It is called when
+                the agent appears in an episode, and receives this episode.
+
+        Raises:
+            ValueError: the agents of a group have different spaces.
+        """
+        first: Any = self.envs[0].env
+        self.groups = [
+            SlotGroup(self, agents, shared_spaces(first, agents), first.render_mode)
+            for agents in members
+        ]
+        self._choose = choose
+
+    def reset(self, copies: Iterable[int], seeds: Sequence[int] | None) -> None:
+        """Begins new episodes in some copies. `seeds` has one seed for each of the K copies."""
+        for group in self.groups:
+            group.begin_step()
+        for k in copies:
+            self._reset_copy(k, None if seeds is None else seeds[k])
+        for group in self.groups:
+            group.end_step()
+
+    def step(self, actions: Sequence[Any]) -> None:
+        """Steps each copy, and resets the copies whose episodes end. Each group then has the
+        results.
+
+        Args:
+            actions: for each group, the actions `[N, ...]` of its slots. Only the actions of the
+                slots in `SlotGroup.acts` are used.
+        """
+        for group, of_group in zip(self.groups, actions, strict=True):
+            group.begin_step()
+            group.actions = of_group
+        for k, env in enumerate(self.envs):
+            chosen, slots = {}, self._slots[k]
+            for agent in self._acting[k]:
+                group, slot = slots[agent]
+                chosen[agent] = group.begin_transition(slot)
+            observations, rewards, terminated, truncated, info = env.step(chosen)
+            if FAULT_KEY in info:
+                self._note_fault(k, info[FAULT_KEY])
+                self._begin_episode(k, observations)
+                continue
+            self._take_step(k, observations, rewards, terminated, truncated)
+            over: bool = env.env.over  # type: ignore[attr-defined]
+            if over or self.steps is not None:
+                self._note_episode(k, over, info)
+            if over:
+                self._reset_copy(k)
+            else:
+                self._note_acting(k, observations)
+        for group in self.groups:
+            group.end_step()
+
+    def _reset_copy(self, k: int, seed: int | None = None) -> None:
+        observations, info = self.envs[k].reset(seed=seed)
+        if FAULT_KEY in info:
+            self._note_fault(k, info[FAULT_KEY])
+        self._begin_episode(k, observations)
+
+    def _note_fault(self, k: int, fault: Fault) -> None:
+        first, *others = self.groups
+        first.note_fault(k, fault)
+        for group in others:  # the first group counts the fault
+            group.note_fault(k, dataclasses.replace(fault, count=0))
+
+    def _begin_episode(self, k: int, observations: Mapping[AgentID, Any]) -> None:
+        for group in self.groups:
+            group.begin_episode(k)
+        self._slots[k], self._returns[k], self._data[k] = {}, {}, {}
+        self._lengths[k], self._truncated[k] = 0, False
+        self._numbers[k], self._begun = self._begun, self._begun + 1
+        self._note_acting(k, observations)
+
+    def _note_acting(self, k: int, observations: Mapping[AgentID, Any]) -> None:
+        acting = self._acting[k] = self.envs[k].env.acting  # type: ignore[attr-defined]
+        slots = self._slots[k]
+        for group in self.groups:
+            group.nobody_acts(k)
+        for agent in acting:
+            group, slot = slots.get(agent) or self._slot_of(k, agent)
+            group.acts_next(slot, observations[agent])
+
+    def _slot_of(self, k: int, agent: AgentID) -> tuple[SlotGroup, int]:
+        found = self._slots[k].get(agent)
+        if found is None:
+            group = self.groups[self._choose(agent, MappedEpisode(self._numbers[k], k))]
+            found = self._slots[k][agent] = group, group.slot_of(k, agent)
+            self._returns[k][agent] = 0.0
+        return found
+
+    def _take_step(
+        self,
+        k: int,
+        observations: Mapping[AgentID, Any],
+        rewards: Mapping[AgentID, float],
+        terminated: Mapping[AgentID, bool],
+        truncated: Mapping[AgentID, bool],
+    ) -> None:
+        """Takes the results of a step of copy `k`. `AgentsEnv.step` describes them."""
+        self._lengths[k] += 1
+        self.num_steps += 1
+        slots, returns = self._slots[k], self._returns[k]
+        for agent, reward in rewards.items():
+            group, slot = slots.get(agent) or self._slot_of(k, agent)
+            group.sums[slot] += reward
+            returns[agent] += reward
+        if not terminated and not truncated:
+            return
+        for agent in {**terminated, **truncated}:
+            over, cut = bool(terminated.get(agent)), bool(truncated.get(agent))
+            self._truncated[k] |= cut
+            if over or cut:
+                group, slot = self._slot_of(k, agent)
+                group.end(slot, observations[agent], over, cut)
+
+    def _note_episode(self, k: int, over: bool, info: dict[Any, Any]) -> None:
+        """Describes the episode of copy `k` so far to `steps`, and to `episodes` if it has ended.
+        The info of the episode has the infos of the agents."""
+        returns, steps = dict(self._returns[k]), self.steps
+        is_terminal = over and not self._truncated[k]
+        episode = Episode(
+            k,
+            sum(returns.values()),
+            self._lengths[k],
+            is_terminal,
+            info,
+            self._data[k],
+            over,
+            agent_returns=returns,
+        )
+        if steps is not None and steps.step is not None:
+            steps.step(episode)
+        if over and steps is not None and steps.end is not None:
+            episode = episode._replace(metrics=steps.end(episode))
+        if over:
+            self.episodes.append(episode)
+
+
+class SlotGroup(VectorEnv[Any, Any, Any]):
+    """The slots of the agents of one policy, as a Gymnasium vector in same-step mode.
+
+    Slot `k * A + a` is the place of agent `a` of A agents in copy `k`. A slot may have no agent at
+    times. A row of a step has a meaning only if the transition of its slot closed in this step (see
+    `AgentVectorEnv`). The observation of a slot stays the same until its transition closes. A slot
+    without an agent holds the last observation of this slot, or of another slot.
+
+    Args:
+        vector: the environments.
+        agents: the A agents.
+        of_agents: the observation space and the action space of each agent.
+        render_mode: the render mode of the environments.
+
+    Attributes:
+        vector: the environments.
+        agents: the A agents.
+        acts: `[N]` bool, True for the slots whose agents act in the next step.
+        has_row: `[N]` bool, True for the slots whose transitions closed in the last step.
+        open: `[N]` bool, True for the slots whose agents have acted, and whose transitions have not
+            closed.
+        sums: the rewards of the transitions of the N slots that have begun.
+        actions: `[N, ...]`, the actions of the current step.
+
+    Within a step, lists hold what belongs to single slots, because to read and to write an element
+    of an array takes several times as long. `end_step` makes the arrays.
+    """
+
+    def __init__(
+        self,
+        vector: AgentVectorEnv,
+        agents: Sequence[AgentID],
+        of_agents: tuple[Space[Any], Space[Any]],
+        render_mode: str | None,
+    ) -> None:
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        self.vector = vector
+        self.agents = list(agents)
+        self.num_envs = len(vector.envs) * len(self.agents)
+        self.single_observation_space, self.single_action_space = of_agents
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.render_mode = render_mode
+        self.actions: Any = None
+        self.sums = [0.0] * self.num_envs
+        self._acts, self._open = self._no(), self._no()
+        self.begin_step()
+        self.end_step()
+        self._infos: dict[str, Any] = {}
+        self._observations = _Observations(self.single_observation_space, self.num_envs)
+        self._places = {agent: place for place, agent in enumerate(self.agents)}
+
+    # ---- Gymnasium's interface ------------------------------------------------------------------
+
+    def reset(
+        self, *, seed: Any = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begins new episodes in all copies, or in the copies that have a slot in
+        `options["reset_mask"]` `[N]`. Concerns all groups of the environments.
+
+        Args:
+            seed: a list with one seed for each copy, or None.
+            options: see above.
+        """
+        mask = (options or {}).get("reset_mask")
+        copies: Iterable[int] = range(len(self.vector.envs))
+        if mask is not None:
+            copies = np.unique(np.flatnonzero(mask) // len(self.agents)).tolist()
+        self.vector.reset(copies, seed)
+        return self.first_observations()
+
+    def first_observations(self) -> tuple[Any, dict[str, Any]]:
+        """Returns the observations `[N, ...]` and the infos of the last reset."""
+        return self._observations.batch(), self._infos
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Steps the environments, which have no other group. The actions `[N, ...]` of slots that
+        are not in `acts` have no effect."""
+        self.vector.step([actions])
+        return self.results()
+
+    def results(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Returns the results of the last step: observations `[N, ...]`, rewards `[N]`,
+        `terminated` `[N]`, `truncated` `[N]`, and infos. The next step overwrites the
+        observations."""
+        columns = np.array(self._rewards), np.array(self._terminated), np.array(self._truncated)
+        return self._observations.batch(), *columns, self._infos
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Closes the environments."""
+        for env in self.vector.envs:
+            env.close()
+
+    def render(self) -> tuple[Any, ...]:
+        """Returns what each copy renders."""
+        return tuple(env.render() for env in self.vector.envs)
+
+    def whole_copies(self, slots: np.ndarray) -> np.ndarray:
+        """Returns `[N]` bool: all slots of the copies that have a slot in `slots` `[N]` bool."""
+        of_copies = slots.reshape(len(self.vector.envs), -1).any(axis=1)
+        return np.repeat(of_copies, len(self.agents))
+
+    # ---- for `AgentVectorEnv` -------------------------------------------------------------------
+
+    def slot_of(self, k: int, agent: AgentID) -> int:
+        """Returns the slot of an agent of copy `k`."""
+        return k * len(self.agents) + self._places[agent]
+
+    def _range_of(self, k: int) -> range:
+        return range(k * len(self.agents), (k + 1) * len(self.agents))
+
+    def begin_step(self) -> None:
+        """Empties the results of the step before."""
+        self._has_row, self._terminated, self._truncated = self._no(), self._no(), self._no()
+        self._rewards = [0.0] * self.num_envs
+        self._infos = {}
+
+    def _no(self) -> list[bool]:
+        return [False] * self.num_envs
+
+    def end_step(self) -> None:
+        """Makes the arrays that describe the slots after a step."""
+        self.acts, self.open = np.array(self._acts), np.array(self._open)
+        self.has_row = np.array(self._has_row)
+
+    def begin_episode(self, k: int) -> None:
+        """Empties the slots of copy `k`. What has closed in this step stays."""
+        for slot in self._range_of(k):
+            self._open[slot] = False
+
+    def begin_transition(self, slot: int) -> Any:
+        """Returns the action of a slot, with which a transition begins."""
+        self._open[slot], self.sums[slot] = True, 0.0
+        return self.actions[slot]
+
+    def nobody_acts(self, k: int) -> None:
+        """No agent of copy `k` acts next, except those of later calls of `acts_next`."""
+        for slot in self._range_of(k):
+            self._acts[slot] = False
+
+    def acts_next(self, slot: int, observation: Any) -> None:
+        """The agent of a slot acts next. This closes its transition if one has begun."""
+        if self._open[slot]:
+            self._close(slot)
+        self._acts[slot] = True
+        self._observations.put(slot, observation)
+
+    def end(self, slot: int, last: Any, terminated: bool, truncated: bool) -> None:
+        """The agent of a slot has ended, with its last observation."""
+        if self._open[slot]:
+            self._close(slot)
+            self._terminated[slot], self._truncated[slot] = terminated, truncated
+            self._note("final_obs", [slot], last)
+
+    def note_fault(self, k: int, fault: Any) -> None:
+        """Copy `k` has raised. None of its transitions closes in this step."""
+        self._note(FAULT_KEY, self._range_of(k), fault)
+
+    def _close(self, slot: int) -> None:
+        self._open[slot], self._has_row[slot] = False, True
+        self._rewards[slot] = self.sums[slot]
+
+    def _note(self, key: str, slots: Iterable[int], value: Any) -> None:
+        if key not in self._infos:
+            self._infos[key] = np.full(self.num_envs, None, dtype=object)
+        for slot in slots:
+            self._infos[key][slot] = value
+
+
+def num_copies(env: VectorEnv[Any, Any, Any]) -> int:
+    """Returns the number of environments of a vector. A `SlotGroup` has more slots than this."""
+    return len(env.vector.envs) if isinstance(env, SlotGroup) else env.num_envs
+
+
+class _Observations:
+    """The current observations of all slots.
+
+    Args:
+        space: the space of one observation.
+        num: the number N of slots.
+    """
+
+    def __init__(self, space: Space[Any], num: int) -> None:
+        self._space = space
+        self._is_array = isinstance(space, _ARRAYS)
+        self._array: Any = create_empty_array(space, num)
+        self._items: list[Any] = [None] * num
+        self._filled = False
+
+    def put(self, slot: int, observation: Any) -> None:
+        """Sets the observation of a slot. The first observation goes to all slots, because a slot
+        without an agent needs an observation with a valid action mask."""
+        if not self._filled:
+            self._filled = True
+            self._items = [observation] * len(self._items)
+            if self._is_array:
+                self._array[:] = observation
+        if self._is_array:
+            self._array[slot] = observation
+        else:
+            self._items[slot] = observation
+
+    def batch(self) -> Any:
+        """The observations `[N, ...]`. The next call overwrites them."""
+        if not self._is_array:
+            self._array = concatenate(self._space, self._items, self._array)
+        return self._array
+
+
+def shared_spaces(env: Any, agents: Sequence[AgentID]) -> tuple[Space[Any], Space[Any]]:
+    """Returns the observation space and the action space that some agents of an `AgentsEnv` share.
+
+    Raises:
+        ValueError: the spaces of two agents differ.
+    """
+    first, *others = agents
+    found: tuple[Space[Any], Space[Any]] = env.spaces_of(first)
+    for agent in others:
+        own = env.spaces_of(agent)
+        if not (same_encoding(own[0], found[0]) and own[1] == found[1]):
+            raise ValueError(
+                f"agents {first!r} and {agent!r} have different spaces: {found} and {own}"
+            )
+    return found
