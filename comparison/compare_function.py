@@ -15,16 +15,16 @@ from polopt.command_line.output import RESULTS_DIR, say
 from polopt.command_line.signals import StopSignals
 from polopt.command_line.tune_run import new_folder, start_ray
 from polopt.common.config import ConfigError
-from polopt.comparison.decisions import PairDecision
-from polopt.comparison.finished_runs import read_finished
-from polopt.comparison.plan import (
+from polopt.comparison.comparison_plan import (
     ComparisonConfig,
     ComparisonPlan,
     check_same_runs,
     plan_comparison,
 )
+from polopt.comparison.comparison_report import lines, make_report, wrapped
+from polopt.comparison.decisions import PairDecision
+from polopt.comparison.finished_runs import read_finished
 from polopt.comparison.records import ComparisonFiles, decisions_of
-from polopt.comparison.report import lines, make_report, wrapped
 from polopt.comparison.runs import run_seeds
 from polopt.trainers.flat_config import with_keywords
 

@@ -11,9 +11,9 @@ import numpy as np
 import plotly.graph_objects as go
 
 from polopt.common.config import ConfigError
-from polopt.comparison.plan import SECONDS, STEPS
+from polopt.comparison.comparison_plan import SECONDS, STEPS
+from polopt.comparison.comparison_report import UNITS, make_report, pair_rows, variant_rows
 from polopt.comparison.records import PLAN_FILE, ComparisonFiles, rules_of
-from polopt.comparison.report import UNITS, make_report, pair_rows, variant_rows
 from polopt.dashboards.data.colors import looks_of
 from polopt.dashboards.data.downsample import Curve
 from polopt.dashboards.data.selection import Run, Selection

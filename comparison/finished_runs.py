@@ -11,7 +11,13 @@ from typing import Any
 
 from polopt.common.config import ConfigError
 from polopt.common.files import read_regular
-from polopt.comparison.plan import SECONDS, STEPS, ComparisonConfig, ComparisonPlan, plan_of_runs
+from polopt.comparison.comparison_plan import (
+    SECONDS,
+    STEPS,
+    ComparisonConfig,
+    ComparisonPlan,
+    plan_of_runs,
+)
 from polopt.comparison.records import Curve, SeedRecord, record_of
 from polopt.dashboards.data.selection import make_runs
 from polopt.dashboards.data.trials import ResultsDirectory

@@ -24,8 +24,8 @@ import numpy as np
 
 from polopt.common.config import ConfigError
 from polopt.common.files import read_regular
+from polopt.comparison.comparison_plan import hash_of
 from polopt.comparison.decisions import DecisionRules, Decisions, decide, filled
-from polopt.comparison.plan import hash_of
 
 PLAN_FILE, SEEDS_FILE, DECISIONS_FILE = "plan.json", "seeds.jsonl", "decisions.json"
 _LOCK_FILE = "lock"

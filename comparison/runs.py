@@ -13,7 +13,7 @@ from ray.tune.search import Searcher
 from polopt.command_line.signals import StopSignals
 from polopt.command_line.tune_run import Search
 from polopt.command_line.tune_run import run as run_trials
-from polopt.comparison.plan import SECONDS, STEPS, ComparisonPlan, common
+from polopt.comparison.comparison_plan import SECONDS, STEPS, ComparisonPlan, common
 from polopt.comparison.records import ComparisonFiles, decisions_of, record_of
 from polopt.trainers.results import look_up
 

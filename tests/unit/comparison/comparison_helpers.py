@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from polopt.comparison.compare_function import prepare
-from polopt.comparison.plan import SECONDS, ComparisonPlan
+from polopt.comparison.comparison_plan import SECONDS, ComparisonPlan
 from polopt.comparison.records import ComparisonFiles
 from polopt.comparison.runs import Seeds
 

@@ -15,7 +15,7 @@ import polopt
 from polopt.common.config import ConfigError
 from polopt.comparison import compare_function
 from polopt.comparison.compare_function import prepare
-from polopt.comparison.plan import SECONDS, STEPS
+from polopt.comparison.comparison_plan import SECONDS, STEPS
 from polopt.comparison.records import PLAN_FILE
 
 

@@ -12,8 +12,8 @@ from commands import run_command
 
 import polopt
 from polopt.common.config import ConfigError
+from polopt.comparison.comparison_plan import ComparisonConfig
 from polopt.comparison.finished_runs import read_finished
-from polopt.comparison.plan import ComparisonConfig
 from polopt.comparison.records import DECISIONS_FILE
 
 SCORES = {"A": [1.0, 2.0, 3.0, 4.0, 5.0], "B": [11.0, 12.0, 13.0, 14.0, 15.0]}

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from polopt import __version__
+from polopt.comparison.comparison_plan import SECONDS, STEPS
 from polopt.comparison.decisions import BETTER, EQUAL, OPEN, PairDecision
-from polopt.comparison.plan import SECONDS, STEPS
 from polopt.comparison.records import ComparisonFiles, SeedRecord, decisions_of
 from polopt.dashboards.data.statistics import (
     Estimate,
