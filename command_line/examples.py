@@ -77,16 +77,25 @@ def example_names() -> list[str]:
 
 
 def load_example(name_or_path: str) -> Example:
+    """Returns the experiment that `describe` reads.
+
+    Raises:
+        ConfigError: see `describe`, or the file does not describe an experiment.
+    """
+    return example_of(describe(name_or_path), name_or_path)
+
+
+def describe(name_or_path: str) -> Any:
     """Reads a tuned example by its name, or a YAML or Python file by its path. For the name of a
-    preset, returns an example with an empty config.
+    preset, returns an experiment with this preset. The keys are not checked yet.
 
     A Python file is executed. The file defines the keys of an experiment as variables, or a
     function `experiment()` that returns a dict of these keys. Environments in a Python file may be
     callables.
 
     Raises:
-        ConfigError: the example or file does not exist or cannot be read, a Python file raised an
-            error, or the file does not describe an experiment.
+        ConfigError: the example or file does not exist or cannot be read, or a Python file raised
+            an error.
     """
     path: Any = Path(name_or_path)
     if path.suffix not in (".yaml", ".yml", ".py") and not path.exists():
@@ -94,7 +103,7 @@ def load_example(name_or_path: str) -> Example:
         if name_or_path in names:
             path = resources.files(_PACKAGE) / f"{name_or_path}.yaml"
         elif name_or_path in PRESETS:
-            return Example(run=name_or_path)
+            return {"run": name_or_path}
         else:
             instead = hint("preset", name_or_path)
             meant = f". {instead}." if instead else nearest(name_or_path, [*names, *PRESETS]) or "."
@@ -106,12 +115,12 @@ def load_example(name_or_path: str) -> Example:
     if not path.is_file():
         raise ConfigError(f"no such file: {name_or_path}")
     if path.suffix == ".py":
-        return _example(_run_python(path), name_or_path)
+        return _run_python(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name_or_path}: cannot be read: {error}") from None
-    return _example(read_yaml(text, name_or_path), name_or_path)
+    return read_yaml(text, name_or_path)
 
 
 def apply_changes(example: Example, changes: Sequence[str]) -> tuple[Example, dict[str, Any]]:
@@ -187,7 +196,16 @@ def _run_python(path: Path) -> Any:
     return {"description": (module.__doc__ or "").strip().partition("\n")[0], **found}
 
 
-def _example(described: Any, where: str) -> Example:
+def example_of(described: Any, where: str) -> Example:
+    """Checks the keys of an experiment.
+
+    Args:
+        described: the experiment, as `describe` returns it.
+        where: name of the experiment, for error messages.
+
+    Raises:
+        ConfigError: this is no experiment, or a key is wrong.
+    """
     if not isinstance(described, Mapping):
         raise ConfigError(f"{where}: got {described!r}. Allowed: a mapping with 'run' and 'config'")
     described = _of_rllib(described)

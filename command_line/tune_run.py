@@ -12,14 +12,16 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import tune
+from ray.tune.search import Searcher
 from ray.tune.search.basic_variant import BasicVariantGenerator
 from rich.console import Console
 
@@ -52,12 +54,32 @@ _FULL_BYTES = 1 << 20
 _MOST_SHOWN = 20
 
 
+@dataclass(frozen=True)
+class Search:
+    """Trials that are chosen while the experiment runs.
+
+    Attributes:
+        algorithm: chooses the options in which a trial differs from the config of the experiment.
+        callback: a callback of Tune, which is called before all others.
+        folder: directory of the experiment. It may hold trials of an earlier process.
+        most_trials: the largest number of trials.
+        report: prints the outcome at the end.
+    """
+
+    algorithm: Searcher
+    callback: tune.Callback
+    folder: Path
+    most_trials: int
+    report: Callable[[], None]
+
+
 def run(
     planned: Plan,
     results_dir: Path,
     signals: StopSignals,
     checkpoint_every: int = 20,
     verbose: bool = False,
+    search: Search | None = None,
 ) -> str:
     """Trains until a result reaches a limit, the trial ends itself, a signal arrives, or an error
     occurs. Then prints the directories of the results and checkpoints. If this function started
@@ -70,6 +92,8 @@ def run(
         checkpoint_every: number of iterations between two checkpoints. With 0, a checkpoint is
             saved only at the end.
         verbose: whether to show the output of Ray and of the workers.
+        search: chooses the trials of a sweep. `None` means the grids, distributions and seeds of
+            the experiment.
 
     Returns:
         the error that ended the run early, or an empty string. The string is also empty if a signal
@@ -81,11 +105,11 @@ def run(
     if not verbose:  # hides Ray's own messages
         warnings.filterwarnings("ignore", module=r"(ray|tensorboardX)(\..*)?")
         logging.getLogger("ray").setLevel(logging.CRITICAL)
-    folder = _new_folder(planned.name, results_dir)
+    folder = new_folder(planned.name, results_dir) if search is None else search.folder
     context = RunContext(folder, Path.cwd(), planned.restore)
     limits = planned.example.stop
     stop, failure = StopWhen(limits, context.stop_file), _TrialFailure(folder)
-    is_sweep = planned.is_sweep
+    is_sweep = planned.is_sweep or search is not None
     what = "several trials" if is_sweep else planned.example.run
     title = f"{planned.name}: {what} on {env_name(planned.experiment.rollout.env)}"
     progress = Progress(Console(), title, limits, context.log_file, is_sweep)
@@ -95,6 +119,7 @@ def run(
         storage_path=str(folder.parent),
         stop=_SweepStopper(stop, progress) if is_sweep else stop,
         callbacks=[
+            *([] if search is None else [search.callback]),
             progress,
             failure,
             *of_add_ons,
@@ -126,10 +151,16 @@ def run(
                 tune.with_parameters(planned.preset, run=context),
                 param_space=planned.config,
                 tune_config=tune.TuneConfig(
-                    num_samples=planned.example.num_samples,
+                    num_samples=planned.example.num_samples
+                    if search is None
+                    else search.most_trials,
                     # For each of the `num_samples` samples, values of distributions are drawn once.
                     # All seeds and all points of a grid use these values.
-                    search_alg=BasicVariantGenerator(constant_grid_search=True),
+                    search_alg=BasicVariantGenerator(constant_grid_search=True)
+                    if search is None
+                    else search.algorithm,
+                    # Without a limit, Tune would start one trial of a search algorithm at a time.
+                    max_concurrent_trials=None if search is None else search.most_trials,
                     trial_dirname_creator=lambda trial: f"{trial.trainable_name}_{trial.trial_id}",
                 ),
                 run_config=config,
@@ -143,7 +174,10 @@ def run(
         if is_sweep:
             if signals.number:
                 say(f"ended       {_signal_name(signals)}")
-            _report_sweep(folder, progress, bool(error))
+            if search is not None:
+                search.report()
+            else:
+                _report_sweep(folder, progress, bool(error))
             return
         say_findings(progress.findings())
         exists, stopped = bool(progress.num_results or error), bool(signals.number)
@@ -247,7 +281,12 @@ def _last_line(text: str) -> str:
     return text.strip().rpartition("\n")[2].strip()
 
 
-def _new_folder(experiment: str, results_dir: Path) -> Path:
+def new_folder(experiment: str, results_dir: Path) -> Path:
+    """Creates a directory for an experiment, whose name has the time.
+
+    Raises:
+        ConfigError: the directory cannot be created.
+    """
     name = f"{experiment}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
     folder = results_dir.expanduser().resolve() / name
     try:

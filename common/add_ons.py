@@ -17,7 +17,7 @@ else still trains.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
@@ -133,6 +133,15 @@ class AddOn(Checks):
         """Returns subcommands of `polopt` by name. Each is a function that Typer can turn into a
         command."""
         return {}
+
+    def tabs(self, runs: Sequence[Any]) -> list[Any]:
+        """Returns further tabs of the page that shows results, which are also sections of the
+        report. Each is a `Tab` of the module that makes the page.
+
+        Args:
+            runs: the runs that the page shows. Each has the directory `run.trial.folder`.
+        """
+        return []
 
     def hint(self, kind: str, name: str) -> str:
         """Returns what to use instead of a name that polopt does not know, for the error or the

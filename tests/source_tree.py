@@ -21,6 +21,7 @@ PACKAGE_FOLDERS = (
     "collectors",
     "recording",
     "rllib",
+    "comparison",
     "dashboards",
     "command_line",
     "tuned_examples",

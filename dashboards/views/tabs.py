@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from polopt.common.add_ons import add_ons
 from polopt.dashboards.data.diagnosis import RULES, Finding
 from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.views import (
@@ -108,7 +109,8 @@ _AFTER = (
 
 
 def tabs_of(runs: Sequence[Run]) -> list[Tab]:
-    """Returns all tabs. The tabs of optimizers are in the middle, sorted by title."""
+    """Returns all tabs. The tabs of add-ons and of optimizers are in the middle. Those of
+    optimizers are sorted by title."""
     titles = {
         run.trial.optimizer: run.trial.optimizer_tab.title for run in runs if run.trial.optimizer
     }
@@ -116,7 +118,8 @@ def tabs_of(runs: Sequence[Run]) -> list[Tab]:
         Tab(name.replace("_", "-"), title, _build, name)
         for name, title in sorted(titles.items(), key=lambda item: item[1])
     ]
-    return [*_BEFORE, *own, *_AFTER]
+    further = (tab for add_on in add_ons() for tab in add_on.tabs(runs))
+    return [*_BEFORE, *further, *own, *_AFTER]
 
 
 def _build(selection: Selection) -> list[Panel]:

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from polopt.common.transitions import Transitions as Transitions
     from polopt.common.weights import Gradients as Gradients
     from polopt.common.weights import Weights as Weights
+    from polopt.comparison.compare_function import ComparisonResult as ComparisonResult
+    from polopt.comparison.compare_function import compare as compare
+    from polopt.comparison.decisions import DecisionRules as DecisionRules
+    from polopt.comparison.decisions import decide as decide
     from polopt.dashboards.data.tab import Plot as Plot
     from polopt.dashboards.data.tab import Tab as Tab
     from polopt.dashboards.tensorboard import TensorBoardLayout as TensorBoardLayout
@@ -104,11 +108,13 @@ _MODULE_OF = {
     "Collector": "polopt.collectors.collector",
     "CollectorEnded": "polopt.collectors.collector_thread",
     "CollectorThread": "polopt.collectors.collector_thread",
+    "ComparisonResult": "polopt.comparison.compare_function",
     "Config": "polopt.common.config",
     "ConfigError": "polopt.common.config",
     "DDPPO": "polopt.trainers.presets",
     "DQN": "polopt.trainers.presets",
     "Episode": "polopt.common.episodes",
+    "DecisionRules": "polopt.comparison.decisions",
     "EvaluationResult": "polopt.trainers.play_episodes",
     "FunctionError": "polopt.rollouts.workers.errors",
     "GradientPacker": "polopt.common.compression",
@@ -150,6 +156,8 @@ _MODULE_OF = {
     "WorkerSet": "polopt.rollouts.workers.worker_set",
     "WorkersFailedError": "polopt.rollouts.workers.errors",
     "call_each": "polopt.rollouts.workers.call_workers",
+    "compare": "polopt.comparison.compare_function",
+    "decide": "polopt.comparison.decisions",
     "evaluate": "polopt.command_line.evaluate_function",
     "foreach_worker": "polopt.rollouts.workers.call_workers",
     "load": "polopt.trainers.restoring",

@@ -16,7 +16,7 @@ from polopt.common.add_ons import add_ons
 from polopt.trainers.presets import PRESETS
 
 ADD_ONS = (
-    *("collectors", "command_line", "dashboards", "recording", "rllib"),
+    *("collectors", "command_line", "comparison", "dashboards", "recording", "rllib"),
     *("policies/fast_cpu", "policies/fast_gpu"),
 )
 

@@ -1,0 +1,1 @@
+"""Comparisons of variants of an experiment that run seeds until they are decided."""
