@@ -164,6 +164,14 @@ def test_equal_within_a_margin_needs_both_sides() -> None:
         assert of_two(first, second, DecisionRules((5,), equal_within=0.95)).answer == BETTER
 
 
+def test_smallest_p_value_of_equality() -> None:
+    """Of the 252 splits, only the measured one is as far from the margin on each side."""
+    scores = [10.0 * score for score in LOW], [10.0 * score + 1.0 for score in LOW]
+    p_value = 1 / 252
+    assert of_two(*scores, DecisionRules((5,), p_value + 1e-6, 1000.0)).answer == EQUAL
+    assert of_two(*scores, DecisionRules((5,), p_value - 1e-6, 1000.0)).answer == UNDECIDED
+
+
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_difference_of_the_margin_is_equal_at_most_at_the_level(sign: float) -> None:
     """Scores of B that are shifted by the margin are exchangeable with those of A. So the share of

@@ -56,7 +56,7 @@ def test_killed_anywhere_and_continued_gives_the_same_decisions(tmp_path: Path) 
             plan, part = small(folder, max_seeds=15)
             FakeTune(plan, part, score).run(parallel=1 + kill % 3, most=most)
             with (folder / SEEDS_FILE).open("a") as file:
-                file.write('{"variant": "lr=0.0')  # killed while it wrote a record
+                file.write('{"variant": "' + 9999 * "x")  # killed while it wrote a record
         plan, part = small(folder, max_seeds=15)
         assert FakeTune(plan, part, score).run(parallel=4)
         assert decisions_of(part) == whole

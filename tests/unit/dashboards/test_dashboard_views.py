@@ -6,6 +6,7 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from dashboard_helpers import by_key, curves, of_optimizer, rows_of, select, wri
 from dashboard_results import PHASES, write_examples, write_trial
 
 from polopt import dashboards, metrics
+from polopt.common.add_ons import AddOn
 from polopt.dashboards import report
 from polopt.dashboards.data.tab import OptimizerTab, Plot, Tab
 from polopt.dashboards.tab_file import tab_of
@@ -21,6 +23,7 @@ from polopt.dashboards.views import (
     experiments_tab,
     faults_tab,
     learner_tab,
+    tabs,
 )
 from polopt.dashboards.views.drawing import HEIGHT
 from polopt.dashboards.views.tabs import tabs_of
@@ -647,3 +650,14 @@ def test_names_in_results_do_not_choose_the_folder_of_figures(
     assert {path.parent for path in written} == {figures}
     num_plots = (tmp_path / "report.html").read_text().count("draw('p")
     assert len(written) >= num_plots > 20
+
+
+def test_add_on_of_a_user_adds_a_tab(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(AddOn):
+        def tabs(self, runs: Any) -> list[Any]:
+            return [tabs.Tab("own", f"Own {len(runs)}", lambda selection: [])]
+
+    monkeypatch.setattr("polopt.common.add_ons._registered", [Own()])
+    assert [tab.title for tab in tabs.tabs_of([])] == [
+        "Experiments", "Compare", "Own 0", "Faults", "Learner"
+    ]  # fmt: skip
