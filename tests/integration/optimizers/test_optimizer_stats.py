@@ -44,6 +44,7 @@ COMMON = {
     "name",
     "transport",
     "num_env_steps_sampled",
+    "num_agent_steps_sampled",
     "num_env_steps_discarded",
     "num_env_steps_trained",
     "num_updates",
