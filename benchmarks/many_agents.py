@@ -250,7 +250,7 @@ def measure(name: str, turns: int, seconds: float) -> dict[str, Any]:
         order = (0, 1) if turn % 2 else (1, 0)
         found = {place: rate(pair[place], seconds) for place in order}
         measured.append([found[0], found[1]])
-    return {"turns": measured, "about": about(), "load": os.getloadavg()[0]}
+    return {"turns": measured, "commit": about()["commit"], "load": os.getloadavg()[0]}
 
 
 def table(runs: dict[str, Any]) -> str:
@@ -271,8 +271,9 @@ def table(runs: dict[str, Any]) -> str:
                 f"| {name} | {ours:,.0f} | {beside[name.partition(',')[0]]} | {others:,.0f} | "
                 f"{middle:.2f} ({low:.2f} to {high:.2f}) |"
             )
-    abouts = {", ".join(f"{k} {v}" for k, v in run["about"].items()) for run in runs.values()}
-    return "\n".join([*lines, "", f"{'; '.join(sorted(abouts))}."])
+    commits = sorted({run["commit"] for run in runs.values()})
+    others = [f"{key} {value}" for key, value in runs["about"].items() if key != "commit"]
+    return "\n".join([*lines, "", f"commit {' and '.join(commits)}, {', '.join(others)}."])
 
 
 def write_page(runs: dict[str, Any]) -> None:
@@ -297,6 +298,7 @@ def main() -> None:
     for name in () if args.page else cases():
         if not args.only or name.startswith(tuple(args.only)):
             runs[name] = measure(name, args.turns, args.seconds)
+            runs["about"] = about()
             write_runs(STORE, runs)
             print(name, file=sys.stderr, flush=True)
     write_page(runs)

@@ -58,6 +58,13 @@ def load(
     config = {**config, "env_config": rollout.env_config, **evaluation.changes(rollout)}
     options = merged_options(config["env_config"], given.get("env_config", {}))
     config |= {**given, "env_config": options}
+    mapping = config.get("policy_mapping_fn")
+    if isinstance(mapping, str):
+        raise ConfigError(
+            f"checkpoint {checkpoint}: policy_mapping_fn is {mapping!r:.80}. polopt does not "
+            "import a module that only a saved config names. Restore the checkpoint in a trainer, "
+            "and call its evaluate()"
+        )
     if env is not None:
         is_name = isinstance(env, str) and ":" in env
         # Without a module in `env`, the current directory is not added to the path, because it may

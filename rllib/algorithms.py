@@ -6,7 +6,9 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from polopt.common.config import nearest
+from polopt.common.config import ConfigError
+from polopt.policies.policy_group import PolicyGroup
+from polopt.rllib.multi_agent import as_mapping
 from polopt.rllib.rl_modules import to_rl_module
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.trainer import PolicyOptimizerTrainer
@@ -31,9 +33,8 @@ _UNNAMED = ("default_policy", "default_agent")
 _ONE_BATCH = ("SyncPPO", "DDPPO")
 #: Attributes of RLlib's algorithms that a trainer does not have, and what to use instead.
 _INSTEAD = {
-    "add_module": "the option `policies`, before the run starts",
-    "add_policy": "the option `policies`, before the run starts",
-    "remove_policy": "the option `policies`, before the run starts",
+    "add_module": "add_policy(name, copy_of=...), which copies the weights, too",
+    "remove_module": "remove_policy(name)",
     "env_runner": "get_policy() for the policy, and `workers` for the workers",
     "env_runner_group": "`workers`, for example polopt.foreach_worker(algo.workers, function)",
     "eval_env_runner_group": "`evaluation.workers`",
@@ -67,23 +68,65 @@ class Algorithm(PolicyOptimizerTrainer):
         """Returns a policy.
 
         Args:
-            policy_id: name of the policy. A policy without a name is "default_policy" or
-                "default_agent". `None` means the only policy, or the `PolicyGroup` of all policies.
+            policy_id: the name of the policy. The policy of a run with one policy is
+                "default_policy" or "default_agent". `None` means this policy, or the `PolicyGroup`
+                of all policies.
 
         Raises:
-            KeyError: there is no policy with this name.
+            ValueError: the run has no policy of this name.
         """
         policy = super().get_policy()
-        return policy if policy_id is None else _named(policy, policy_id)
+        is_only = policy_id in _UNNAMED and not isinstance(policy, PolicyGroup)
+        return policy if is_only else super().get_policy(policy_id)
 
-    def get_module(self, module_id: str = "default_policy") -> Any:
+    def get_module(self, module_id: str = _UNNAMED[0]) -> Any:
         """Returns RLlib's `RLModule` with a copy of the weights of a policy. Requires
         `polopt[rllib]`. See `polopt.rllib.to_rl_module`.
 
         Raises:
-            KeyError: there is no policy with this name.
+            ValueError: the run has no policy of this name.
         """
-        return to_rl_module(_named(super().get_policy(), module_id))
+        return to_rl_module(self.get_policy(module_id))
+
+    def add_policy(  # type: ignore[override]  # the arguments of RLlib
+        self,
+        policy_id: str,
+        copy_of: Any = None,
+        trainable: bool = False,
+        policy_mapping_fn: Any = None,
+        **others: Any,
+    ) -> Any:
+        """Adds a policy, and returns it. See `PolicyOptimizerTrainer.add_policy`.
+
+        Args:
+            policy_id: the name of the new policy.
+            copy_of: the name of the policy whose weights, state and options the new policy gets.
+            trainable: whether the new policy learns.
+            policy_mapping_fn: see `AlgorithmConfig.multi_agent`.
+            others: arguments of RLlib, which are refused.
+
+        Raises:
+            ConfigError: `copy_of` is missing, or `others` is not empty. See also
+                `PolicyOptimizerTrainer.add_policy`.
+        """
+        if others or not isinstance(copy_of, str):
+            names = ", ".join(others) or "no copy_of"
+            raise ConfigError(
+                f"add_policy: got {names}. Allowed: copy_of, the name of a policy whose weights "
+                "and options the new policy gets, trainable, and policy_mapping_fn"
+            )
+        mapping = as_mapping(policy_mapping_fn, "add_policy")
+        super().add_policy(policy_id, copy_of, trainable, mapping)
+        return self.get_policy(policy_id)
+
+    def remove_policy(self, policy_id: str, policy_mapping_fn: Any = None) -> None:
+        """Removes a policy. See `PolicyOptimizerTrainer.remove_policy`.
+
+        Args:
+            policy_id: the name of the policy.
+            policy_mapping_fn: see `AlgorithmConfig.multi_agent`.
+        """
+        super().remove_policy(policy_id, as_mapping(policy_mapping_fn, "remove_policy"))
 
     def compute_single_action(  # type: ignore[override]  # the arguments of RLlib
         self, observation: Any = None, state: Any = None, explore: bool | None = None, **others: Any
@@ -102,10 +145,10 @@ class Algorithm(PolicyOptimizerTrainer):
             the action. With `state`, a tuple of the action, the next state and an empty dict.
 
         Raises:
-            KeyError: there is no policy with this name.
-            ValueError: the policy has memory, and `state` is None. See also `get_policy().predict`.
+            ValueError: the run has no policy of this name, or the policy has memory, and `state` is
+                None. See also `get_policy().predict`.
         """
-        policy = _named(super().get_policy(), others.get("policy_id", "default_policy"))
+        policy = self.get_policy(others.get("policy_id", _UNNAMED[0]))
         if state is None and policy.state_size:
             raise ValueError(f"{type(policy).__name__} has memory. Give its `state`")
         action, following = policy.predict(observation, state, deterministic=not explore)
@@ -162,21 +205,6 @@ class Algorithm(PolicyOptimizerTrainer):
             f"{type(self).__name__!r} object has no attribute {name!r}"
             + (f". Use this instead: {instead}" if instead else "")
         )
-
-
-def _named(policy: Any, name: str) -> Any:
-    """Returns the policy with a name. A policy without a name has the names in `_UNNAMED`.
-
-    Raises:
-        KeyError: there is no policy with this name.
-    """
-    policies = getattr(policy, "policies", dict.fromkeys(_UNNAMED, policy))
-    if name not in policies:
-        raise KeyError(
-            f"there is no policy {name!r}{nearest(str(name), policies)}. The policies are "
-            f"{', '.join(map(repr, policies))}"
-        )
-    return policies[name]
 
 
 def add_old_names(result: dict[str, Any]) -> None:

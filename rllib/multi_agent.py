@@ -115,7 +115,7 @@ def of_agents(
     if name == "policies":
         return {name: _policies(value, preset, where)}
     if name == "policy_mapping_fn":
-        return {name: _as_mapping(value, where)}
+        return {name: as_mapping(value, where)}
     if name == "policies_to_train":
         return {name: _trained(value, where)}
     if name == _OVERRIDES:
@@ -168,7 +168,7 @@ def with_agents(
     return found
 
 
-def _as_mapping(given: Any, where: str) -> Any:
+def as_mapping(given: Any, where: str) -> Any:
     """Returns a mapping from agents to policies with the arguments that polopt passes. Returns
     anything but a function with RLlib's argument `episode` or `worker` unchanged.
 

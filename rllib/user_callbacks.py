@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -229,7 +230,8 @@ class _Missing:
 def as_polopt_callbacks(given: Any) -> Any:
     """Returns a subclass of `polopt.Callbacks` that calls the methods of a class that was written
     for RLlib. Returns subclasses of `polopt.Callbacks`, strings and None unchanged. A list of one
-    class has the same meaning as the class.
+    class has the same meaning as the class. The class may be the function of a `functools.partial`,
+    which has the arguments of its constructor.
 
     Raises:
         ConfigError: the value is not a class, or overrides a method that polopt does not call.
@@ -238,9 +240,12 @@ def as_polopt_callbacks(given: Any) -> Any:
         return given
     if isinstance(given, (list, tuple)) and len(given) == 1:
         given = given[0]
-    if not isinstance(given, type):
+    make = given
+    if isinstance(given, functools.partial):
+        given = given.func
+    if not isinstance(given, type) or (make is not given and issubclass(given, Callbacks)):
         raise ConfigError(
-            f"key 'callbacks': got {shown(given)}. Allowed: one class, a subclass of "
+            f"key 'callbacks': got {shown(make)}. Allowed: one class, a subclass of "
             "polopt.Callbacks or of polopt.rllib.RLlibCallback"
         )
     if issubclass(given, Callbacks):
@@ -258,7 +263,7 @@ def as_polopt_callbacks(given: Any) -> Any:
                 f"not call{nearest(name, _CALLED) or '.'} Allowed: "
                 f"{', '.join(map(repr, _CALLED))}, and methods whose names do not begin with 'on_'"
             )
-    return _adapter(given, methods)
+    return _adapter(given, make, methods)
 
 
 def _overridden(cls: type) -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -272,12 +277,14 @@ def _overridden(cls: type) -> Iterator[tuple[str, Callable[..., Any]]]:
                 yield name, method
 
 
-def _adapter(cls: type, methods: Mapping[str, Callable[..., Any]]) -> type[Callbacks]:
+def _adapter(
+    cls: type, make: Callable[[], Any], methods: Mapping[str, Callable[..., Any]]
+) -> type[Callbacks]:
     class Adapter(Callbacks):
         """Calls an object of the user's class."""
 
         def __init__(self) -> None:
-            self._users = cls()
+            self._users = make()
 
         if "on_episode_step" in methods:
 

@@ -20,7 +20,9 @@ def sockets_for_zmq(value: Any) -> Any:
 def named_policies(value: Any) -> Any:
     """Converts a list of names, and names without options, to a dict of options."""
     if isinstance(value, list | tuple | set | frozenset):
-        return {name: {} for name in (sorted(value) if isinstance(value, set) else value)}
+        # The order of a set differs between processes.
+        names = sorted(value) if isinstance(value, set | frozenset) else value
+        return {name: {} for name in names}
     if isinstance(value, Mapping):
         return {name: {} if options is None else options for name, options in value.items()}
     return value

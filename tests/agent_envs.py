@@ -155,3 +155,8 @@ class Race:
 
     def close(self) -> None:
         pass
+
+
+def by_name(agent_id: str) -> str:
+    """A mapping for `policy_mapping_fn: agent_envs:by_name`."""
+    return "a" if agent_id == "row" else "b"

@@ -119,6 +119,7 @@ def _problems(
         if isinstance(name, str) and ":" in name:
             allowed = "a registered name, because a checkpoint cannot make polopt import a module"
             yield "/".join(("config", *keys)), name, allowed
+    yield from _named_modules(state["config"].get("policies"))
     yield from _evaluation_problems(state)
     if _runs(state) != state.get("runs", []):
         yield "runs", state["runs"], "a list of strings"
@@ -153,6 +154,24 @@ def _problems(
                 yield field, value, "a tensor of finite real numbers"
         elif isinstance(value, int | float) and not _is_number(value):
             yield field, value, "a finite number of at most 64 bits"
+
+
+def _named_modules(policies: Any) -> Iterator[tuple[str, Any, str]]:
+    """Yields the options of named policies that name a module."""
+    if policies is None:
+        return
+    if not isinstance(policies, Mapping) or not all(
+        isinstance(one, Mapping) for one in policies.values()
+    ):
+        yield "config/policies", policies, "a mapping of names to mappings"
+        return
+    allowed = "a registered name, because a checkpoint cannot make polopt import a module"
+    for name, options in policies.items():
+        model = options.get("model")
+        custom = model.get("custom") if isinstance(model, Mapping) else None
+        for key, value in (("policy", options.get("policy")), ("model/custom", custom)):
+            if isinstance(value, str) and ":" in value:
+                yield f"config/policies/{name}/{key}", value, allowed
 
 
 def _evaluation_problems(state: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:

@@ -152,7 +152,7 @@ def _check_imports(
 ) -> None:
     # Options that may name a module. polopt imports a module that a saved config names only if the
     # user names it, too.
-    for keys in (("callbacks",), *plugin_places()):
+    for keys in (("callbacks",), ("policy_mapping_fn",), *plugin_places()):
         value = _at(config, keys)
         if isinstance(value, str) and ":" in value and not is_given(changes, keys):
             key = "model" if "model" in keys else keys[0]

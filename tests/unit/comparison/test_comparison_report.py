@@ -14,8 +14,9 @@ from polopt.comparison.compare_function import write_report
 from polopt.comparison.comparison_report import lines, make_report
 from polopt.comparison.decisions_tab import panels, tabs_of
 from polopt.comparison.records import DECISIONS_FILE, SEEDS_FILE, ComparisonFiles, record_of
-from polopt.dashboards.data.selection import Selection
-from polopt.dashboards.views import tabs
+
+Selection = pytest.importorskip("polopt.dashboards.data.selection").Selection
+tabs = pytest.importorskip("polopt.dashboards.views.tabs")
 
 
 def score(variant: str, seed: int) -> float | None:

@@ -299,7 +299,7 @@ def test_algorithm_has_policies_by_name() -> None:
     assert isinstance(algo.get_policy(), PolicyGroup)
     assert algo.get_policy("p0").config.lr == 0.5
     np.testing.assert_array_equal(algo.get_policy("p0").get_weights().flat, frozen)
-    with pytest.raises(KeyError, match=r"no policy 'p3'.* The policies are 'p0', 'p1'"):
+    with pytest.raises(ValueError, match=r"no policy 'p3'. Allowed: 'p0', 'p1'"):
         algo.get_policy("p3")
     for name in ("p0", "p1"):
         policy = algo.get_policy(name)
@@ -311,8 +311,50 @@ def test_algorithm_has_policies_by_name() -> None:
             module.state_dict()["pi.net.mlp.0.bias"], policy.model.policy_head.bias.detach()
         )
     for call in (algo.compute_single_action, algo.get_module):
-        with pytest.raises(KeyError, match="no policy 'default_policy'"):
+        with pytest.raises(ValueError, match="no policy 'default_policy'"):
             call(*[np.zeros(2, np.float32)] * (call == algo.compute_single_action))
+    played = algo.evaluate()["env_runners"]
+    assert (played["num_episodes"], played["episode_len_mean"]) == (10, 4.0)
+    algo.stop()
+
+
+class AgainstThePast(RLlibCallback):
+    """As RLlib's `SelfPlayCallback`."""
+
+    weights: Any = None
+
+    def on_train_result(self, *, algorithm: Any, result: Any, **kwargs: Any) -> None:
+        if result["training_iteration"] > 1:
+            return
+
+        def mapping(agent_id: int, episode: Any, **kwargs: Any) -> str:
+            return "main" if hash(episode.id_) % 2 == agent_id else "main_v1"
+
+        added = algorithm.add_policy("main_v1", copy_of="main", policy_mapping_fn=mapping)
+        type(self).weights = added.get_weights().flat.copy()
+
+
+def test_self_play_adds_and_removes_policies() -> None:
+    algo = (
+        two_policies(policies=["main"], policy_mapping_fn=lambda agent_id, episode: "main")
+        .callbacks(AgainstThePast)
+        .build_algo()
+    )
+    assert "main_v1" not in algo.train()["learners"]
+    main, past = algo.get_policy("main"), algo.get_policy("main_v1")
+    np.testing.assert_array_equal(main.get_weights().flat, AgainstThePast.weights)
+    assert "main" in algo.train()["learners"]
+    np.testing.assert_array_equal(past.get_weights().flat, AgainstThePast.weights)
+    assert (main.get_weights().flat != AgainstThePast.weights).any()
+    for wrong in ({}, {"policy_cls": A2CPolicy}, {"copy_of": "main", "policy_cls": A2CPolicy}):
+        with pytest.raises(ConfigError, match=r"add_policy: got .* Allowed: copy_of"):
+            algo.add_policy("main_v2", **wrong)
+    with pytest.raises(AttributeError, match=r"add_policy\(name, copy_of=...\)"):
+        algo.add_module("main_v2", RLModuleSpec())
+    algo.remove_policy("main_v1", policy_mapping_fn=lambda agent_id, episode: "main")
+    with pytest.raises(ValueError, match="no policy 'main_v1'"):
+        algo.get_policy("main_v1")
+    algo.train()
     algo.stop()
 
 

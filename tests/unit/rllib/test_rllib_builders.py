@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import math
 import pickle
@@ -737,6 +738,23 @@ def test_functions_as_callbacks() -> None:
     episode = EPISODE._replace(data={})
     assert cls().on_episode_end(episode=episode, worker=Worker()) == {"x": 2}
     assert "on_train_result" not in vars(cls)
+
+
+def test_class_of_a_partial_gets_its_arguments() -> None:
+    class Threshold(rllib.RLlibCallback):
+        def __init__(self, limit: float) -> None:
+            self.limit = limit
+
+        def on_episode_end(self, *, metrics_logger, **kwargs):  # type: ignore
+            metrics_logger.log_value("limit", self.limit)
+
+    partial = functools.partial(Threshold, limit=0.9)
+    cls = rllib.PPOConfig().callbacks(partial).to_dict()["callbacks"]
+    made = cls().on_episode_end(episode=EPISODE._replace(data={}), worker=Worker())
+    assert made == {"limit": 0.9}
+    for wrong in (functools.partial(print, 1), functools.partial(polopt.Callbacks)):
+        with pytest.raises(ConfigError, match=r"got functools.partial.* Allowed: one class"):
+            rllib.PPOConfig().callbacks(wrong)
 
 
 def test_result_can_be_changed() -> None:
