@@ -53,7 +53,8 @@ class PrometheusExporter:
         """
         self.record()
         if numbers is not None:
-            self._numbers = (*numbers, UNDECLARED)
+            # First, because a declared pattern fits the statistics of every policy.
+            self._numbers = (UNDECLARED, *numbers)
             self._metrics = metrics_of(self._numbers)
             histograms = (m for m in self._metrics.values() if m.kind == "histogram")
             self._histograms = {key for metric in histograms for key in metric.keys}
