@@ -18,6 +18,7 @@ from polopt import PolicyOptimizerTrainer
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.policy_group import PolicyGroup
 
+SLOW = pytest.mark.slow
 _REPLAY = {"learning_starts": 40, "train_batch_size": 8}
 #: Two policies, unless the optimizer has only one.
 TWO = {"policies": ["rows", "columns"], "policy_mapping_fn": {"row": "rows", "*": "columns"}}
@@ -87,7 +88,10 @@ def test_transports_give_the_same_weights(ray_session: None) -> None:
     assert found[0].coefficients == found[1].coefficients
 
 
-@pytest.mark.parametrize("name", ["async_gradients", "sync_samples", "decentralized_allreduce"])
+@pytest.mark.parametrize(
+    "name",
+    ["async_gradients", "decentralized_allreduce", pytest.param("sync_samples", marks=SLOW)],
+)
 def test_killed_worker_is_replaced_and_counts_stay_exact(ray_session: None, name: str) -> None:
     trainer = trainer_of(name)
     trainer.train()
@@ -100,7 +104,9 @@ def test_killed_worker_is_replaced_and_counts_stay_exact(ray_session: None, name
         assert result["num_agent_steps_sampled_lifetime"] == 2 * steps
 
 
-@pytest.mark.parametrize("name", ["sync_gradients", "decentralized_allreduce", "sync_samples"])
+@pytest.mark.parametrize(
+    "name", ["sync_gradients", "decentralized_allreduce", pytest.param("sync_samples", marks=SLOW)]
+)
 def test_policy_that_only_one_worker_has_rows_for(ray_session: None, name: str) -> None:
     trainer = trainer_of(name, env_config={"alone": True})
     results = [trainer.train() for _ in range(2)]
@@ -115,7 +121,14 @@ def test_policy_that_only_one_worker_has_rows_for(ray_session: None, name: str) 
     assert results[-1]["optimizer"].get("num_resynchronized", 0) == 0
 
 
-@pytest.mark.parametrize("name", ["async_gradients", "decentralized_allreduce", "async_samples"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "async_gradients",
+        pytest.param("decentralized_allreduce", marks=SLOW),
+        pytest.param("async_samples", marks=SLOW),
+    ],
+)
 def test_added_policy_survives_a_killed_worker(ray_session: None, name: str) -> None:
     trainer = trainer_of(name)
     trainer.train()
