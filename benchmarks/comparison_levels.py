@@ -234,8 +234,9 @@ def main() -> None:
     parser.add_argument("--examples", type=Path, help="its directory examples")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
-    kept = read_runs(args.out)
     facts = about()
+    earlier = {name: run for name, run in read_runs(args.out).items() if name != "about"}
+    kept: dict[str, Any] = {"about": facts, **earlier}
     command = " ".join(["python", *sys.argv])
     if args.adastop:
         found = compare_with_adastop(args.adastop, args.examples, 20)

@@ -93,7 +93,7 @@ def test_a_stored_run_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     stored_runs = importlib.import_module("stored_runs")
     assert stored_runs.read_runs(tmp_path / "runs.jsonl") == {}
-    for path in (BENCHMARKS / "results").iterdir():
+    for path in (BENCHMARKS / "results").glob("*.jsonl"):
         runs = stored_runs.read_runs(path)
         assert "about" in runs
         stored_runs.write_runs(tmp_path / "runs.jsonl", runs)
