@@ -29,7 +29,14 @@ _UTILITIES = r"from ray\.rllib\.examples\.utils import \([^)]*\)"
 _RUN = "run_rllib_example_script_experiment"
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+#: The others are slow tests.
+USUAL = {"multi_agent/multi_agent_cartpole", "envs/agents_act_in_sequence"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in USUAL else pytest.mark.slow) for name in EXAMPLES],
+)
 def test_example_trains(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray.rllib.examples
 
