@@ -11,8 +11,8 @@ comparison_levels.jsonl` holds the decisions and the seeds of every simulated co
 line for each case. Each repetition has its own random numbers, so a run with fewer repetitions
 gives the first numbers of a longer run.
 
-With `--adastop`, compares the decisions with those of the package adastop 0.1.3, which the given
-Python has to have. The cases are the files `walker1.csv` to `walker5.csv` of its tutorial, in the
+With `--adastop`, also decides with the package adastop 0.1.3 and compares. The given Python needs
+this package. The cases are the files `walker1.csv` to `walker5.csv` of its tutorial, in the
 directory `examples` of https://github.com/TimotheeMathieu/adastop, and simulated ones.
 """
 

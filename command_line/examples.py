@@ -204,7 +204,7 @@ def example_of(described: Any, where: str) -> Example:
         where: name of the experiment, for error messages.
 
     Raises:
-        ConfigError: this is no experiment, or a key is wrong.
+        ConfigError: `described` is not an experiment, or a key is wrong.
     """
     if not isinstance(described, Mapping):
         raise ConfigError(f"{where}: got {described!r}. Allowed: a mapping with 'run' and 'config'")

@@ -57,7 +57,7 @@ class MultiAgentBatch:
         version: see `SampleBatch`, for the weights of all policies together.
         column_versions: the version for each slot of each policy, one policy after another. None
             means `version`.
-        worker_index, episodes, faults, moments, place: see `SampleBatch`.
+        worker_index, episodes, faults, moments: see `SampleBatch`.
     """
 
     parts: dict[str, SampleBatch]
@@ -68,7 +68,6 @@ class MultiAgentBatch:
     episodes: EpisodeStats = field(default_factory=EpisodeStats)
     faults: Faults = field(default_factory=dict)
     moments: Any = None
-    place: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         """The number of rows of all policies. This includes rows that are not valid."""

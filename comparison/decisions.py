@@ -125,7 +125,7 @@ def filled(
         looks: see `DecisionRules`.
         failed: the score of a failed seed. None means the worst finite score of all variants among
             the seeds until the look of the failed seed. This number does not change with later
-            seeds. It is 0 if there is no finite score.
+            seeds. It is 0 if all scores are infinite or NaN.
     """
     found: dict[str, list[float]] = {}
     for name, values in scores.items():

@@ -113,6 +113,29 @@ class AsyncReplayConfig(ReplayOptions):
         limiter.check(self.train_batch_size, rows)
         return limiter
 
+    def check_limits(self, rollout: RolloutConfig, num_agents: int = 1) -> None:
+        """Checks that samplers and learner cannot wait for each other forever, and that the shards
+        can hold two fragments of each sampler.
+
+        Args:
+            rollout: options of sampling.
+            num_agents: number of possible agents of an environment.
+
+        Raises:
+            ConfigError: `error_buffer` or `buffer_size` is too small. See also `limiter`.
+        """
+        self.limiter(rollout, num_agents=num_agents)
+        shards = self.num_replay_shards
+        rows = self.rows_of_fragment(rollout, num_agents)
+        least = 2 * -(-rollout.num_workers // shards) * rows * shards
+        if self.buffer_size < least:
+            agents = f" and {num_agents} agents" if num_agents > 1 else ""
+            raise ConfigError(
+                f"key 'buffer_size': got {self.buffer_size} with num_replay_shards={shards}"
+                f"{agents}. Allowed: {least} or more, so that the shards can hold two fragments of "
+                "each sampler"
+            )
+
     @staticmethod
     def rows_of_fragment(rollout: RolloutConfig, num_agents: int = 1) -> int:
         """Returns the largest number of rows of one fragment: its steps T times the environments of
@@ -264,25 +287,19 @@ class AsyncReplay(ReplayOptimizer):
                 f"{rollout.num_workers}, but each shard needs at least one worker of its own. "
                 f"Allowed: up to {rollout.num_workers}"
             )
-        config.limiter(rollout)
-        samplers = -(-rollout.num_workers // config.num_replay_shards)
-        least = 2 * samplers * config.rows_of_fragment(rollout) * config.num_replay_shards
-        if config.buffer_size < least:
-            raise ConfigError(
-                f"key 'buffer_size': got {config.buffer_size} with num_replay_shards="
-                f"{config.num_replay_shards}. Allowed: {least} or more, so that the shards can "
-                "hold two fragments of each sampler"
-            )
+        config.check_limits(rollout)
 
     @classmethod
     def check_spaces(cls, worker_config: WorkerConfig, config: Any) -> None:
-        """Checks that there is one policy, and what `ReplayOptimizer.check_spaces` checks."""
+        """Checks that there is one policy, and that the limits are large enough for the rows of all
+        agents. Also checks what `ReplayOptimizer.check_spaces` checks."""
         if isinstance(worker_config.policy, GroupConfig):
             raise ConfigError(
                 "optimizer 'async_replay' with several policies: its shards hold the rows of one "
                 "policy. Allowed: optimizer 'sync_replay', or one policy for all agents, without "
                 "the option 'policies'"
             )
+        config.check_limits(worker_config.rollout, worker_config.num_agents)
         super().check_spaces(worker_config, config)
 
     @classmethod

@@ -18,7 +18,7 @@ from polopt.policies.learning.weight_updater import Updates
 from polopt.policies.policy_group import PolicyGroup
 from polopt.replay.rate_limiter import RateLimiter
 from polopt.replay.replay_buffer import ReplayBuffer
-from polopt.replay.row_store import ColumnSpec
+from polopt.replay.row_store import ColumnSpec, check_size
 from polopt.rollouts.workers.worker_config import WorkerConfig
 
 
@@ -189,11 +189,12 @@ class ReplayOptimizer(PolicyOptimizer):
 
     @classmethod
     def check_spaces(cls, worker_config: WorkerConfig, config: Any) -> None:
-        """Checks that the full buffer fits into the free memory."""
+        """Checks that the full buffers of all policies fit into the free memory."""
         spaces = worker_config.observation_space, worker_config.action_space
         policy = worker_config.policy_class(*spaces, worker_config.policy)
-        for one in policy.policies.values() if isinstance(policy, PolicyGroup) else [policy]:
-            config.make_buffer(one)
+        policies = policy.policies.values() if isinstance(policy, PolicyGroup) else [policy]
+        nbytes = sum(config.make_buffer(one).nbytes for one in policies)
+        check_size(nbytes, "buffer_size", config.buffer_size)
 
     def learn_transitions(self, rows: Any) -> np.ndarray:
         """Makes one update of the driver's policy, and counts the update and its rows. A row counts

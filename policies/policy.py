@@ -446,14 +446,14 @@ class Policy(ActingPolicy, Checks):
         return {name: getattr(self.config, name) for name in named}
 
 
-# An overflow here makes the gradient non-finite, and the weight updater skips such gradients.
-@np.errstate(all="ignore")
 @functools.cache  # read for each minibatch
 def _statistic_keys(cls: type[Policy]) -> tuple[str, ...]:
     named = [key for base in cls.__mro__ for key in vars(base).get("further_statistics", ())]
     return tuple(dict.fromkeys([*LEARNER_KEYS, *named, *(n.key for n in declared(cls))]))
 
 
+# An overflow here makes the gradient non-finite, and the weight updater skips such gradients.
+@np.errstate(all="ignore")
 def reduce_gradient(
     policy: Policy, count: int, stats: Mapping[str, float], reducer: Reducer
 ) -> dict[str, float]:

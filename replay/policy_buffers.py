@@ -53,11 +53,6 @@ class PolicyBuffers:
         """The number of rows of all policies that can be drawn now."""
         return sum(buffer.num_drawable for buffer in self.buffers.values())
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the full buffers."""
-        return sum(buffer.nbytes for buffer in self.buffers.values())
-
     def add(self, batch: MultiAgentBatch) -> dict[str, int]:
         """Adds a fragment. Returns the number of transitions of each policy."""
         counts = {}
@@ -66,20 +61,19 @@ class PolicyBuffers:
             counts[name] = self.buffers[name].add(part)
         return counts
 
-    def cut(self, source: int) -> None:
-        """See `ReplayBuffer.cut`."""
-        for buffer in self.buffers.values():
-            buffer.cut(source)
-
     def sample(self, batch_size: int) -> PolicyRows:
         """Draws B rows for each policy that may learn now. See `ReplayBuffer.sample`."""
         ready = self.limiter.ready
-        return PolicyRows({name: self.buffers[name].sample(batch_size) for name in ready})
+        return self._drawn({name: self.buffers[name].sample(batch_size) for name in ready})
 
     def sample_sequences(self, batch_size: int) -> PolicyRows:
         """Draws B sequences for each policy that may learn now."""
         ready = self.limiter.ready
-        return PolicyRows({name: self.buffers[name].sample_sequences(batch_size) for name in ready})
+        return self._drawn({n: self.buffers[n].sample_sequences(batch_size) for n in ready})
+
+    def _drawn(self, parts: dict[str, Any]) -> PolicyRows:
+        self.limiter.drawn = {name: part.num_rows for name, part in parts.items()}
+        return PolicyRows(parts)
 
     def update_priorities(
         self, indices: Mapping[str, np.ndarray], priorities: Mapping[str, np.ndarray]
@@ -115,12 +109,15 @@ class PolicyLimiters:
 
     Attributes:
         ready: the policies that could learn at the last call of `can_learn`.
+        drawn: the number of rows of each policy in the last batch. Policies can have different
+            numbers, because sequences differ in length.
     """
 
     def __init__(self, buffers: PolicyBuffers, limiters: Mapping[str, RateLimiter]) -> None:
         self._buffers = buffers
         self.limiters = dict(limiters)
         self.ready: list[str] = []
+        self.drawn: dict[str, int] = {}
 
     def can_learn(self, rows: int) -> bool:
         """Whether one of the policies may learn from a batch of `rows` rows now."""
@@ -133,9 +130,9 @@ class PolicyLimiters:
             one.inserted(rows[name], self._buffers.buffers[name].num_drawable > 0)
 
     def learned(self, rows: int) -> None:
-        """Counts rows that the policies in `ready` learned from. All had the same number."""
-        for name in self.ready:
-            self.limiters[name].learned(rows // len(self.ready))
+        """Counts the `rows` rows of the last batch. Each policy learns from its own rows."""
+        for name, own in self.drawn.items():
+            self.limiters[name].learned(own)
 
     @property
     def delivered(self) -> float:

@@ -15,6 +15,7 @@ from polopt.common.config import ConfigError, shown
 from polopt.common.registry import load_path
 from polopt.rollouts.envs.agent_vector_env import AgentID, MappedEpisode
 from polopt.rollouts.envs.env_api import misfit
+from polopt.rollouts.envs.env_errors import EnvironmentAPIError
 
 #: Arguments of a mapping function that may differ from call to call. With one of them, an agent may
 #: get another policy in each episode.
@@ -49,6 +50,9 @@ class AgentPolicies:
         Args:
             rng: returns a generator that the mapping may use. Reruns then get the same numbers.
             worker_index: the index of the worker, for the mapping.
+
+        The function raises `EnvironmentAPIError` if the mapping returns a name that it may not
+        return for the agent. The run then ends, because another try would not help.
         """
         names = list(self.members)
         call = caller_of(self.mapping)
@@ -59,7 +63,7 @@ class AgentPolicies:
             name = call(agent, {"rng": rng(), "episode": episode, "worker": worker_index})
             if name not in self.members or agent not in self.members[name]:
                 allowed = [one for one in names if agent in self.members[one]]
-                raise ConfigError(
+                raise EnvironmentAPIError(
                     f"policy_mapping_fn: got {shown(name)} for agent {agent!r}. Allowed: "
                     f"{_listed(allowed)}"
                 )

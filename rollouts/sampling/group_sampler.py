@@ -85,7 +85,6 @@ class GroupSampler:
         """Starts new episodes with new seeds. Discards the current episodes."""
         for place, one in enumerate(self.samplers.values()):
             one.reseed(_seeds_of(seeds, place))
-        self._place = (int(seeds.actions.generate_state(1, np.uint64)[0]), 0)
         self.vector.rng = np.random.default_rng(_seeds_of(seeds, len(self.samplers)).actions)
         self.reset(seeds.envs)
 
@@ -127,9 +126,7 @@ class GroupSampler:
             episodes=EpisodeStats.of(ended),
             faults=one_per_kind(one for part in parts.values() for one in part.faults.values()),
             moments=MomentsByPolicy(moments) if moments else None,
-            place=self._place,
         )
-        self._place = (self._place[0], self._place[1] + self.num_steps)
         if self.ended is not None:
             self.ended += ended
         return batch
@@ -140,7 +137,6 @@ class GroupSampler:
 
     def leave_gap(self) -> None:
         """See `VectorSampler.leave_gap`."""
-        self._place = (self._place[0], self._place[1] + 1)
         for one in self.samplers.values():
             one.leave_gap()
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from checkpoint_helpers import trainer
 from gymnasium import spaces
+from toy_envs import TwoNumbers, make_policy
 
 from polopt.common.compression import GradientPacker, Packed, pack, unpack
 from polopt.common.episodes import EpisodeStats
@@ -21,6 +22,7 @@ from polopt.optimizers.sync_gradients import mean_gradients
 from polopt.policies.gae import standardized
 from polopt.policies.impala import ImpalaPolicy
 from polopt.policies.learning.reducer import LocalReducer
+from polopt.policies.policy import reduce_gradient
 from polopt.policies.spaces import ObservationEncoder
 from polopt.policies.vtrace import with_vtrace
 from polopt.rollouts.envs.env_state import merge_env_statistics
@@ -129,6 +131,15 @@ def test_underflow_in_messages_and_counts() -> None:
         assert both.variance.tolist() == [0.0]
         merge_env_statistics([{"vector": [], "envs": chains}])
         window.report()
+
+
+def test_overflow_of_a_gradient_is_skipped_and_raises_nothing() -> None:
+    policy = make_policy("a2c", TwoNumbers())
+    policy.flat.set_grads(np.full(len(policy.flat.grads), 3e38, np.float32))
+    with np.errstate(all="raise"):
+        reduce_gradient(policy, 10, {}, LocalReducer())
+        assert policy.apply_flat().get("grad_norm") is None
+    assert policy.version == 0
 
 
 def test_underflow_of_sampled_numbers() -> None:

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import torch
 from agent_envs import Matrix, OneAgent, Race
 
 import polopt
 from polopt.common.config import ConfigError
 from polopt.policies.policy_group import PolicyGroup
+from polopt.rollouts.envs.env_errors import EnvironmentAPIError
 
 SMALL = {
     "num_workers": 0,
@@ -195,6 +197,39 @@ def test_turn_based_values_are_those_of_the_game() -> None:
 def test_wrong_option_is_one_error(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         polopt.A2C({**SMALL, **options, "env": Matrix}).train()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"buffer_size": 100}, r"'buffer_size': got 100 .*2 agents. Allowed: 160 or more"),
+        ({"error_buffer": 70}, r"'error_buffer': got 70; allowed: 72 or more"),
+    ],
+)
+def test_limits_of_async_replay_count_the_rows_of_all_agents(
+    options: dict[str, Any], message: str
+) -> None:
+    """For one agent, both numbers would be large enough. The run ends before Ray starts."""
+    optimizer = {"name": "async_replay", "learning_starts": 9, "train_batch_size": 32, **options}
+    optimizer["training_intensity"] = 1
+    config = {**SMALL, "num_workers": 2, "rollout_fragment_length": 10, "policy": "dqn"}
+    with pytest.raises(ConfigError, match=message):
+        polopt.PolicyOptimizerTrainer({**config, "optimizer": optimizer, "env": Matrix})
+    assert not ray.is_initialized()
+
+
+def test_wrong_name_in_a_later_episode_ends_the_run() -> None:
+    def mapping(agent_id: str, episode: Any, rng: np.random.Generator) -> str:
+        assert episode is not None
+        return "a" if rng.random() < 0.9 else "c"
+
+    config = {**SMALL, "min_sample_timesteps_per_iteration": 1000, "policies": ["a"]}
+    trainer = polopt.A2C({**config, "env": Matrix, "policy_mapping_fn": mapping})
+    with pytest.raises(
+        EnvironmentAPIError, match=r"got 'c' for agent '(row|column)'. Allowed: 'a'"
+    ):
+        trainer.train()
+    trainer.stop()
 
 
 def test_policies_need_several_agents() -> None:
