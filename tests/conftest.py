@@ -19,6 +19,7 @@ import pytest
 os.environ["HOME"] = (_home := tempfile.TemporaryDirectory(prefix="polopt-tests-home-")).name
 
 import ray
+import torch
 
 from polopt.optimizers import decentralized_allreduce
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
@@ -62,6 +63,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for module in list(sys.modules.values()):
         if folder in Path(getattr(module, "__file__", None) or "").parents:
             ray.cloudpickle.register_pickle_by_value(module)
+
+
+@pytest.fixture(autouse=True)
+def _same_first_weights() -> None:
+    """Each test builds networks with the same weights in each run, whatever ran before it.
+
+    Only torch is seeded. Ray draws ports from Python's `random`, and two processes of tests must
+    not draw the same ones.
+    """
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="module", autouse=True)
