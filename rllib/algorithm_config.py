@@ -6,9 +6,8 @@ import copy
 from collections.abc import ItemsView, Iterable, KeysView, Mapping, ValuesView
 from typing import Any, ClassVar
 
-from ray.tune import tune
-
 from polopt.common.config import ConfigError, nearest
+from polopt.common.ray_names import accept_as_config
 from polopt.rllib.exploration_config import as_exploration
 from polopt.rllib.multi_agent import AGENT_OPTIONS, of_agents, with_agents
 from polopt.rllib.other_libraries import FIXED, instead_of_algorithm
@@ -72,8 +71,7 @@ class AlgorithmConfig:
             raise ConfigError(f"{type(self).__name__}: {reason}")
         vars(self).update(_given={}, _is_frozen=False)
         register_names({self.algorithm_name: self.algo_class})
-        # Tune accepts dicts and objects of `tune._Config`, whose method `to_dict` Tune calls.
-        tune._Config.register(AlgorithmConfig)
+        accept_as_config(AlgorithmConfig)
 
     @property
     def algo_class(self) -> type[PolicyOptimizerTrainer]:

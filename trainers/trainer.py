@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import ray
 from pyarrow import fs
 from ray import tune
-from ray.train.constants import DEFAULT_STORAGE_PATH
 
 from polopt.common.add_ons import RunListener, add_ons
 from polopt.common.config import ConfigError, shown
+from polopt.common.ray_names import storage_folder
 from polopt.common.tested_versions import warn_of_untested_versions
 from polopt.policies.policy import Policy
 from polopt.policies.policy_group import PolicyGroup
@@ -804,7 +804,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self._logdir = str(self._files.folder)  # type: ignore[assignment]
             return
         name = f"{type(self).__name__}_{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(4)}"
-        self._logdir = f"{DEFAULT_STORAGE_PATH}/{name}"  # type: ignore[assignment]
+        self._logdir = f"{storage_folder()}/{name}"  # type: ignore[assignment]
 
     def reset(self, new_config: dict[str, Any], storage: Any = None, **others: Any) -> bool:
         """Prepares this trainer for another trial. Tune calls this method when it reuses actors."""

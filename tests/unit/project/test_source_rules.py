@@ -31,17 +31,9 @@ ALLOWED = {
         "command_line/ray_thread.py",
         "test_stopping.py::test_control_service_lives_while_ray_waits_for_it",
     ),
-    "_global_registry": (
-        "common/tune_registry.py",
-        "test_env_sources.py::test_name_registered_with_tune",
-    ),
     "ray.tune.tune._Config": (
-        "rllib/algorithm_config.py",
+        "common/ray_names.py",
         "test_rllib_builders.py::test_tune_takes_a_builder_as_its_config",
-    ),
-    "_storage": (
-        "trainers/tune_trial.py",
-        "test_trainer.py::test_checkpoints_read_from_disk_have_their_results",
     ),
     "_elapsed_steps": (
         "rollouts/envs/env_state.py",
@@ -57,7 +49,7 @@ SYS_MODULES = {
     # Checks whether RLlib is imported, which then registers its algorithms with Tune.
     "rllib/add_on.py": "test_accepted_names.py::test_name_that_rllib_is_about_to_take",
     # Checks whether Tune is imported, because importing Tune takes seconds.
-    "common/tune_registry.py": "test_env_sources.py::test_name_registered_with_tune",
+    "common/ray_names.py": "test_env_sources.py::test_name_registered_with_tune",
     # Registers the module of a user's file, as in the documentation of importlib.
     "command_line/names.py": "test_examples.py::test_python_file_with_variables_or_a_function",
 }
