@@ -520,32 +520,45 @@ def figure_of(name: str, task: Task, runs: dict[str, list[dict[str, Any]]]) -> A
     return figure
 
 
-def write_page(store: dict[str, Any]) -> None:
-    """Writes the page and then the figures from the stored runs. Figures need Chrome."""
-    lines, figures = [], {}
+def runs_of(name: str, store: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Returns the stored runs of a task, by the source of the trainer."""
+    return {
+        cell.source: [
+            store[key] for seed in SEEDS if (key := f"{name}/{cell.source}/{seed}") in store
+        ]
+        for cell in TASKS[name].cells
+    }
+
+
+def image_of(name: str) -> str:
+    """Returns the name of the file with the learning curves of a task."""
+    return "task-" + re.sub(r"[^a-z0-9]+", "-", name.lower()) + ".png"
+
+
+def page(store: dict[str, Any], text: str) -> str:
+    """Returns the text of the page with the tables of the stored runs."""
+    lines = []
     for name, task in TASKS.items():
-        runs = {
-            cell.source: [
-                store[key] for seed in SEEDS if (key := f"{name}/{cell.source}/{seed}") in store
-            ]
-            for cell in task.cells
-        }
+        runs = runs_of(name, store)
         lines += table(name, task, runs)
         commits = sorted({run["commit"] for found in runs.values() for run in found})
         if commits:
             lines += [f"Commits: {', '.join(commits)}.", ""]
-        figure = figure_of(name, task, runs)
-        if figure is not None:
-            image = "task-" + re.sub(r"[^a-z0-9]+", "-", name.lower()) + ".png"
-            figures[image] = figure
-            lines += [f"![Learning curves of {name}](images/{image})", ""]
+            lines += [f"![Learning curves of {name}](images/{image_of(name)})", ""]
     facts = ", ".join(f"{name} {value}" for name, value in store.get("about", {}).items())
     begin, end = "<!-- results -->\n", "<!-- end of results -->"
-    head, rest = PAGE.read_text().split(begin)
+    head, rest = text.split(begin)
     lines += [f"Last run: {facts or 'none'}.", ""]
-    PAGE.write_text(head + begin + "\n".join(lines) + end + rest.split(end)[1])
-    for image, figure in figures.items():
-        figure.write_image(IMAGES / image, scale=2)
+    return head + begin + "\n".join(lines) + end + rest.split(end)[1]
+
+
+def write_page(store: dict[str, Any]) -> None:
+    """Writes the page and then the figures from the stored runs. Figures need Chrome."""
+    PAGE.write_text(page(store, PAGE.read_text()))
+    for name, task in TASKS.items():
+        figure = figure_of(name, task, runs_of(name, store))
+        if figure is not None:
+            figure.write_image(IMAGES / image_of(name), scale=2)
 
 
 def main() -> None:

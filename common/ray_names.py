@@ -89,7 +89,7 @@ def accept_as_config(cls: type[Any]) -> None:
         runner._Config.register(cls)
 
 
-def points(space: Mapping[str, Any]) -> Iterator[tuple[Mapping[tuple[Any, ...], Any], Any]]:
+def points(space: dict[str, Any]) -> Iterator[tuple[Mapping[tuple[Any, ...], Any], Any]]:
     """Yields the points of a search space, as Tune makes them: the values that were chosen, by
     their path, and the space with these values. If Ray has no such function, yields nothing, so
     that only the trials themselves check their configs."""

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import ray
 from pyarrow import fs
@@ -459,7 +459,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             ) from error
         if self._storage_of_trial is not None:
             return saved
-        checkpoint = tune.Checkpoint.from_directory(str(checkpoint_dir))
+        # Ray's types say that the result has the base class.
+        checkpoint = cast(tune.Checkpoint, tune.Checkpoint.from_directory(str(checkpoint_dir)))
         return SavedCheckpoint(checkpoint, saved.metrics, self.iteration)
 
     def restore(self, checkpoint_path: Any) -> None:
