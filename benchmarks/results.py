@@ -39,6 +39,7 @@ from stored_runs import read_runs, write_runs
 ROOT = Path(__file__).resolve().parent.parent
 STORE = ROOT / "benchmarks/results/tasks.jsonl"
 PAGE = ROOT / "docs/tasks.md"
+PUBLISHED = ROOT / "command_line/published_cells.json"
 IMAGES = ROOT / "docs/images"
 EXAMPLES = ROOT / "tuned_examples"
 SEEDS = (0, 1, 2, 3, 4)
@@ -552,9 +553,36 @@ def page(store: dict[str, Any], text: str) -> str:
     return head + begin + "\n".join(lines) + end + rest.split(end)[1]
 
 
+def published(store: dict[str, Any]) -> str:
+    """Returns the results of tuned examples with all seeds, for `polopt reproduce`, as JSON with a
+    line for each."""
+    lines = []
+    for name, task in TASKS.items():
+        runs = runs_of(name, store)
+        for cell in task.cells:
+            example, found = EXAMPLES / f"{cell.source}.yaml", runs[cell.source]
+            if example.is_file() and len(found) == len(SEEDS):
+                one = {
+                    "example": cell.source,
+                    "preset": yaml.safe_load(example.read_text())["run"],
+                    "task": name,
+                    "env_steps": task.env_steps,
+                    "episodes": task.episodes,
+                    "seconds": round(median(run["seconds"] for run in found), 1),
+                    "commits": sorted({run["commit"] for run in found}),
+                    "returns": {
+                        str(seed): run["return"] for seed, run in zip(SEEDS, found, strict=True)
+                    },
+                }
+                lines.append(json.dumps(one))
+    return "[\n" + ",\n".join(lines) + "\n]\n"
+
+
 def write_page(store: dict[str, Any]) -> None:
-    """Writes the page and then the figures from the stored runs. Figures need Chrome."""
+    """Writes the page, the file of `polopt reproduce` and then the figures from the stored runs.
+    Figures need Chrome."""
     PAGE.write_text(page(store, PAGE.read_text()))
+    PUBLISHED.write_text(published(store))
     for name, task in TASKS.items():
         figure = figure_of(name, task, runs_of(name, store))
         if figure is not None:

@@ -16,6 +16,7 @@ import typer
 
 from polopt import __version__
 from polopt.command_line.output import FAILED, RESULTS_DIR, bad_input, fail, say
+from polopt.command_line.reproduce import reproduce
 from polopt.common.add_ons import add_ons
 from polopt.common.config import ConfigError
 from polopt.common.ray_names import QUIET_ENVIRONMENT
@@ -285,6 +286,7 @@ def list_(
                 say(f"  {name:<{width}}  {description}".rstrip())
 
 
+app.command("reproduce")(reproduce)
 for _add_on in add_ons():
     for _name, _command in _add_on.commands().items():
         app.command(_name)(_command)

@@ -61,6 +61,11 @@ def test_a_changed_raw_result_changes_the_page(script: Any, run: str) -> None:
     assert script.page(store, text) != text
 
 
+@pytest.mark.parametrize("script", ["results"], indirect=True)
+def test_reproduce_has_the_returns_of_the_raw_results(script: Any) -> None:
+    assert script.published(stored(script, script.STORE)) == script.PUBLISHED.read_text()
+
+
 @pytest.mark.parametrize("script", ["many_agents"], indirect=True)
 def test_table_of_several_agents_is_that_of_the_raw_results(script: Any) -> None:
     assert script.table(stored(script, script.STORE)) in script.PAGE.read_text()
