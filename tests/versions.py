@@ -13,7 +13,7 @@ no test runs.
 - `newest`: the newest versions of the registry. setup.cfg has no upper bounds. Deprecation warnings
   of Ray, Gymnasium, torch and NumPy are errors (`DEPRECATIONS_ARE_ERRORS`), so that this mode fails
   before a later release removes what polopt uses.
-- `wheel`: builds the sdist, and the wheel from the sdist. Checks both with twine. Installs the
+- `wheel`: builds the sdist, and the wheel from the sdist, into `dist/`. Checks both with twine. Installs the
   wheel with the versions of constraints.txt. Then runs the tests of the unpacked sdist, without the
   folders of the package, so that Python can only import the installed wheel. The tests in
   `SOURCE_TESTS` do not run.
@@ -198,7 +198,8 @@ def main() -> int:
         tree = ROOT
         skipped: list[str] = []
         if args.mode == "wheel":
-            sdist, wheel = build(python, Path(temporary) / "dist")
+            shutil.rmtree(ROOT / "dist", ignore_errors=True)  # holds what a release publishes
+            sdist, wheel = build(python, ROOT / "dist")
             install(python, "-c", ROOT / "constraints.txt", f"{wheel}[{EXTRAS}]")
             # Without this, pip would keep an older wheel with the same version number.
             install(python, "--force-reinstall", "--no-deps", wheel)

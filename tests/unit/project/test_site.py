@@ -62,7 +62,9 @@ def test_navigation_begins_with_guides_and_ends_with_reference(site: dict[str, A
 def test_site_needs_no_plugin_and_no_other_server(site: dict[str, Any]) -> None:
     assert site["plugins"] == ["search"]
     assert site["theme"]["font"] is False
-    assert not {"extra_javascript", "extra_css", "hooks"} & {*site}
+    assert not {"extra_javascript", "hooks"} & {*site}
+    assert site["extra_css"] == ["site.css"]
+    assert "url(" not in (DOCS / "site.css").read_text()
     for page in PAGES:
         assert not re.search(r"^ *(!!!|\?\?\?|:::|--8<--)", text_of(page), re.M), page
         assert not re.search(r"!\[[^]]*\]\(http", text_of(page)), page

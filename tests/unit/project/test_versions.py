@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import versions
+import yaml
 from _pytest.config import parse_warning_filter
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -102,6 +103,20 @@ def test_version_is_the_same_everywhere() -> None:
 
     cited = re.findall(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
     assert cited == [polopt.__version__]
+
+
+def test_workflow_tests_the_versions_of_setup_cfg_before_it_publishes() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/tests-and-release.yml").read_text())
+    jobs = workflow["jobs"]
+    assert tuple(jobs["versions"]["strategy"]["matrix"]["python"]) == PYTHONS
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {"check", "test-oldest", "test-newest", "test-wheel"} <= targets
+    assert set(jobs["publish"]["needs"]) == {"check", "versions", "wheel", "site"}
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    assert "secrets." not in str(workflow), "trusted publishing needs no token"
+    for page in (str(workflow), (ROOT / "CONTRIBUTING.md").read_text()):
+        for pin in ("zensical==0.1.3", "mkdocs==1.6.1 mkdocs-material==9.8.2"):
+            assert pin in page
 
 
 def test_windows_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
