@@ -1,9 +1,9 @@
 """All names that polopt takes from Ray beyond Ray's documented interface, each with a fallback.
 
 A release of Ray may move or remove such a name. The rest of polopt imports only the modules in
-`DOCUMENTED_MODULES`. `tests/unit/common/test_ray_names.py` checks this, and runs each function of
-this file without the name that it takes from Ray. Modules of Ray are imported in functions, because
-`import polopt` loads neither Ray nor Tune.
+`DOCUMENTED_MODULES`. `tests/unit/project/test_source_rules.py` lists the names and checks this, and
+`tests/unit/common/test_ray_names.py` runs each function without the name that it takes from Ray.
+Modules of Ray are imported in functions, because `import polopt` loads neither Ray nor Tune.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.networks.model_config import ModelConfig
 from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.rollout_config import RolloutConfig
+from polopt.trainers import trainer
 from polopt.trainers.flat_config import plugin_names
 from polopt.trainers.options import (
     Option,
@@ -45,7 +46,7 @@ from polopt.trainers.trainer import PolicyOptimizerTrainer
 from polopt.trainers.trainer_config import EvaluationConfig, TrainerConfig
 
 ROOT = Path(__file__).parents[1]
-STUB = ROOT / "trainers" / "typed_presets.pyi"
+STUB = Path(trainer.__file__).with_name("typed_presets.pyi")
 PAGE = ROOT / "docs" / "options.md"
 API_PAGE = ROOT / "docs" / "api.md"
 IMAGES = ROOT / "docs" / "images"

@@ -13,10 +13,10 @@ no test runs.
 - `newest`: the newest versions of the registry. setup.cfg has no upper bounds. Deprecation warnings
   of Ray, Gymnasium, torch and NumPy are errors (`DEPRECATIONS_ARE_ERRORS`), so that this mode fails
   before a later release removes what polopt uses.
-- `wheel`: builds the sdist, and the wheel from the sdist, into `dist/`. Checks both with twine. Installs the
-  wheel with the versions of constraints.txt. Then runs the tests of the unpacked sdist, without the
-  folders of the package, so that Python can only import the installed wheel. The tests in
-  `SOURCE_TESTS` do not run.
+- `wheel`: builds the sdist, and the wheel from the sdist, into `dist/`. Checks both with twine.
+  Installs the wheel with the versions of constraints.txt. Then runs the tests of the unpacked
+  sdist, without the folders of the package, so that Python can only import the installed wheel. The
+  tests in `SOURCE_TESTS` do not run.
 
 On Linux, torch's default wheel brings CUDA libraries of gigabytes.
 `PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu` selects CPU wheels. `--torch X` installs
@@ -43,6 +43,7 @@ EXTRAS = "dev,agents,atari,dashboard"
 SOURCE_TESTS = {
     "tests/unit/project/test_import_direction.py": "parses the modules in the folders at the root",
     "tests/unit/project/test_source_rules.py": "parses the modules in the folders at the root",
+    "tests/unit/project/test_pages_of_figures.py": "reads the tuned examples in their folder",
     "tests/integration/project/test_packaging.py": "compares setup.cfg with folders, builds wheels",
 }
 #: The option of pytest that makes deprecation warnings errors. It replaces the filters of

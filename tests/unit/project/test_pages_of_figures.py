@@ -20,6 +20,7 @@ SCRIPTS = {
     "comparison_levels": "comparison_levels.jsonl",
     "imposed_lag": "imposed_lag.jsonl",
     "results": "tasks.jsonl",
+    "suite": "suite.jsonl",
 }
 
 
@@ -59,6 +60,29 @@ def test_a_changed_raw_result_changes_the_page(script: Any, run: str) -> None:
         store[run]["return"] += 1000.0
     text = script.PAGE.read_text()
     assert script.page(store, text) != text
+
+
+@pytest.mark.parametrize("script", ["suite"], indirect=True)
+def test_a_measured_case_replaces_its_rows(script: Any) -> None:
+    text = script.PAGE.read_text()
+    turns = {str(turn): {"rate": rate} for turn, rate in enumerate((90.0, 100.0, 110.0))}
+    case = next(case for case in script.CASES if case.name == "ddppo")
+    sides = [{"peer": "polopt", "case": case.ours, "turns": turns, "error": ""}]
+    for opponent in case.opponents:
+        slower = {turn: {"rate": one["rate"] / 2} for turn, one in turns.items()}
+        sides.append(
+            {"peer": opponent.peer, "case": opponent.cases[0], "turns": slower, "error": ""}
+        )
+    page = script.page({"ddppo": {"commit": "abc1234", "sides": sides}}, text)
+    old = [line for line in text.splitlines() if line.startswith(f"| {case.what} |")]
+    new = [line for line in page.splitlines() if line.startswith(f"| {case.what} |")]
+    assert len(new) == len(old) == len(case.opponents)
+    assert "| 100 (90 to 110) |" in new[0]
+    assert "| 2.0 (2.0 to 2.0) |" in new[0]
+    assert "`ddppo` (commit abc1234)" in page
+    kept = set(page.splitlines()) - set(new)
+    assert set(text.splitlines()) - set(old) <= kept, "other rows stay"
+    assert script.page({"ddppo": {"commit": "abc1234", "sides": sides}}, page) == page
 
 
 @pytest.mark.parametrize("script", ["results"], indirect=True)
