@@ -150,6 +150,17 @@ def test_newest_versions_run_with_deprecations_as_errors() -> None:
                     warnings.warn_explicit("old", category, "x.py", 1, module=package)
 
 
+def test_changelog_has_the_form_of_keep_a_changelog() -> None:
+    import polopt
+
+    text = (ROOT / "CHANGELOG.md").read_text()
+    releases = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert releases[0] == "[Unreleased]"
+    assert re.fullmatch(rf"\[{re.escape(polopt.__version__)}\] - \d{{4}}-\d\d-\d\d", releases[1])
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security", "Known"}
+    assert {*re.findall(r"^### (.*)$", text, re.MULTILINE)} <= kinds
+
+
 def test_tests_that_the_wheel_leaves_out_exist() -> None:
     for path, reason in versions.SOURCE_TESTS.items():
         assert (ROOT / path).is_file()
