@@ -39,6 +39,10 @@ from stored_runs import read_runs, write_runs
 ROOT = Path(__file__).resolve().parent.parent
 STORE = ROOT / "benchmarks/results/tasks.jsonl"
 PAGE = ROOT / "docs/tasks.md"
+PRESET_ORDER = (
+    *("A3C", "A2C", "SyncPPO", "DDPPO", "IMPALA", "APPO", "DQN", "SAC", "TD3", "PQN", "ApexDQN"),
+    "PolicyOptimizerTrainer",
+)
 PUBLISHED = ROOT / "command_line/published_cells.json"
 IMAGES = ROOT / "docs/images"
 EXAMPLES = ROOT / "tuned_examples"
@@ -550,7 +554,34 @@ def page(store: dict[str, Any], text: str) -> str:
     begin, end = "<!-- results -->\n", "<!-- end of results -->"
     head, rest = text.split(begin)
     lines += [f"Last run: {facts or 'none'}.", ""]
-    return head + begin + "\n".join(lines) + end + rest.split(end)[1]
+    text = head + begin + "\n".join(lines) + end + rest.split(end)[1]
+    marks = r"(<!-- validated: begin -->\n).*(\n<!-- validated: end -->)"
+    return re.sub(marks, lambda m: m[1] + "\n".join(validated()) + m[2], text, flags=re.DOTALL)
+
+
+def validated() -> list[str]:
+    """Returns the table of the tuned examples: how many seeds reached the goal, and how this was
+    measured. The texts `measured` of the examples say it."""
+    rows = []
+    for path in EXAMPLES.glob("*.yaml"):
+        example = yaml.safe_load(path.read_text())
+        said = example["measured"]
+        seeds = re.search(r"(\d+ of \d+) seeds", said)
+        after = re.search(r"after ([\d, and]+) steps", said) or re.search(r"([\d,]+) steps", said)
+        assert after, path
+        steps = [int(one.replace(",", "")) for one in re.findall(r"\d[\d,]*\d", after[1])]
+        command = re.search(r"python benchmarks/\S+", said)
+        how = f"`{command[0].removeprefix('python ')}`" if command else ""
+        task = str(example["config"]["env"]).rpartition(":")[2]
+        cells = (
+            *(f"`{example['run']}`", f"`{path.stem}`", task, f"{example['goal']:,}"),
+            *(seeds[1] if seeds else "1 of 1", f"{median(steps):,.0f}", how),
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    order = {f"`{name}`": n for n, name in enumerate(PRESET_ORDER)}
+    rows.sort(key=lambda row: (order[row.split(" ")[1]], row))
+    head = "| preset | tuned example | task | goal | seeds | after steps | measured by |"
+    return [head, "|---|---|---|---:|---|---:|---|", *rows]
 
 
 def published(store: dict[str, Any]) -> str:

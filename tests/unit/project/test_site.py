@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,15 @@ def test_links_of_a_page_stay_on_the_site(page: str) -> None:
             assert link.startswith("https://"), link
         else:
             assert not link.startswith(("/", "..")), f"{link} leaves docs/, which is the site"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_tables_are_tables_on_the_site(page: str) -> None:
+    """Python-Markdown needs an empty line between a paragraph and a table. GitHub does not."""
+    lines = text_of(page).splitlines()
+    for before, line in pairwise(lines):
+        if line.startswith("|") and not before.startswith(("|", "<!--", "#")):
+            assert not before.strip(), line
 
 
 def site_anchor(heading: str) -> str:
