@@ -131,13 +131,13 @@ class AgentVectorEnv:
 
     def divide(
         self,
-        members: Sequence[Sequence[AgentID]],
+        members: Mapping[str, Sequence[AgentID]],
         choose: Callable[[AgentID, MappedEpisode], int] = lambda agent, episode: 0,
     ) -> None:
         """Makes `groups`.
 
         Args:
-            members: for each group, the agents that may have a slot in it.
+            members: for each policy, the agents that may have a slot in its group.
             choose: a function that returns the index of the group of an agent. It is called when
                 the agent appears in an episode, and receives this episode.
 
@@ -146,8 +146,8 @@ class AgentVectorEnv:
         """
         first: Any = self.envs[0].env
         self.groups = [
-            SlotGroup(self, agents, shared_spaces(first, agents), first.render_mode)
-            for agents in members
+            SlotGroup(self, name, agents, shared_spaces(first, agents), first.render_mode)
+            for name, agents in members.items()
         ]
         self._choose = choose
 
@@ -268,6 +268,7 @@ class AgentVectorEnv:
             self._data[k],
             over,
             agent_returns=returns,
+            agent_policies={agent: group.name for agent, (group, _) in self._slots[k].items()},
         )
         if steps is not None and steps.step is not None:
             steps.step(episode)
@@ -287,13 +288,13 @@ class SlotGroup(VectorEnv[Any, Any, Any]):
 
     Args:
         vector: the environments.
+        name: the name of the policy.
         agents: the A agents.
         of_agents: the observation space and the action space of each agent.
         render_mode: the render mode of the environments.
 
     Attributes:
-        vector: the environments.
-        agents: the A agents.
+        vector, name, agents: the arguments.
         acts: `[N]` bool, True for the slots whose agents act in the next step.
         has_row: `[N]` bool, True for the slots whose transitions closed in the last step.
         open: `[N]` bool, True for the slots whose agents have acted, and whose transitions have not
@@ -308,12 +309,14 @@ class SlotGroup(VectorEnv[Any, Any, Any]):
     def __init__(
         self,
         vector: AgentVectorEnv,
+        name: str,
         agents: Sequence[AgentID],
         of_agents: tuple[Space[Any], Space[Any]],
         render_mode: str | None,
     ) -> None:
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         self.vector = vector
+        self.name = name
         self.agents = list(agents)
         self.num_envs = len(vector.envs) * len(self.agents)
         self.single_observation_space, self.single_action_space = of_agents

@@ -325,7 +325,7 @@ def _vector_of_agents(
         for i, make in enumerate(makers)
     ]
     vector, plan = AgentVectorEnv(guards), policies_of_agents(first, config)
-    vector.divide(list(plan.members.values()), plan.chooser(lambda: vector.rng, worker_index))
+    vector.divide(plan.members, plan.chooser(lambda: vector.rng, worker_index))
     return vector.groups[0]
 
 

@@ -3,6 +3,7 @@ single policies, and games with known values."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -259,6 +260,48 @@ def test_callbacks_get_the_episode_of_all_agents(two: bool) -> None:
     trainer.stop()
     assert result["env_runners"]["custom_metrics"]["ends_mean"] == 1.0
     assert result["env_runners"]["num_episodes"] == result["num_env_steps_sampled_lifetime"] // 10
+
+
+class PolicyReturns(polopt.Callbacks):
+    """Sums the returns of each policy."""
+
+    def on_episode_end(self, *, episode: Any, worker: Any) -> dict[str, float]:
+        both = {episode.agent_policies[agent] for agent in episode.agent_returns}
+        assert set(episode.policy_returns) == both
+        return dict(episode.policy_returns)
+
+
+def either(agent_id: str, rng: np.random.Generator) -> str:
+    return "a" if agent_id == "row" or rng.random() < 0.5 else "b"
+
+
+def test_return_of_a_policy_is_the_sum_over_its_agents() -> None:
+    """In a game of 10 rounds, the row player always gets 1, and the column player always gets 3.
+    Policy `a` gets 40 if it plays both, and 10 otherwise. Then `b` gets 30."""
+    game = functools.partial(Matrix, payoffs=np.full((2, 2, 2), (1, 3)))
+    options = {**SMALL, **FAST, **SHORT["A2C"], "policies": ["a", "b"], "callbacks": PolicyReturns}
+    options |= {"policy_mapping_fn": either, "evaluation_interval": 1, "evaluation_duration": 3}
+    trainer = polopt.A2C({**options, "env": lambda config: game()})
+    result = trainer.train()
+    agents = result["env_runners"]["agent_episode_returns_mean"]
+    policies = result["env_runners"]["module_episode_returns_mean"]
+    assert agents == {"row": 10.0, "column": 30.0}
+    assert policies["b"] == 30.0
+    # After less than 100 episodes, the window has the episodes of the callback.
+    custom = result["env_runners"]["custom_metrics"]
+    assert (custom["a_min"], custom["a_max"]) == (10.0, 40.0)
+    assert custom["a_mean"] == policies["a"]
+    evaluation = result["evaluation"]["env_runners"]
+    assert evaluation["agent_episode_returns_mean"] == agents
+    assert evaluation["module_episode_returns_mean"]["a"] in (10.0, 20.0, 30.0, 40.0)
+    saved = trainer.save()
+    again = type(trainer).from_checkpoint(
+        saved, env=lambda config: game(), policy_mapping_fn=either, callbacks=PolicyReturns
+    )
+    kept = again.optimizer.metrics.episodes.report()
+    assert kept["module_episode_returns_mean"] == policies
+    trainer.stop()
+    again.stop()
 
 
 @pytest.mark.parametrize(
