@@ -23,6 +23,8 @@ from polopt.policies.policy import Policy
 
 #: Names of the coefficient of a policy that holds its version, in the weights of the group.
 _VERSION = "version"
+#: The name of a policy without a name.
+DEFAULT_POLICY = "default_policy"
 
 
 class Member(Config):
@@ -450,6 +452,19 @@ class PolicyGroup(Policy):
         """Does nothing: `set_state` checks the network of each policy."""
 
 
+def learning(policy: Any) -> dict[str, Any]:
+    """Returns the policies that learn, by name. A single policy has the name `default_policy`.
+
+    Args:
+        policy: a policy, a `PolicyGroup`, or the options of either.
+    """
+    if isinstance(policy, PolicyGroup):
+        return {name: policy.policies[name] for name in policy.trained}
+    if isinstance(policy, GroupConfig):
+        return {name: one.config for name, one in policy.members.items() if one.learns}
+    return {DEFAULT_POLICY: policy}
+
+
 def learner_keys(policy: Policy) -> list[str]:
     """The keys of the learner statistics of a policy. The statistics of a group have keys such as
     `prey/total_loss`."""
@@ -462,7 +477,7 @@ def learner_keys(policy: Policy) -> list[str]:
 def by_policy(policy: Policy, statistics: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """Divides learner statistics by policy. A single policy has the name `default_policy`."""
     if not isinstance(policy, PolicyGroup):
-        return {"default_policy": dict(statistics)}
+        return {DEFAULT_POLICY: dict(statistics)}
     found: dict[str, dict[str, float]] = {name: {} for name in policy.trained}
     for path, value in statistics.items():
         name, _, key = path.partition("/")

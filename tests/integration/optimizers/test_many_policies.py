@@ -20,10 +20,7 @@ from polopt.policies.policy_group import PolicyGroup
 
 SLOW = pytest.mark.slow
 _REPLAY = {"learning_starts": 40, "train_batch_size": 8}
-#: Two policies, unless the optimizer has only one.
 TWO = {"policies": ["rows", "columns"], "policy_mapping_fn": {"row": "rows", "*": "columns"}}
-POLICIES: dict[str, dict[str, Any]] = {"async_replay": {"policy": "dqn"}}
-POLICIES["sync_replay"] = {"policy": "dqn", **TWO}
 
 
 def make_env(context: Any) -> Matrix:
@@ -45,7 +42,8 @@ def trainer_of(name: str, **options: Any) -> Any:
         {
             "env": make_env,
             "optimizer": {"name": name, **_REPLAY} if replay else name,
-            **POLICIES.get(name, {"policy": "a2c", **TWO}),
+            "policy": "dqn" if replay else "a2c",
+            **TWO,
             "num_workers": 2,
             "num_envs_per_worker": 2,
             "rollout_fragment_length": 10,
@@ -66,15 +64,14 @@ def test_optimizer_trains_several_policies(ray_session: None, name: str) -> None
     policy = trainer.get_policy()
     trainer.stop()
     last = results[-1]
-    assert isinstance(policy, PolicyGroup) == (name != "async_replay")
+    assert isinstance(policy, PolicyGroup)
     steps = last["num_env_steps_sampled_lifetime"]
     assert last["num_agent_steps_sampled_lifetime"] == 2 * steps
     assert set(last["env_runners"]["agent_episode_returns_mean"]) == {"row", "column"}
     assert last["env_runners"]["episode_len_mean"] == 7
     assert not np.array_equal(policy.get_weights().flat, before)
-    if isinstance(policy, PolicyGroup):
-        assert all(one.version > 0 for one in policy.policies.values())
-        assert np.isfinite([last["learners"][n]["grad_norm"] for n in policy.policies]).all()
+    assert all(one.version > 0 for one in policy.policies.values())
+    assert np.isfinite([last["learners"][n]["grad_norm"] for n in policy.policies]).all()
 
 
 def test_transports_give_the_same_weights(ray_session: None) -> None:
@@ -127,6 +124,7 @@ def test_policy_that_only_one_worker_has_rows_for(ray_session: None, name: str) 
         "async_gradients",
         pytest.param("decentralized_allreduce", marks=SLOW),
         pytest.param("async_samples", marks=SLOW),
+        pytest.param("async_replay", marks=SLOW),
     ],
 )
 def test_added_policy_survives_a_killed_worker(ray_session: None, name: str) -> None:
