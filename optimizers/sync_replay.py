@@ -20,7 +20,7 @@ from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.replay_optimizer import ReplayOptimizer, ReplayOptions
 from polopt.optimizers.sync_sampling import SyncSampling
-from polopt.policies.policy_group import GroupConfig, PolicyGroup, learning
+from polopt.policies.policy_group import PolicyGroup, learning
 from polopt.replay.buffer_files import BufferFiles
 from polopt.replay.policy_buffers import PolicyBuffers
 from polopt.replay.rate_limiter import RateLimiter
@@ -152,10 +152,6 @@ class SyncReplay(SyncSampling, ReplayOptimizer):
         """Checks that the buffer can hold, for each environment, one fragment and the steps of one
         n-step return or sequence. Also checks that the buffer fits into the free memory."""
         rollout, policy = worker_config.rollout, worker_config.policy
-        if isinstance(policy, GroupConfig) and config.save_replay_buffer:
-            raise ConfigError(
-                "key 'save_replay_buffer': got True with several policies. Allowed: False"
-            )
         window = config.sequence_length or max(one.n_step for one in learning(policy).values())
         envs = rollout.num_envs_per_worker * max(1, rollout.num_workers) * worker_config.num_agents
         needed = envs * (window + rollout.rollout_fragment_length)
@@ -216,9 +212,9 @@ class SyncReplay(SyncSampling, ReplayOptimizer):
             limiters = {name: self._new_limiter() for name in buffers}
             self.buffer: Any = PolicyBuffers(buffers, limiters)
             self.limiter: Any = self.buffer.limiter
-            return
-        self.buffer = self.config.make_buffer(self.policy, draws)
-        self.limiter = self._new_limiter()
+        else:
+            self.buffer = self.config.make_buffer(self.policy, draws)
+            self.limiter = self._new_limiter()
         saves = self.config.save_replay_buffer
         self.buffer_files = BufferFiles(self.buffer, self.limiter, saves)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,6 +91,41 @@ class PolicyBuffers:
         found = [buffer.stats() for buffer in self.buffers.values()]
         sums = {key: sum(one[key] for one in found) for key in ("num_rows", "nbytes", "num_gaps")}
         return {**found[0], **sums, "fill": sum(one["fill"] for one in found) / len(found)}
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of all full buffers. See `ReplayBuffer.nbytes`."""
+        return sum(buffer.nbytes for buffer in self.buffers.values())
+
+    def save(self, directory: Path) -> dict[str, Any]:
+        """Saves each buffer in a folder of its own, whose name is its place among the policies.
+        Returns the state of each. See `ReplayBuffer.save`."""
+        return {
+            name: buffer.save(directory / str(place))
+            for place, (name, buffer) in enumerate(self.buffers.items())
+        }
+
+    @staticmethod
+    def checksums(state: Mapping[str, Any]) -> dict[str, str]:
+        """The SHA-256 of each file that `save` wrote. See `ReplayBuffer.checksums`."""
+        return {
+            f"{place}/{file}": checksum
+            for place, of_policy in enumerate(state.values())
+            for file, checksum in ReplayBuffer.checksums(of_policy).items()
+        }
+
+    def misfit(self, state: Mapping[str, Any]) -> str:
+        """Returns the first difference to the saved buffers. See `ReplayBuffer.misfit`."""
+        for name, buffer in self.buffers.items():
+            if name in state and (problem := buffer.misfit(state[name])):
+                return f"policy {name!r}: {problem}"
+        return ""
+
+    def load(self, directory: Path, state: Mapping[str, Any]) -> None:
+        """Restores the buffers that are in the state. See `ReplayBuffer.load`."""
+        for place, (name, of_policy) in enumerate(state.items()):
+            if name in self.buffers:
+                self.buffers[name].load(directory / str(place), of_policy)
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state of each buffer. See `ReplayBuffer.get_state`."""
