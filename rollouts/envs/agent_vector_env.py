@@ -14,8 +14,10 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 from polopt.common.action_mask import MASK_KEY, ActionMask, find_action_mask
 from polopt.common.episodes import Episode
 from polopt.common.faults import Fault
+from polopt.common.plain_data import plain
 from polopt.common.progress import PROGRESS
 from polopt.rollouts.envs.env_api import same_encoding
+from polopt.rollouts.envs.env_state import get_states, set_states
 from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY, FaultTolerantEnv, cast_floats
 
 AgentID = Hashable
@@ -191,6 +193,63 @@ class AgentVectorEnv:
                 self._note_acting(k, observations)
         for group in self.groups:
             group.end_step()
+
+    # ---- state ----------------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any] | None:
+        """Returns a copy of the state of all copies and slots. Returns None if the environments
+        cannot return their state. See `polopt.rollouts.envs.env_state`."""
+        states = get_states(self.envs)
+        if states is None:
+            return None
+        copies: list[Any] = [env.env for env in self.envs]
+        found: dict[str, Any] = plain(
+            {
+                "envs": states,
+                "agents": {group.name: group.agents for group in self.groups},
+                "episodes": [env.get_episode() for env in copies],
+                "groups": {group.name: group.get_state() for group in self.groups},
+                "policies": [
+                    {agent: group.name for agent, (group, _) in slots.items()}
+                    for slots in self._slots
+                ],
+                "returns": self._returns,
+                "lengths": self._lengths,
+                "truncated": self._truncated,
+                "numbers": self._numbers,
+                "begun": self._begun,
+                "rng": self.rng.bit_generator.state,
+            }
+        )
+        return found
+
+    def set_state(self, state: Mapping[str, Any]) -> bool:
+        """Restores a state that `get_state` returned. Returns False if the environments cannot
+        restore it, or if their number, the agents or the policies have changed. The caller must
+        then begin new episodes in all copies."""
+        of_groups = {group.name: group.agents for group in self.groups}
+        fits = len(state["envs"]) == len(self.envs) and state["agents"] == of_groups
+        if not fits or not set_states(self.envs, state["envs"]):
+            return False
+        named = {group.name: group for group in self.groups}
+        for group in self.groups:
+            group.set_state(state["groups"][group.name])
+        for k, env in enumerate(self.envs):
+            adapter: Any = env.env
+            adapter.set_episode(state["episodes"][k])
+            self._acting[k] = adapter.acting
+            self._slots[k] = {
+                agent: (named[name], named[name].slot_of(k, agent))
+                for agent, name in state["policies"][k].items()
+            }
+            self._returns[k] = dict(state["returns"][k])
+        self._data = [{} for _ in self.envs]
+        self._lengths, self._truncated = list(state["lengths"]), list(state["truncated"])
+        self._numbers, self._begun = list(state["numbers"]), state["begun"]
+        self.rng.bit_generator.state = state["rng"]
+        return True
+
+    # ---- one step -------------------------------------------------------------------------------
 
     def _reset_copy(self, k: int, seed: int | None = None) -> None:
         observations, info = self.envs[k].reset(seed=seed)
@@ -391,6 +450,22 @@ class SlotGroup(VectorEnv[Any, Any, Any]):
     def _range_of(self, k: int) -> range:
         return range(k * len(self.agents), (k + 1) * len(self.agents))
 
+    def get_state(self) -> dict[str, Any]:
+        """Returns the state of the slots."""
+        return {
+            "acts": self._acts,
+            "open": self._open,
+            "sums": self.sums,
+            "observations": self._observations.get_state(),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restores a state that `get_state` returned."""
+        self._acts, self._open = list(state["acts"]), list(state["open"])
+        self.sums = list(state["sums"])
+        self._observations.set_state(state["observations"])
+        self.end_step()
+
     def begin_step(self) -> None:
         """Empties the results of the step before."""
         self._has_row, self._terminated, self._truncated = self._no(), self._no(), self._no()
@@ -481,6 +556,18 @@ class _Observations:
             self._array[slot] = observation
         else:
             self._items[slot] = observation
+
+    def get_state(self) -> Any:
+        """Returns the observations of all slots."""
+        return self._array if self._is_array else self._items
+
+    def set_state(self, observations: Any) -> None:
+        """Restores observations that `get_state` returned."""
+        self._filled = True
+        if self._is_array:
+            self._array[:] = observations
+        else:
+            self._items = list(observations)
 
     def batch(self) -> Any:
         """The observations `[N, ...]`. The next call overwrites them."""
