@@ -376,9 +376,9 @@ class PolicyGroup(Policy):
             self.policies[one].set_option(name, value)
 
     def add_moments(self, moments: Any, reducer: Reducer | None = None) -> None:
-        """See `Policy.add_moments`."""
-        for name, policy in self.policies.items():
-            policy.add_moments((moments or {}).get(name), reducer)
+        """Adds the moments of the policies that learn. See `Policy.add_moments`."""
+        for name in self.trained:
+            self.policies[name].add_moments((moments or {}).get(name), reducer)
 
     # ---- weights and state ----------------------------------------------------------------------
 

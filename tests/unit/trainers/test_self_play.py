@@ -63,6 +63,9 @@ def test_copy_is_exact_and_stays(preset: str, tmp_path: Path) -> None:
     assert set(after["learners"]) == {"main", "__all_modules__"}
     np.testing.assert_array_equal(weights_of(trainer, "past"), past)
     assert not np.array_equal(weights_of(trainer, "main"), past)
+    moments = {name: trainer.get_policy(name).get_state()["moments"] for name in ("main", "past")}
+    assert str(moments["past"]) == str(main["moments"]), "its normalisation stays, too"
+    assert (str(moments["main"]) == str(main["moments"])) == (preset != "A2C")
     # A checkpoint has the policy, and a run continues with it.
     trainer.save(str(tmp_path))
     again = type(trainer).from_checkpoint(
