@@ -399,16 +399,33 @@ class PolicyGroup(Policy):
             MomentsByPolicy(moments) if moments else None,  # type: ignore[arg-type]
         )
 
+    def split_weights(self, weights: Weights) -> tuple[Weights, np.ndarray]:
+        """Divides what `get_weights` returned: the weights with the parameters of only the policies
+        that learn, and the parameters of the other policies."""
+        ends = np.cumsum([len(one.flat.params) for one in self.policies.values()])
+        parts = dict(zip(self.policies, np.split(weights.flat, ends[:-1]), strict=True))
+        none = np.zeros(0, np.float32)
+        changing = [parts[name] for name in self.trained]
+        fixed = [part for name, part in parts.items() if not self._learns[name]]
+        return weights._replace(flat=np.concatenate([none, *changing])), np.concatenate(
+            [none, *fixed]
+        )
+
     def set_weights(self, weights: Weights) -> None:
-        """See `Policy.set_weights`."""
+        """See `Policy.set_weights`. If the weights have the parameters of only the policies that
+        learn, the other policies keep theirs."""
         sizes = {name: len(one.flat.params) for name, one in self.policies.items()}
-        if len(weights.flat) != sum(sizes.values()):
+        keeps_others = len(weights.flat) == sum(sizes[name] for name in self.trained)
+        if not keeps_others and len(weights.flat) != sum(sizes.values()):
             raise ValueError(
                 f"the weights must have {sum(sizes.values())} numbers, {shown(sizes)}; got "
                 f"{len(weights.flat)}"
             )
         start, moments = 0, cast("Mapping[str, Any]", weights.moments or {})
         for name, policy in self.policies.items():
+            if keeps_others and not self._learns[name]:
+                policy.env_steps = weights.env_steps
+                continue
             own = {
                 key.removeprefix(f"{name}/"): value
                 for key, value in weights.coefficients.items()
