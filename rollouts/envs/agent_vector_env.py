@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -343,7 +344,7 @@ class SlotGroup(VectorEnv[Any, Any, Any]):
     Slot `k * A + a` is the place of agent `a` of A agents in copy `k`. A slot may have no agent at
     times. A row of a step has a meaning only if the transition of its slot closed in this step (see
     `AgentVectorEnv`). The observation of a slot stays the same until its transition closes. A slot
-    without an agent holds the last observation of this slot, or of another slot.
+    without an agent holds the last observation of this slot, or any observation of its space.
 
     Args:
         vector: the environments.
@@ -541,17 +542,18 @@ class _Observations:
         self._space = space
         self._is_array = isinstance(space, _ARRAYS)
         self._array: Any = create_empty_array(space, num)
-        self._items: list[Any] = [None] * num
-        self._filled = False
+        # A slot without an agent also needs an observation of the space, with a valid action mask.
+        own = copy.deepcopy(space)
+        own.seed(0)
+        first: Any = own.sample()
+        if isinstance(space, spaces.Dict) and MASK_KEY in first:
+            first[MASK_KEY] = np.ones_like(first[MASK_KEY])
+        self._items: list[Any] = [first] * num
+        if self._is_array:
+            self._array[:] = first
 
     def put(self, slot: int, observation: Any) -> None:
-        """Sets the observation of a slot. The first observation goes to all slots, because a slot
-        without an agent needs an observation with a valid action mask."""
-        if not self._filled:
-            self._filled = True
-            self._items = [observation] * len(self._items)
-            if self._is_array:
-                self._array[:] = observation
+        """Sets the observation of a slot."""
         if self._is_array:
             self._array[slot] = observation
         else:
@@ -563,7 +565,6 @@ class _Observations:
 
     def set_state(self, observations: Any) -> None:
         """Restores observations that `get_state` returned."""
-        self._filled = True
         if self._is_array:
             self._array[:] = observations
         else:

@@ -11,6 +11,7 @@ import pytest
 import ray
 import torch
 from agent_envs import Matrix, OneAgent, Race
+from gymnasium import spaces
 
 import polopt
 from polopt.common.config import ConfigError
@@ -260,6 +261,38 @@ def test_callbacks_get_the_episode_of_all_agents(two: bool) -> None:
     trainer.stop()
     assert result["env_runners"]["custom_metrics"]["ends_mean"] == 1.0
     assert result["env_runners"]["num_episodes"] == result["num_env_steps_sampled_lifetime"] // 10
+
+
+class MaskedMatrix(Matrix):
+    """A matrix game in which the observations have action masks, and only one action is allowed."""
+
+    def observation_space(self, agent: str) -> Any:
+        mask = spaces.Box(0, 1, (2,), np.int8)
+        return spaces.Dict({"observation": spaces.Discrete(3, start=2), "action_mask": mask})
+
+    def _all(self, value: Any) -> dict[str, Any]:
+        if isinstance(value, np.ndarray):
+            value = {"observation": 4, "action_mask": np.array([0, 1], np.int8)}
+        return super()._all(value)
+
+
+def test_policy_may_have_no_agent_in_the_first_episodes() -> None:
+    """Its slots also have observations, with valid masks."""
+    options: dict[str, Any] = {**SMALL, **FAST, **SHORT["A2C"], "policies": ["early", "late"]}
+    trainer = polopt.A2C(
+        {
+            **options,
+            "env": MaskedMatrix,
+            "policy_mapping_fn": lambda agent_id, episode: (
+                "early" if episode.number < 9 else "late"
+            ),
+        }
+    )
+    result = trainer.train()
+    trainer.stop()
+    returns = result["env_runners"]["module_episode_returns_mean"]
+    assert returns == {"early": 20.0, "late": 20.0}
+    assert all(one.version > 0 for one in group_of(trainer).policies.values())
 
 
 class PolicyReturns(polopt.Callbacks):
