@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -125,6 +125,11 @@ class EpisodeWindow:
             for kind, windows in self._parts.items()
             if windows
         }
+
+    def keep_policies(self, names: Collection[str]) -> None:
+        """Drops the returns of all policies except these."""
+        kept = self._parts["module"]
+        self._parts["module"] = {name: kept[name] for name in names if name in kept}
 
     def get_state(self) -> dict[str, object]:
         """Returns the window and the number of episodes of the run, serialisable as JSON."""
