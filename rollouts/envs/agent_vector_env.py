@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from gymnasium import Space, spaces
@@ -83,10 +83,18 @@ class MappedEpisode(NamedTuple):
     Attributes:
         number: how many episodes the vector has begun before, in all its copies.
         env_index: the index of the copy.
+        id_, episode_id: the same as `number`. Other libraries use these names.
     """
 
     number: int
     env_index: int
+
+    @property
+    def id_(self) -> int:
+        """The same as `number`."""
+        return self.number
+
+    episode_id = id_
 
 
 class AgentVectorEnv:
@@ -541,7 +549,7 @@ class _Observations:
     def __init__(self, space: Space[Any], num: int) -> None:
         self._space = space
         self._is_array = isinstance(space, _ARRAYS)
-        self._array: Any = create_empty_array(space, num)
+        self._array = cast("Any", create_empty_array(space, num))
         # A slot without an agent also needs an observation of the space, with a valid action mask.
         own = copy.deepcopy(space)
         own.seed(0)

@@ -187,12 +187,16 @@ def test_turn_based_values_are_those_of_the_game() -> None:
             {"policies": ["a", "b"], "policy_mapping_fn": {"*": "a"}},
             "policy 'b' acts for no agent",
         ),
+        (
+            {"policies": ["a", "b"], "policy_mapping_fn": lambda agent_id, **_: "a"},
+            r"policy 'b' acts for no agent.*must take the argument 'rng', 'episode' or 'worker'",
+        ),
         ({"policies": ["a"], "policies_to_train": ["c"]}, "'policies_to_train'"),
         ({"policies": {"a": {"lrr": 1.0}}}, "policy 'a' in 'policies'.*'lrr'"),
         ({"policies": ["a/b"]}, "allowed: a name without '/'"),
         ({"policies": ["a"], "policy_mapping_fn": 3}, "'policy_mapping_fn': got 3"),
         ({"policies": ["a"], "policy_mapping_fn": "no.such:thing"}, "cannot be imported"),
-        ({"vectorization_mode": "async"}, "'vectorization_mode'"),
+        ({"vectorization_mode": "async"}, "got 'async'.*the agents that act change.*'num_workers'"),
         ({"autoreset_mode": "next_step"}, "'autoreset_mode'"),
     ],
 )
@@ -232,6 +236,24 @@ def test_wrong_name_in_a_later_episode_ends_the_run() -> None:
     ):
         trainer.train()
     trainer.stop()
+
+
+def test_mapping_that_draws_without_the_generator_is_explained() -> None:
+    drawn = iter("aab" * 100)
+    options: dict[str, Any] = {"policies": ["a", "b"], "policy_mapping_fn": lambda _: next(drawn)}
+    with pytest.raises(
+        (ConfigError, EnvironmentAPIError), match=r"must take the argument 'rng', 'episode'"
+    ):
+        polopt.A2C({**SMALL, **options, "env": Matrix}).train()
+
+
+def test_episode_of_a_mapping_has_an_id() -> None:
+    def sides(agent_id: str, episode: Any) -> str:
+        assert episode.id_ == episode.episode_id == episode.number
+        return "a" if (agent_id == "row") == (episode.id_ % 2 == 0) else "b"
+
+    _, result = trained("A2C", env=Matrix, policies=["a", "b"], policy_mapping_fn=sides)
+    assert set(result["env_runners"]["module_episode_returns_mean"]) == {"a", "b"}
 
 
 def test_policies_need_several_agents() -> None:
