@@ -78,12 +78,14 @@ class Task(NamedTuple):
             each seed needed to reach it. None means that the table has no such column.
         episodes: number of evaluation episodes at the budget. With 0, the return is the mean over
             training episodes.
+        decimals: decimals of the returns in the table.
     """
 
     env_steps: int
     cells: tuple[Cell, ...]
     goal: float | None = None
     episodes: int = 0
+    decimals: int = 0
 
 
 def breakout(config: Any) -> Any:
@@ -146,6 +148,19 @@ ACROBOT_ZOO_DQN: dict[str, Any] = {
     "dueling": False,
     "grad_clip": 10.0,
     "model": {"fcnet_hiddens": [256, 256]},
+}
+#: PPO on the tasks of MPE2, whose episodes have 25 steps.
+MPE_PPO: dict[str, Any] = {
+    "num_workers": 0,
+    "num_envs_per_worker": 16,
+    "rollout_fragment_length": 100,
+    "model": {"fcnet_hiddens": [128, 128]},
+    "normalize_observations": True,
+    "normalize_rewards": True,
+    "num_sgd_iter": 5,
+    "sgd_minibatch_size": 480,
+    "lr": [[0, 7e-4], [1_000_000, 7e-5]],
+    "entropy_coeff": 0.01,
 }
 #: Number of evaluation episodes of the tasks for DQN, PQN, SAC and TD3.
 EVALUATION_EPISODES = 100
@@ -265,6 +280,65 @@ UNTUNED: dict[str, dict[str, Any]] = {
             "num_sgd_iter": 4,
             "sgd_minibatch_size": 256,
             **DECOUPLED_PPO,
+        },
+    },
+    # Several agents. The options were chosen before the first run.
+    "simple_spread_ppo": {"run": "SyncPPO", "config": {"env": "mpe2:simple_spread_v3", **MPE_PPO}},
+    "simple_tag_ppo": {
+        "run": "SyncPPO",
+        "config": {
+            "env": "mpe2:simple_tag_v3",
+            "policies": ["hunters", "prey"],
+            "policy_mapping_fn": {"adversary_*": "hunters", "*": "prey"},
+            **MPE_PPO,
+        },
+    },
+    "simple_spread_dqn": {
+        "run": "DQN",
+        "config": {
+            "env": "mpe2:simple_spread_v3",
+            "num_envs_per_worker": 4,
+            "rollout_fragment_length": 4,
+            "min_sample_timesteps_per_iteration": 2000,
+            "buffer_size": 200_000,
+            "learning_starts": 5000,
+            "train_batch_size": 64,
+            "training_intensity": 8.0,
+            "lr": 5e-4,
+            "epsilon": [[0, 1.0], [40_000, 0.05]],
+            "model": {"fcnet_hiddens": [128, 128]},
+        },
+    },
+    "simple_spread_sac": {
+        "run": "SAC",
+        "config": {
+            "env": "mpe2:simple_spread_v3",
+            "env_config": {"continuous_actions": True},
+            "num_envs_per_worker": 1,
+            "rollout_fragment_length": 8,
+            "min_sample_timesteps_per_iteration": 1000,
+            "buffer_size": 200_000,
+            "learning_starts": 5000,
+            "random_timesteps": 1500,
+            "train_batch_size": 256,
+            "training_intensity": 64.0,
+            "lr": 5e-4,
+        },
+    },
+    "knights_archers_ppo": {
+        "run": "SyncPPO",
+        "config": {
+            "env": "pettingzoo.butterfly:knights_archers_zombies_v11",
+            "env_config": {"max_zombies": 10, "max_cycles": 900},
+            "num_workers": 0,
+            "num_envs_per_worker": 4,
+            "rollout_fragment_length": 256,
+            "model": {"fcnet_hiddens": [128, 128]},
+            "normalize_observations": True,
+            "num_sgd_iter": 4,
+            "sgd_minibatch_size": 512,
+            "lr": [[0, 5e-4], [300_000, 5e-5]],
+            "entropy_coeff": 0.01,
         },
     },
     "breakout_a3c": {
@@ -387,6 +461,31 @@ TASKS: dict[str, Task] = {
         ),
         episodes=EVALUATION_EPISODES,
     ),
+    "simple_spread_v3": Task(1_000_000, (Cell("SyncPPO, one shared policy", "simple_spread_ppo"),)),
+    "simple_spread_v3, evaluated": Task(
+        100_000,
+        (
+            Cell("DQN, one shared policy", "simple_spread_dqn"),
+            Cell("SAC, one shared policy, continuous actions", "simple_spread_sac"),
+        ),
+        episodes=EVALUATION_EPISODES,
+    ),
+    # The return is the one of the hunters against random prey.
+    "simple_tag_v3": Task(
+        1_000_000,
+        (Cell("SyncPPO, two policies", "simple_tag_ppo"),),
+        episodes=EVALUATION_EPISODES,
+    ),
+    # The return is the share of games that are won against random play.
+    "connect_four_v3": Task(
+        1_000_000,
+        (Cell("SyncPPO, self-play", "connect_four_self_play"),),
+        episodes=400,
+        decimals=3,
+    ),
+    "knights_archers_zombies_v11": Task(
+        300_000, (Cell("SyncPPO, one shared policy", "knights_archers_ppo"),), decimals=1
+    ),
     "MinAtar/Breakout-v1, evaluated": Task(
         500_000,
         (
@@ -396,6 +495,51 @@ TASKS: dict[str, Task] = {
         episodes=EVALUATION_EPISODES,
     ),
 }
+
+
+def against_random(trainer: Any, games: int, seed: int) -> dict[str, Any]:
+    """Connect four: the share of games that `main` wins against random play, and against each of
+    its copies from earlier iterations."""
+    from polopt.tuned_examples.self_play import score
+
+    group = trainer.get_policy()
+    main = group.policies["main"]
+    past = {
+        name: score(main, one, games // 4, seed)
+        for name, one in group.policies.items()
+        if name != "main"
+    }
+    return {"return": score(main, None, games, seed), "against_its_past": past}
+
+
+def against_random_prey(trainer: Any, episodes: int, seed: int) -> dict[str, Any]:
+    """simple_tag: the mean of the summed returns of the hunters against random prey, and of random
+    hunters against the prey that was trained."""
+    import numpy as np
+    from mpe2 import simple_tag_v3
+
+    from polopt.tuned_examples.self_play import play
+
+    found = {}
+    env, policies = simple_tag_v3.env(), trainer.get_policy().policies
+    for key, trained in (("return", "hunters"), ("random_hunters", "prey"), ("random", "")):
+        rng, sums = np.random.default_rng(seed), []
+        players = {
+            agent: policies[trained]
+            if trained == ("hunters" if agent.startswith("adversary") else "prey")
+            else None
+            for agent in env.possible_agents
+        }
+        for _ in range(episodes):
+            returns = play(env, players, rng)
+            sums.append(sum(value for agent, value in returns.items() if agent != "agent_0"))
+        found[key] = float(np.mean(sums))
+    env.close()
+    return found
+
+
+#: Measures the return in another way than by evaluation.
+SCORES = {"connect_four_self_play": against_random, "simple_tag_ppo": against_random_prey}
 
 
 def train_example(name: str, seed: int, env_steps: int, episodes: int) -> dict[str, Any]:
@@ -426,7 +570,9 @@ def train_example(name: str, seed: int, env_steps: int, episodes: int) -> dict[s
         mean = runners["episode_return_mean"] if enough else None
         over = clock.tick(result["num_env_steps_sampled_lifetime"], mean)
     found = clock.result()
-    if episodes:
+    if episodes and name in SCORES:
+        found |= SCORES[name](trainer, episodes, measuring.EVALUATION_SEED + seed)
+    elif episodes:
         evaluated = trainer.evaluate(episodes, seed=measuring.EVALUATION_SEED + seed)
         found["return"] = evaluated.episode_return_mean
     trainer.stop()
@@ -475,8 +621,8 @@ def table(name: str, task: Task, runs: dict[str, list[dict[str, Any]]]) -> list[
         spread = "(one seed)"
         if len(returns) > 1:
             low, high = interval(returns)
-            spread = f"[{low:,.0f}, {high:,.0f}]"
-        line = f"| {cell.title} | {interquartile_mean(returns):,.0f} {spread} "
+            spread = f"[{low:,.{task.decimals}f}, {high:,.{task.decimals}f}]"
+        line = f"| {cell.title} | {interquartile_mean(returns):,.{task.decimals}f} {spread} "
         line += f"| {len(found)} | {median(run['seconds'] for run in found):,.0f} s |"
         if task.goal is not None:
             reached = sorted(steps_to(task.goal, run) for run in found)

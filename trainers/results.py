@@ -81,6 +81,7 @@ _OPEN_BLOCKS = (
     "fault_tolerance/",
     "env_runners/custom_metrics/",
     "env_runners/agent_episode_returns_mean/",
+    "env_runners/module_episode_returns_mean/",
     "evaluation/",
 )
 

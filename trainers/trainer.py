@@ -694,6 +694,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         run.callbacks = callbacks  # the user's object in the driver may count policies
         with run.own_generators():
             run.optimizer.set_state({**state, "policy": {**state["policy"], "policies": members}})
+        run.optimizer.metrics.episodes.keep_policies(members)
         if run.evaluation is not None and evaluation is not None:
             run.evaluation.set_state(evaluation)
 

@@ -280,6 +280,7 @@ class Remember(RLlibCallback):
     seen: list[Any] = []  # noqa: RUF012 - the test reads it
 
     def on_episode_end(self, *, episode: Any, policies: Any, **kwargs: Any) -> None:
+        assert [episode.module_for(agent) for agent in (0, 1, 2)] == ["p0", "p1", None]
         self.seen.append((list(policies), dict(episode.agent_returns), episode.total_reward))
 
 
