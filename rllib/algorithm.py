@@ -14,11 +14,12 @@ from typing import Any, ClassVar
 from ray.train.constants import DEFAULT_STORAGE_PATH
 
 from polopt.common.config import ConfigError, shown
+from polopt.common.registry import load_path
 from polopt.policies.policy_group import PolicyGroup
 from polopt.rllib.multi_agent import as_mapping
 from polopt.rllib.old_results import add_old_keys
-from polopt.rllib.options import LOGGING, Options, default_options, flat_config
 from polopt.rllib.rllib_defaults import ALGORITHMS
+from polopt.rllib.rllib_options import LOGGING, Options, default_options, flat_config
 from polopt.rllib.translation import by_class
 from polopt.rllib.views import (
     DEFAULT_POLICY_ID,
@@ -156,10 +157,10 @@ class Algorithm(PolicyOptimizerTrainer):
     def get_default_config(cls) -> Any:
         """Returns a builder with RLlib's defaults. For a class such as `PPOTrainer`, returns a
         dict, as in RLlib 1.13."""
-        from polopt.rllib import builders
-
-        builder = getattr(builders, f"{cls.__name__}Config", None)
-        return default_options(cls) if builder is None else builder()
+        name = next(one.__name__ for one in cls.__mro__ if one.__name__ in ALGORITHMS)
+        if name.endswith("Trainer"):
+            return default_options(cls)
+        return load_path(f"polopt.rllib.builders:{name}Config")()
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Rebuilds this trainer with `new_config`. See `PolicyOptimizerTrainer`."""
@@ -375,12 +376,13 @@ class Algorithm(PolicyOptimizerTrainer):
 
     # ---- checkpoints ----------------------------------------------------------------------------
 
-    def save(self, checkpoint_dir: str | None = None, *others: Any) -> Any:
+    def save(self, checkpoint_dir: str | None = None, *others: Any, **more: Any) -> Any:
         """Saves a checkpoint.
 
         Args:
             checkpoint_dir: directory of the checkpoint. `None` means a new directory in `logdir`.
             others: arguments of RLlib that have no effect here.
+            more: arguments of RLlib that have no effect here.
 
         Returns:
             without Tune, a `SavedPath`.

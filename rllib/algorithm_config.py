@@ -10,9 +10,9 @@ from ray.tune import tune
 
 from polopt.common.config import ConfigError, nearest
 from polopt.rllib.exploration_config import as_exploration
-from polopt.rllib.options import Options, checked_options, default_options
 from polopt.rllib.other_libraries import FIXED, instead_of_algorithm
 from polopt.rllib.replay_buffer_config import as_replay_buffer
+from polopt.rllib.rllib_options import Options, checked_options, default_options
 from polopt.rllib.translation import checked, defaults, key_of
 from polopt.trainers.presets import PRESETS, register_names
 from polopt.trainers.trainer import PolicyOptimizerTrainer

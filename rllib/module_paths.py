@@ -35,11 +35,11 @@ _ALGORITHMS = {
 }
 #: Further names of the same classes.
 _SAME = {
-    "IMPALA": "Impala",
-    "ImpalaTrainer": "IMPALATrainer",
-    "IMPALAConfig": "ImpalaConfig",
-    "ApexTrainer": "ApexDQNTrainer",
-    "ApexDQNConfig": "ApexConfig",
+    "IMPALA": ("Impala",),
+    "ImpalaTrainer": ("IMPALATrainer",),
+    "IMPALAConfig": ("ImpalaConfig",),
+    "ApexTrainer": ("ApexDQNTrainer",),
+    "ApexDQNConfig": ("ApexConfig",),
 }
 #: The modules of `agents` up to RLlib 1.13, and the algorithms in them. The first one is the one of
 #: `DEFAULT_CONFIG`.
@@ -96,7 +96,7 @@ _ENVIRONMENTS = {
 }
 _MODELS = {
     "ModelCatalog": "custom_models:ModelCatalog",
-    "MODEL_DEFAULTS": "options:model_defaults",
+    "MODEL_DEFAULTS": "rllib_options:model_defaults",
     "TorchModelV2": "custom_models:TorchModelV2",
     "ModelV2": "custom_models:TorchModelV2",
     "RecurrentNetwork": "custom_models:RecurrentNetwork",
@@ -146,6 +146,7 @@ _TESTS = {
         "run_rllib_example_script_experiment",
     )
 }
+_CHECK_ENV = {"check_env": "script_utils:unchanged"}
 _DICTS = {"merge_dicts": "script_utils:merge_dicts", "deep_update": "script_utils:deep_update"}
 _COLUMNS = {"Columns": "script_utils:Columns", "DEFAULT_POLICY_ID": "views:DEFAULT_POLICY_ID"}
 _IDS = {
@@ -164,6 +165,7 @@ _ANY_NAME = {"utils.metrics": "script_utils:constant", "utils.typing": "script_u
 #: `polopt.rllib` or absolute.
 MODULES: dict[str, Mapping[str, str]] = {
     "agents": {"with_common_config": "script_utils:with_common_config", **_CALLBACKS, **_ALGORITHM},
+    "agent": _REGISTRY,
     "agents.agent": _REGISTRY,
     "agents.callbacks": _CALLBACKS,
     "agents.registry": _REGISTRY,
@@ -220,7 +222,7 @@ MODULES: dict[str, Mapping[str, str]] = {
     "policy.policy": _POLICIES,
     "policy.sample_batch": _BATCHES,
     "registry": {"register_env": "ray.tune.registry:register_env"},
-    "utils": {**_FRAMEWORK, **_DICTS, **_ANNOTATIONS, **_TESTS},
+    "utils": {**_FRAMEWORK, **_DICTS, **_ANNOTATIONS, **_TESTS, **_CHECK_ENV},
     "utils.annotations": _ANNOTATIONS,
     "utils.deprecation": {"Deprecated": "script_utils:unchanged"},
     "utils.framework": _FRAMEWORK,
@@ -236,6 +238,8 @@ MODULES: dict[str, Mapping[str, str]] = {
         "FLOAT_MIN": "script_utils:FLOAT_MIN",
         "convert_to_torch_tensor": "script_utils:convert_to_torch_tensor",
     },
+    "utils.pre_checks": {},
+    "utils.pre_checks.env": _CHECK_ENV,
     "utils.typing": {},
 }
 
@@ -243,7 +247,9 @@ MODULES: dict[str, Mapping[str, str]] = {
 def _of_algorithm(name: str) -> dict[str, str]:
     new, old, config = _ALGORITHMS[name]
     found = {new: f"algorithm:{new}", old: f"algorithm:{old}", config: f"builders:{config}"}
-    return found | {_SAME[key]: value for key, value in found.items() if key in _SAME}
+    agent = old.replace("Trainer", "Agent")  # up to RLlib 0.7
+    same = {name: place for key, place in found.items() for name in _SAME.get(key, ())}
+    return {**found, **same, agent: found[old]}
 
 
 def _with_default_config(old: str, names: dict[str, str]) -> dict[str, str]:
@@ -257,9 +263,11 @@ for _name, _members in _AGENTS.items():
     _own: dict[str, str] = {}
     for _member in _members:
         _own |= _of_algorithm(_member)
-        _default = f"{_ALGORITHMS[_member][0].upper()}_DEFAULT_CONFIG"
+        _default = f"{_member.removesuffix('_dqn').upper()}_DEFAULT_CONFIG"
         _own[_default] = f"algorithm:{_ALGORITHMS[_member][1]}.DEFAULT_CONFIG"
     MODULES[f"agents.{_name}"] = _with_default_config(_ALGORITHMS[_members[0]][1], _own)
+for _name in ("a3c", "dqn", "ppo"):  # up to RLlib 0.5
+    MODULES[_name] = MODULES[f"agents.{_name}"]
 #: Names that `from polopt.rllib import ...` also finds.
 TOP = {**_ENVIRONMENTS, **_POLICIES, **_BATCHES, **_WORKERS}
 

@@ -41,6 +41,8 @@ _SAME = {
     "model_config": "model",
     "model_config_dict": "model",
     "module_to_env_connector": "_module_to_env_connector",
+    "Q_model": "q_model_config",
+    "policy_model": "policy_model_config",
     "num_cpus_for_local_worker": "num_cpus_for_driver",
     "num_cpus_per_learner_worker": "num_cpus_per_learner",
     "num_gpus_per_learner_worker": "num_gpus",
@@ -69,6 +71,8 @@ _TOGETHER = (
     "evaluation_parallel_to_training",
     "lr_schedule",
     "observation_filter",
+    "policy_model_config",
+    "q_model_config",
     "torch_optimizer_options",
     "train_batch_size",
     "use_kl_loss",
@@ -177,7 +181,7 @@ def checked(
         return of_replay_buffer(value, where, "num_replay_shards" in defaults(preset))
     if key == "exploration_config" and "epsilon" in defaults(preset):
         return of_exploration(value, where)
-    if key == "optimization_config" and "actor_lr" in defaults(preset):
+    if key in ("optimization_config", "optimization") and "actor_lr" in defaults(preset):
         return _of_optimization(value, where)
     if key in defaults(preset) or key in _TOGETHER:
         return {key: value}
@@ -317,6 +321,8 @@ def resolved(
         )
     if "actor_lr" in known and options.get("lr", 0.0) is None:
         del options["lr"]  # RLlib requires `lr=None` together with `actor_lr`
+    if "actor_lr" in known:
+        _resolve_networks_of_sac(options, where)
     if options.get("vf_clip_param") == math.inf:
         options["vf_clip_param"] = None
     if options.get("evaluation_interval") == 0:
@@ -335,6 +341,20 @@ def resolved(
     if _UPDATES in options and _TIMESTEPS not in known:
         options[_UPDATES] = _updates_of_appo(options, known, where)
     return options
+
+
+def _resolve_networks_of_sac(options: dict[str, Any], where: str) -> None:
+    """Makes one network of RLlib's two networks of SAC, which are equal in most scripts."""
+    given = [options.pop(key, None) for key in ("q_model_config", "policy_model_config")]
+    models = [dict(model) for model in given if model]
+    if models and any(differ(model, models[0]) for model in models):
+        raise ConfigError(
+            f"{where}: q_model_config={shown(given[0])} and policy_model_config={shown(given[1])}. "
+            "Allowed: equal networks, because polopt has one option 'model' for the actor and the "
+            "critics"
+        )
+    if models:
+        options["model"] = {**(options.get("model") or {}), **models[0]}
 
 
 def _resolve_intensity(options: dict[str, Any], known: Mapping[str, Any], where: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from polopt.common.config import differ
-from polopt.rllib.options import Options, default_options, flat_config
+from polopt.rllib.rllib_options import Options, default_options, flat_config
 
 
 def flat(config: Any) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from polopt.common.episodes import Episode
 from polopt.rllib.algorithm import _INSTEAD, Algorithm, algorithm_of
 from polopt.rllib.algorithm_config import AlgorithmConfig
 from polopt.rllib.old_results import add_old_keys
-from polopt.rllib.options import flat_config
 from polopt.rllib.other_libraries import RLLIB_IGNORED, instead_of
+from polopt.rllib.rllib_options import flat_config
 from polopt.rllib.translation import defaults, defaults_of_preset
 from polopt.rllib.user_callbacks import _NOT_CALLED, MetricsLogger, as_polopt_callbacks
 from polopt.trainers import presets
