@@ -197,7 +197,7 @@ def check_stop_keys(keys: Iterable[str], result: Mapping[str, Any]) -> None:
     known = flattened(result)
     problems = []
     for key in keys:
-        if key not in known and "/custom_metrics/" not in key:
+        if key not in known and "/custom_metrics/" not in f"/{key}":
             now = hint("result key", key)
             instead = f". It is now {now!r}" if now else nearest_of(key, known)
             problems.append(f"stop: results have no key {key!r}, so no run would reach it{instead}")
