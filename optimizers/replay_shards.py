@@ -25,7 +25,7 @@ from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 #: The names of kinds of failures in result keys.
-_FAILURES = ("deaths", "hangs", "exceptions", "lost_arguments")
+_FAILURES = ("deaths", "hangs", "exceptions", "lost_arguments", "preemptions")
 _PHASES = ("insert", "draw", "prioritize", "other")
 #: The numbers of `ReplayShards.extra_stats`.
 NUMBERS = (
@@ -35,6 +35,8 @@ NUMBERS = (
         num_replay_shard_deaths (failures, total): failures of shards of the kind `death`
         num_replay_shard_hangs (failures, total): failures of shards of the kind `hang`
         num_replay_shard_exceptions (failures, total): failures of shards of the kind `exception`
+        num_replay_shard_preemptions (shards, total): shards that left because their node or their
+            process had announced its end. Their rows are lost
         num_replay_shard_lost_arguments (fragments, total): fragments that were lost with their
             sampler
         last_replay_shard_failure (text): message of the last failure of a shard
@@ -294,7 +296,7 @@ class ReplayShards(ProcessGroup):
         Shards take turns in proportion to their `weight`. So, on average, each row is drawn as
         often as from a single buffer with all rows.
         """
-        weights = {shard: r.weight for shard, r in self.reports.items() if r.weight > 0.0}
+        weights = {s: r.weight for s, r in self.reports.items() if r.weight > 0.0 and s.up}
         total = sum(weights.values())
         if not weights:
             return None
