@@ -41,7 +41,7 @@ def ask(what: str) -> None:
     assert sys.stdin.readline().strip() == "done"
 
 
-def make(name: str, num_workers: int, **options: Any) -> Any:
+def make(name: str, num_workers: int, hidden: tuple[int, ...] = (8,), **options: Any) -> Any:
     rollout = {
         "num_workers": num_workers,
         "num_envs_per_worker": 1,
@@ -50,7 +50,9 @@ def make(name: str, num_workers: int, **options: Any) -> Any:
         "env_config": {"step_s": 0.002},
         **options,
     }
-    config = worker_config(POLICIES.get(name, "ppo"), PacedCartPole, rollout=rollout)
+    model = {"fcnet_hiddens": hidden}
+    policy = POLICIES.get(name, "ppo")
+    config = worker_config(policy, PacedCartPole, rollout=rollout, model=model)
     return make_optimizer(OPTIMIZERS.get(name), WorkerSet(config), **OPTIONS.get(name, {}))
 
 
@@ -96,20 +98,20 @@ def train(name: str, transport: str) -> dict[str, Any]:
 
 
 def slow_link(name: str) -> dict[str, Any]:
-    optimizer = make(name, 4)
+    """Trains with gradients of 280 KB, while one node can send only 1 megabit a second."""
+    optimizer = make(name, 6, hidden=(256, 256))
     steps_until(optimizer, lambda: all_up(optimizer), 120.0)
     more_updates(optimizer, 10)
-    fast_s = more_updates(optimizer, 20)
     ask("limit")
-    slow_s = more_updates(optimizer, 20, 300.0)
+    slow_s = more_updates(optimizer, 8, 300.0)
     ask("free")
-    more_updates(optimizer, 20)
-    return report(optimizer, fast_s=fast_s, slow_s=slow_s)
+    more_updates(optimizer, 20, 300.0)
+    return report(optimizer, slow_s=slow_s, num_bytes=optimizer.policy.flat.params.nbytes)
 
 
 def lose_node(name: str, how: str) -> dict[str, Any]:
     """Trains, while a node is killed (`end`) or cut off (`cut`), and given back."""
-    optimizer = make(name, 4, worker_timeout_s=20.0)
+    optimizer = make(name, 6, worker_timeout_s=20.0)  # as many as there are CPUs
     workers = optimizer.workers
     steps_until(optimizer, lambda: all_up(optimizer), 120.0)
     ask(how)

@@ -87,12 +87,13 @@ def test_training_on_three_nodes(network: Network, name: str, transport: str) ->
         assert found["backend"] == "gloo"
 
 
-@pytest.mark.parametrize("name", ["async_gradients", "sync_samples"])
-def test_slow_link_slows_only_its_messages(network: Network, name: str) -> None:
+@pytest.mark.parametrize("name", ["async_gradients", "sync_gradients"])
+def test_slow_link_is_no_failure(network: Network, name: str) -> None:
     free = {"limit": lambda: network.limit(1, "1mbit"), "free": lambda: network.limit(1, "1gbit")}
     found = run(network, ["slow_link", name], free)
-    assert (found["deaths"], found["hangs"]) == (0, 0), "a slow link is no failure"
-    assert found["slow_s"] > 0.0
+    assert (found["deaths"], found["hangs"]) == (0, 0)
+    if name == "sync_gradients":  # each of eight updates waits for two gradients from this node
+        assert found["slow_s"] > 6 * 2 * found["num_bytes"] * 8 / 1e6
 
 
 @pytest.mark.parametrize("how", ["end", "cut"])
@@ -109,7 +110,8 @@ def test_node_is_lost_and_given_back(network: Network, name: str, how: str) -> N
         "give back": give_back,
     }
     found = run(network, ["lose_node", name, how], changes)
-    assert 1 <= found["up_meanwhile"] < 4
+    assert 1 <= found["up_meanwhile"] <= 4, "four CPUs are left"
+    assert len(found["nodes"]) == 3, "the workers need the node that was given back"
     assert found["deaths"] + found["hangs"] >= 1
 
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from fakes import FakeTransport, FakeWorkerSet, make_optimizer, worker_config
 from simulated_channel import (
@@ -148,6 +149,33 @@ def test_kept_value_keeps_its_process() -> None:
     calls.send(two, count)
     calls.all()
     assert not one.channel.alive
+
+
+def test_work_for_a_process_that_leaves_reaches_a_replacement_that_is_up() -> None:
+    transport = FakeTransport()
+    shards, calls, one, _ = leaving_shard(transport)
+    calls.send(one, count, "slow")
+    shards.leave(one, "test")
+    transport.script = lambda pending: next(
+        (ticket for ticket in pending if ticket.channel is not one.channel), None
+    )
+    shards.take_started(1.0)
+    assert shards.remote[0].up
+    calls.receive_ended()  # the driver knows of the replacement from here on
+    calls.send(one, count, "late")
+    assert calls.first().value == ("late", 1, 0)
+    assert (calls.num_pending, one.state) == (1, ProcessState.LEAVING)
+
+
+def test_priorities_of_a_shard_that_leaves_do_not_reach_its_replacement() -> None:
+    optimizer = make_replay(shuffled_by(1), num_replay_shards=1)
+    while optimizer.metrics.num_updates < 5:
+        optimizer.step()
+    (shard,) = optimizer.shards.remote
+    optimizer.shards.leave(shard, "test")
+    before = optimizer.calls.num_work_of(shard)
+    optimizer._send_priorities(shard, np.arange(3), np.ones(3))
+    assert optimizer.calls.num_work_of(shard) == before
 
 
 def dies(shards: Any, calls: Calls, one: Any) -> None:
