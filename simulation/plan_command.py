@@ -1,0 +1,182 @@
+"""The command `polopt plan`: ranks strategies by their predicted rates and lags."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from polopt.command_line.output import bad_input, fail, say
+from polopt.common.config import ConfigError
+
+#: The presets that are tried, in this order.
+CANDIDATES = ("SyncPPO", "IMPALA", "A3C", "A2C", "DDPPO", "ApexDQN", "DQN", "SAC")
+#: The environments of each worker that are tried.
+ENVS = (1, 4, 16)
+#: The fragments of the best number of environments are also tried with this factor.
+LONGER = 4
+#: Rates within this share of the highest rate count as equal. The lag then decides.
+EQUAL = 0.05
+
+
+class Choice(NamedTuple):
+    """One way to train.
+
+    Attributes:
+        preset: name of the preset.
+        changes: options, as `key=value`.
+        workers: number of workers.
+        rate: predicted environment steps per second.
+        low, high: bounds of the interval of the rate.
+        lag: predicted mean policy lag.
+        bottleneck: what limits the rate.
+    """
+
+    preset: str
+    changes: tuple[str, ...]
+    workers: int
+    rate: float
+    low: float
+    high: float
+    lag: float
+    bottleneck: str
+
+    def command(self, env: str) -> str:
+        """Returns the command line that trains in this way."""
+        options = " ".join((f"env={env}", *self.changes, f"num_workers={self.workers}"))
+        return f"polopt train {self.preset} {options}"
+
+
+def plan(
+    env: Annotated[
+        str, typer.Argument(metavar="ENV", help="An environment, as the value of the option `env`.")
+    ],
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Options of all runs, such as env_config.size=8."),
+    ] = None,
+    minutes: Annotated[float, typer.Option(min=0.1, help="About the duration.")] = 2.0,
+    cores: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Cores of the machine. Default: the cores of this machine."),
+    ] = None,
+) -> None:
+    """Rank strategies for an environment by predicted rate and lag, not by return."""
+    with bad_input():
+        from polopt.command_line.names import import_from
+
+        import_from(Path.cwd())
+        own = cores or float(os.cpu_count() or 1)
+        choices, refused, left = choices_for(env, changes or [], minutes * 60.0, own)
+    if not choices:
+        fail("no strategy fits this environment:\n" + "\n".join(refused))
+    ranked = rank(choices)
+    say("ranked by predicted steps per second. Equal rates (5%) are ranked by policy lag.")
+    say("This says nothing about the return. Which strategy learns best, `polopt compare` shows.")
+    say(f"{'':>3} {'preset':<9} {'workers':>7} {'steps/s':>9} {'from':>9} {'to':>9} {'lag':>6}  reason")
+    for place, one in enumerate(ranked, start=1):
+        say(
+            f"{place:>3} {one.preset:<9} {one.workers:>7} {one.rate:>9,.0f} {one.low:>9,.0f} "
+            f"{one.high:>9,.0f} {one.lag:>6.1f}  {reason(one, ranked[0])}"
+        )
+    for text in (*refused, *left):
+        say(f"    {text}")
+    say(ranked[0].command(env))
+
+
+def choices_for(
+    env: str, changes: Sequence[str], seconds: float, cores: float
+) -> tuple[list[Choice], list[str], list[str]]:
+    """Calibrates and simulates the candidates, for about `seconds`.
+
+    Returns:
+        the best choice of each preset, the reasons why presets were refused, and what was not
+        tried because the time was over.
+    """
+    from polopt.command_line.plan import plan as read
+    from polopt.simulation.calibration import calibrate
+
+    began_s, choices, refused, left = time.monotonic(), [], [], []
+    fitting: list[tuple[str, Any]] = []
+    for preset in CANDIDATES:
+        try:
+            fitting.append((preset, read(preset, [f"env={env}", *changes])))
+        except ConfigError as error:
+            refused.append(f"{preset}: {str(error).splitlines()[0][:120]}")
+    messages: Any = None
+    for number, (preset, planned) in enumerate(fitting):
+        own_s = (seconds - (time.monotonic() - began_s)) / (len(fitting) - number)
+        until_s = time.monotonic() + own_s
+        # Half of the time of a preset calibrates: each number of environments, and longer
+        # fragments.
+        share_s = max(1.0, 0.5 * own_s / (len(ENVS) + 1))
+        best: list[Choice] = []
+        length = planned.experiment.rollout.rollout_fragment_length
+        tried = [(f"num_envs_per_worker={count}",) for count in ENVS]
+        while tried:
+            own = tried.pop(0)
+            if best and time.monotonic() > until_s:
+                left.append(f"{preset} {' '.join(own)}: not tried, the time was over")
+                continue
+            try:
+                variant = read(preset, [f"env={env}", *changes, *own])
+                calibration = calibrate(variant.experiment, share_s, messages=messages)
+                messages = messages or calibration.costs
+                best += _best(preset, own, calibration, cores)
+            except ConfigError as error:
+                left.append(f"{preset} {' '.join(own)}: {str(error).splitlines()[0][:100]}")
+            if not tried and best and len(own) == 1:
+                top = max(best, key=lambda one: one.rate)
+                longer = f"rollout_fragment_length={LONGER * length}"
+                tried.append((*top.changes, longer))
+        if best:
+            choices.append(rank(best)[0])
+    return choices, refused, left
+
+
+def _best(preset: str, own: tuple[str, ...], calibration: Any, cores: float) -> list[Choice]:
+    """Simulates a calibrated variant with useful numbers of workers. Returns them as choices."""
+    from polopt.simulation.predictions import Machines, predict
+
+    costs = calibration.costs
+    computing = costs.step_cpu_s.sum()
+    waits = costs.step_wait_s.sum()
+    most = max(2.0, min(64.0, cores * max(1.0, (computing + waits) / max(computing, 1e-9))))
+    counts = [2**power for power in range(7) if 2**power <= most]
+    machines = Machines(1, cores)
+    found = []
+    for one in predict(calibration, counts, machines, repeats=2, budget_s=0.4):
+        found.append(
+            Choice(
+                preset, own, one.workers, one.env_steps_per_s, one.low, one.high, one.policy_lag,
+                one.bottleneck,
+            )  # fmt: skip
+        )
+    return found
+
+
+def rank(choices: Sequence[Choice]) -> list[Choice]:
+    """Orders choices: the highest rate first. Among rates that are equal within `EQUAL`, the
+    smallest lag first, and then the fewest workers."""
+    left, ranked = list(choices), []
+    while left:
+        highest = max(one.rate for one in left)
+        equal = [one for one in left if one.rate >= highest * (1.0 - EQUAL)]
+        first = min(equal, key=lambda one: (round(one.lag, 1), one.workers, -one.rate))
+        ranked.append(first)
+        left.remove(first)
+    return ranked
+
+
+def reason(one: Choice, first: Choice) -> str:
+    """Returns the reason of a choice's place, as text."""
+    options = ", ".join(one.changes)
+    if one is first:
+        return f"highest rate, limited by {one.bottleneck} ({options})"
+    if one.rate >= first.rate * (1.0 - EQUAL):
+        return f"as fast, but with a higher lag or more workers ({options})"
+    return f"{one.rate / first.rate:.0%} of the first, limited by {one.bottleneck} ({options})"
