@@ -141,9 +141,7 @@ def cpu_s(function: Callable[[], Any], seconds: float, least: int = 3, most: int
     return statistics.median(measured)
 
 
-def _local(
-    experiment: Experiment, worker: RolloutWorker, seconds: float
-) -> tuple[Costs, Examples]:
+def _local(experiment: Experiment, worker: RolloutWorker, seconds: float) -> tuple[Costs, Examples]:
     steps_cpu: list[float] = []
     steps_wait: list[float] = []
     outside: list[float] = []
@@ -294,8 +292,7 @@ def _from_transitions(
     size = options.train_batch_size
     rows_each = fragments[0].shape[0] * fragments[0].shape[1]
     small = options.model_copy(update={"buffer_size": max(10_000, 4 * size, 8 * rows_each)})
-    make = getattr(small, "make_buffer", None)
-    buffer = make(policy, np.random.SeedSequence(0))
+    buffer = small.make_buffer(policy, np.random.SeedSequence(0))
     count = 0
     while count < 4 or buffer.num_drawable < 2 * size:
         one = fragments[count % len(fragments)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,7 +38,8 @@ class Curve:
         if len(points) == 1:
             first, cost = points[0]
             return cost * size / first if first else cost
-        place = min(max(np.searchsorted([p[0] for p in points], size), 1), len(points) - 1)
+        above = bisect.bisect_left([known for known, _ in points], size)
+        place = min(max(above, 1), len(points) - 1)
         (x0, y0), (x1, y1) = points[place - 1], points[place]
         slope = (y1 - y0) / (x1 - x0) if x1 > x0 else 0.0
         return float(max(0.0, y0 + (size - x0) * slope))
@@ -58,6 +61,10 @@ class MessageCosts(NamedTuple):
     byte_s: float = 0.0
     worker_s: float = 0.0
     latency_s: float = 0.0
+
+
+#: The costs of calls that cost nothing.
+NO_COSTS = MessageCosts()
 
 
 class Learning(NamedTuple):
@@ -84,8 +91,8 @@ class Costs:
     thread, unless an attribute says otherwise.
 
     Attributes:
-        step_cpu_s: `[M]` processor time of M consecutive vector steps (all environments of a worker,
-            and the policy).
+        step_cpu_s: `[M]` processor time of M consecutive vector steps (all environments of a
+            worker, and the policy).
         step_wait_s: `[M]` the rest of the duration of these steps, in which the worker waits.
         fragment_s: time of a fragment besides its steps.
         gradient_s: time of each gradient of a fragment. Empty if the policy gives no gradients.
@@ -109,18 +116,29 @@ class Costs:
     learning: tuple[Learning, ...] = ()
     transitions_s: tuple[tuple[float, float], ...] = ()
     errors_s: tuple[tuple[float, float], ...] = ()
-    message: MessageCosts = MessageCosts()
+    message: MessageCosts = NO_COSTS
     remote_message: MessageCosts | None = None
     exchange_s: float = 0.0
     exchange_byte_s: float = 0.0
     start_s: float = 0.0
     spread: float = 0.0
 
-    def __post_init__(self) -> None:
-        learned = self.learning
-        object.__setattr__(self, "_learn_s", _curve(learned, "seconds"))
-        object.__setattr__(self, "_updates", _curve(learned, "updates"))
-        object.__setattr__(self, "_sums", _curve(learned, "sums"))
+    @functools.cached_property
+    def _learning_curves(self) -> dict[str, Curve]:
+        return {
+            name: Curve([(float(one.rows), float(getattr(one, name))) for one in self.learning])
+            for name in ("seconds", "updates", "sums")
+        }
+
+    @functools.cached_property
+    def learn_transitions_s(self) -> Curve:
+        """The time of learning from replayed rows."""
+        return Curve(self.transitions_s)
+
+    @functools.cached_property
+    def td_errors_s(self) -> Curve:
+        """The time of computing TD errors."""
+        return Curve(self.errors_s)
 
     def pieces(
         self, rng: np.random.Generator, steps: int, count: int
@@ -152,13 +170,13 @@ class Costs:
 
     def learning_of(self, rows: int) -> Learning:
         """Returns the learning from a batch with this number of rows."""
-        known: Any = self
+        curves = self._learning_curves
         nearest = min(self.learning, key=lambda one: abs(one.rows - rows))
         return Learning(
             rows,
-            known._learn_s(rows),
-            max(1, round(known._updates(rows))),
-            max(1, round(known._sums(rows))) if nearest.sums else 0,
+            curves["seconds"](rows),
+            max(1, round(curves["updates"](rows))),
+            max(1, round(curves["sums"](rows))) if nearest.sums else 0,
             nearest.sum_bytes,
         )
 
@@ -186,11 +204,6 @@ class Costs:
             message=_scaled(self.message, message),
             remote_message=self.remote_message and _scaled(self.remote_message, message),
         )
-
-
-def _curve(learned: Sequence[Learning], name: str) -> Curve | None:
-    points = [(float(one.rows), float(getattr(one, name))) for one in learned]
-    return Curve(points) if points else None
 
 
 def _scaled(costs: MessageCosts, factor: float) -> MessageCosts:

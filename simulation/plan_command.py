@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from polopt.command_line.output import bad_input, fail, say
+from polopt.command_line.output import FAILED, bad_input, fail, say
 from polopt.common.config import ConfigError
 
 #: The presets that are tried, in this order.
@@ -73,11 +73,12 @@ def plan(
         own = cores or float(os.cpu_count() or 1)
         choices, refused, left = choices_for(env, changes or [], minutes * 60.0, own)
     if not choices:
-        fail("no strategy fits this environment:\n" + "\n".join(refused))
+        fail("no strategy fits this environment:\n" + "\n".join(refused), FAILED)
     ranked = rank(choices)
     say("ranked by predicted steps per second. Equal rates (5%) are ranked by policy lag.")
     say("This says nothing about the return. Which strategy learns best, `polopt compare` shows.")
-    say(f"{'':>3} {'preset':<9} {'workers':>7} {'steps/s':>9} {'from':>9} {'to':>9} {'lag':>6}  reason")
+    head = f"{'':>3} {'preset':<9} {'workers':>7} {'steps/s':>9} {'from':>9} {'to':>9} {'lag':>6}"
+    say(f"{head}  reason")
     for place, one in enumerate(ranked, start=1):
         say(
             f"{place:>3} {one.preset:<9} {one.workers:>7} {one.rate:>9,.0f} {one.low:>9,.0f} "
@@ -116,7 +117,7 @@ def choices_for(
         share_s = max(1.0, 0.5 * own_s / (len(ENVS) + 1))
         best: list[Choice] = []
         length = planned.experiment.rollout.rollout_fragment_length
-        tried = [(f"num_envs_per_worker={count}",) for count in ENVS]
+        tried: list[tuple[str, ...]] = [(f"num_envs_per_worker={count}",) for count in ENVS]
         while tried:
             own = tried.pop(0)
             if best and time.monotonic() > until_s:
@@ -140,7 +141,7 @@ def choices_for(
 
 def _best(preset: str, own: tuple[str, ...], calibration: Any, cores: float) -> list[Choice]:
     """Simulates a calibrated variant with useful numbers of workers. Returns them as choices."""
-    from polopt.simulation.predictions import Machines, predict
+    from polopt.simulation.predictions import Machines, predict_with
 
     costs = calibration.costs
     computing = costs.step_cpu_s.sum()
@@ -149,12 +150,18 @@ def _best(preset: str, own: tuple[str, ...], calibration: Any, cores: float) -> 
     counts = [2**power for power in range(7) if 2**power <= most]
     machines = Machines(1, cores)
     found = []
-    for one in predict(calibration, counts, machines, repeats=2, budget_s=0.4):
+    for one in predict_with(calibration, counts, machines, repeats=2, budget_s=0.4):
         found.append(
             Choice(
-                preset, own, one.workers, one.env_steps_per_s, one.low, one.high, one.policy_lag,
+                preset,
+                own,
+                one.workers,
+                one.env_steps_per_s,
+                one.low,
+                one.high,
+                one.policy_lag,
                 one.bottleneck,
-            )  # fmt: skip
+            )
         )
     return found
 

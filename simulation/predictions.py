@@ -1,4 +1,4 @@
-"""`predict`: simulates an experiment with several numbers of workers."""
+"""`predict_with`: simulates an experiment with several numbers of workers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from polopt.simulation.engine import Link
 from polopt.simulation.processes import Scene, VirtualTransport
 from polopt.simulation.stand_ins import Stage, StandInWorker, StandInWorkerSet
 
-#: Each worker answers about this number of calls while a simulation is measured, and at least a
-#: tenth of it if there are many workers.
+#: Each worker answers about this number of calls while a simulation is measured, and at least 3
+#: calls if there are many workers.
 ANSWERS_PER_WORKER = 30
-#: The number of answers of all workers together after which a simulation may end.
-_MANY_ANSWERS = 4000
+#: The least number of answers of all workers together, and the number after which a simulation may
+#: end although each worker has answered fewer calls than that.
+_LEAST_ANSWERS, _MANY_ANSWERS = 1000, 4000
 #: A share of busy time above which a resource is the bottleneck.
 BUSY = 0.85
 #: A gain by twice as many workers below which a strategy is saturated.
@@ -169,7 +170,8 @@ def simulate(
 def _measured(optimizer: Any, scene: Scene, workers: int, budget_s: float) -> Outcome:
     """Runs steps until the run is warm, and then measures further steps."""
     engine, metrics = scene.engine, optimizer.metrics
-    answers = max(3 * workers, min(ANSWERS_PER_WORKER * workers, _MANY_ANSWERS))
+    wanted = min(max(ANSWERS_PER_WORKER * workers, _LEAST_ANSWERS), _MANY_ANSWERS)
+    answers = max(3 * workers, wanted)
     hard_until_s = time.monotonic() + 6 * budget_s
     scene.begin_own_time()
 
@@ -213,7 +215,7 @@ def _measured(optimizer: Any, scene: Scene, workers: int, budget_s: float) -> Ou
     )
 
 
-def predict(
+def predict_with(
     calibration: Calibration,
     workers: Sequence[int],
     machines: Machines,
@@ -242,7 +244,9 @@ def predict(
     for count in counts:
         try:
             samples[count] = [
-                simulate(calibration, count, machines, repeat, _drawn(calibration, repeat), budget_s)
+                simulate(
+                    calibration, count, machines, repeat, _drawn(calibration, repeat), budget_s
+                )
                 for repeat in range(repeats if count <= 256 else min(repeats, 3))
             ]
         except ConfigError:
@@ -288,15 +292,25 @@ def _prediction(
     )
     load = (on_first * computing + 1) / machines.cores
     return Prediction(
-        count, rate, low, high, rate / (base * count), lag, lag_low, lag_high, phases, driver, cores,
-        bottleneck(driver, learning, cores, link, phases["idle"]),
-        costs.start_s * max(1.0, on_first / machines.cores),
-        load if load > 1.0 else 0.0,
-    )  # fmt: skip
+        workers=count,
+        env_steps_per_s=rate,
+        low=low,
+        high=high,
+        efficiency=rate / (base * count),
+        policy_lag=lag,
+        lag_low=lag_low,
+        lag_high=lag_high,
+        phases=phases,
+        driver_busy=driver,
+        cores_busy=cores,
+        bottleneck=bottleneck(count, driver, learning, cores, link, phases["idle"]),
+        start_up_s=costs.start_s * max(1.0, on_first / machines.cores),
+        oversubscribed=load if load > 1.0 else 0.0,
+    )
 
 
 def bottleneck(
-    driver: float, learning: float, cores: float, link: float, idle: float
+    workers: int, driver: float, learning: float, cores: float, link: float, idle: float
 ) -> str:
     """Returns what limits the rate, from the shares of an `Outcome`."""
     if cores >= BUSY and driver < BUSY:
@@ -305,7 +319,7 @@ def bottleneck(
         return "the driver, which learns" if learning > driver / 2 else "the driver's messages"
     if link >= BUSY:
         return "the link"
-    if idle <= 1.0 - BUSY:
+    if idle <= 1.0 - BUSY or workers == 1:
         return "the workers"
     if learning > idle / 2:
         return "workers wait for learning"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +17,7 @@ from polopt.common.config import ConfigError
 #: What moves the rate, by bottleneck.
 ADVICE = {
     "the cores": "more cores or nodes, or a cheaper environment",
-    "the driver, which learns": "larger minibatches, fewer epochs, or a strategy whose workers learn",
+    "the driver, which learns": "larger minibatches, fewer epochs, or workers that learn",
     "the driver's messages": "longer fragments, or more environments per worker",
     "the link": "longer fragments, compressed gradients, or a faster link",
     "the workers": "more workers",
@@ -66,32 +65,31 @@ def simulate(
 ) -> None:
     """Predict how fast an experiment runs with other numbers of workers."""
     with bad_input():
+        from polopt.command_line.examples import apply_changes, load_example
         from polopt.command_line.names import import_from
-        from polopt.command_line.plan import plan
-        from polopt.simulation.calibration import calibrate, check_supported
-        from polopt.simulation.predictions import Machines, predict
+        from polopt.simulation.predict_function import predict
 
-        counts = numbers(workers)
-        if nodes == 1 and (latency or bandwidth):
-            raise ConfigError("--latency, --bandwidth: there is one node. Give --nodes")
         import_from(Path.cwd())
-        planned = plan(experiment, changes or [])
-        if planned.is_sweep:
-            raise ConfigError(f"{experiment}: a sweep has several experiments. Give one of them")
-        check_supported(planned.experiment)
-        own = cores or float(os.cpu_count() or 1)
-        machines = Machines(
-            nodes, own, latency / 1e3, math.inf if bandwidth is None else bandwidth * 1e6 / 8
-        )
+        _, options = apply_changes(load_example(experiment), changes or [])
         say("calibrating. The machine should do nothing else meanwhile")
-        calibration = calibrate(planned.experiment, seconds, nodes)
-        predictions = predict(calibration, counts, machines, repeats)
+        forecast = predict(
+            experiment,
+            options,
+            workers=numbers(workers),
+            nodes=nodes,
+            cores=cores,
+            latency_s=latency / 1e3,
+            bandwidth=math.inf if bandwidth is None else bandwidth * 1e6 / 8,
+            seconds=seconds,
+            repeats=repeats,
+        )
+    predictions, machines = forecast.predictions, forecast.machines
     for line in table(predictions):
         say(line)
     for line in findings(predictions, machines):
         say(line)
     if json_file is not None:
-        json_file.write_text(json.dumps(report(planned, machines, predictions), indent=1) + "\n")
+        json_file.write_text(json.dumps(report(experiment, machines, predictions), indent=1) + "\n")
 
 
 def numbers(text: str) -> list[int]:
@@ -103,7 +101,9 @@ def numbers(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     wrong = [part for part in parts if not part.isdecimal() or int(part) < 1]
     if wrong:
-        raise ConfigError(f"--workers: got {wrong[0]!r}. Allowed: numbers of 1 or more, as in 1,2,4")
+        raise ConfigError(
+            f"--workers: got {wrong[0]!r}. Allowed: numbers of 1 or more, as in 1,2,4"
+        )
     return [int(part) for part in parts]
 
 
@@ -153,14 +153,14 @@ def findings(predictions: Sequence[Any], machines: Any) -> list[str]:
     return lines
 
 
-def report(planned: Any, machines: Any, predictions: Sequence[Any]) -> dict[str, Any]:
+def report(experiment: str, machines: Any, predictions: Sequence[Any]) -> dict[str, Any]:
     """Returns the content of the file of `--json`."""
     from polopt.simulation.predictions import saturation
 
     own = machines._asdict()
     own["bandwidth"] = None if math.isinf(machines.bandwidth) else machines.bandwidth
     return {
-        "experiment": planned.name,
+        "experiment": experiment,
         "machines": own,
         "saturates_at": saturation(predictions),
         "predictions": [dataclasses.asdict(one) for one in predictions],

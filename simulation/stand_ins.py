@@ -29,7 +29,7 @@ from polopt.rollouts.workers.fault_log import InARow
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
-from polopt.simulation.costs import Curve, Learning
+from polopt.simulation.costs import Learning
 from polopt.simulation.processes import Barrier, DriverProgram, Program, Scene
 
 
@@ -309,21 +309,17 @@ class _StandInPolicy:
         return dict(self._worker.stage.examples.stats)
 
     def learn_on_transitions(self, rows: Any) -> tuple[dict[str, float], np.ndarray]:
-        self._spend(_at(self._costs.transitions_s, rows.num_rows))
+        self._spend(self._costs.learn_transitions_s(rows.num_rows))
         self._updated(1, rows.num_rows)
         return dict(self._worker.stage.examples.stats), np.ones(rows.num_rows)
 
     def td_errors(self, rows: Any) -> np.ndarray:
-        self._spend(_at(self._costs.errors_s, rows.num_rows))
+        self._spend(self._costs.td_errors_s(rows.num_rows))
         return np.ones(rows.num_rows)
 
 
-def _at(points: Any, rows: int) -> float:
-    return Curve(points)(rows)
-
-
 @functools.cache
-def _class_of(real: type) -> type:
+def _class_of(real: type[Any]) -> Any:
     return type(real.__name__, (_StandInPolicy, real), {"__module__": __name__})
 
 
@@ -331,7 +327,8 @@ def stand_in_policy(worker: StandInWorker) -> Any:
     """Returns the stand-in for the policy of a worker. It shares everything with the real policy
     but the version and the counts."""
     real = worker.stage.examples.policy
-    policy = object.__new__(_class_of(type(real)))
+    kind: Any = _class_of(type(real))
+    policy: Any = object.__new__(kind)
     policy.__dict__.update(real.__dict__)
     policy.progress = LearningProgress()
     policy.shuffle = np.random.default_rng(0)
