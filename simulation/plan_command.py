@@ -101,7 +101,9 @@ def choices_for(
     from polopt.command_line.plan import plan as read
     from polopt.simulation.calibration import calibrate
 
-    began_s, choices, refused, left = time.monotonic(), [], [], []
+    began_s, refused = time.monotonic(), []
+    choices: list[Choice] = []
+    left: list[str] = []
     fitting: list[tuple[str, Any]] = []
     for preset in CANDIDATES:
         try:
@@ -112,58 +114,69 @@ def choices_for(
     for number, (preset, planned) in enumerate(fitting):
         own_s = (seconds - (time.monotonic() - began_s)) / (len(fitting) - number)
         until_s = time.monotonic() + own_s
-        # Half of the time of a preset calibrates: each number of environments, and longer
-        # fragments.
-        share_s = max(1.0, 0.5 * own_s / (len(ENVS) + 1))
-        best: list[Choice] = []
+        share_s = max(0.5, own_s / (len(ENVS) + 2))  # for each variant, and for the last repeats
         length = planned.experiment.rollout.rollout_fragment_length
         tried: list[tuple[str, ...]] = [(f"num_envs_per_worker={count}",) for count in ENVS]
+        best: list[tuple[Choice, Any]] = []
         while tried:
             own = tried.pop(0)
-            if best and time.monotonic() > until_s:
-                left.append(f"{preset} {' '.join(own)}: not tried, the time was over")
+            if best and time.monotonic() > until_s - share_s:
+                left.append(f"{preset} {' '.join(own)}: not tried, because the time was over")
                 continue
             try:
                 variant = read(preset, [f"env={env}", *changes, *own])
-                calibration = calibrate(variant.experiment, share_s, messages=messages)
+                calibration = calibrate(variant.experiment, share_s / 2, messages=messages)
                 messages = messages or calibration.costs
-                best += _best(preset, own, calibration, cores)
+                best += [
+                    (one, calibration)
+                    for one in _grown(preset, own, calibration, cores, share_s / 2)
+                ]
             except ConfigError as error:
                 left.append(f"{preset} {' '.join(own)}: {str(error).splitlines()[0][:100]}")
             if not tried and best and len(own) == 1:
-                top = max(best, key=lambda one: one.rate)
-                longer = f"rollout_fragment_length={LONGER * length}"
-                tried.append((*top.changes, longer))
+                top = max(best, key=lambda pair: pair[0].rate)[0]
+                tried.append((*top.changes, f"rollout_fragment_length={LONGER * length}"))
         if best:
-            choices.append(rank(best)[0])
+            first = rank([one for one, _ in best])[0]
+            calibration = next(used for one, used in best if one is first)
+            choices.append(_repeated(first, calibration, cores, share_s))
     return choices, refused, left
 
 
-def _best(preset: str, own: tuple[str, ...], calibration: Any, cores: float) -> list[Choice]:
-    """Simulates a calibrated variant with useful numbers of workers. Returns them as choices."""
+def _grown(
+    preset: str, own: tuple[str, ...], calibration: Any, cores: float, seconds: float
+) -> list[Choice]:
+    """Simulates a calibrated variant with 1, 2, 4 and more workers, until more workers gain less
+    than a tenth. Returns what was simulated."""
+    from polopt.simulation.predictions import Machines, simulate
+
+    found: list[Choice] = []
+    for power in range(8):
+        count = 2**power
+        try:
+            one = simulate(calibration, count, Machines(1, cores), budget_s=seconds / 8)
+        except ConfigError:  # such as fewer workers than shards
+            continue
+        rate, lag = one.env_steps_per_s, one.policy_lag
+        found.append(Choice(preset, own, count, rate, rate, rate, lag, ""))
+        if len(found) > 1 and rate < 1.1 * found[-2].rate:
+            break
+    return found
+
+
+def _repeated(choice: Choice, calibration: Any, cores: float, seconds: float) -> Choice:
+    """Simulates a choice several times, for its interval and its bottleneck."""
     from polopt.simulation.predictions import Machines, predict_with
 
-    costs = calibration.costs
-    computing = costs.step_cpu_s.sum()
-    waits = costs.step_wait_s.sum()
-    most = max(2.0, min(64.0, cores * max(1.0, (computing + waits) / max(computing, 1e-9))))
-    counts = [2**power for power in range(7) if 2**power <= most]
     machines = Machines(1, cores)
-    found = []
-    for one in predict_with(calibration, counts, machines, repeats=2, budget_s=0.4):
-        found.append(
-            Choice(
-                preset,
-                own,
-                one.workers,
-                one.env_steps_per_s,
-                one.low,
-                one.high,
-                one.policy_lag,
-                one.bottleneck,
-            )
-        )
-    return found
+    (one,) = predict_with(calibration, [choice.workers], machines, 3, seconds / 12)
+    return choice._replace(
+        rate=one.env_steps_per_s,
+        low=one.low,
+        high=one.high,
+        lag=one.policy_lag,
+        bottleneck=one.bottleneck,
+    )
 
 
 def rank(choices: Sequence[Choice]) -> list[Choice]:

@@ -25,7 +25,7 @@ from polopt.simulation.stand_ins import Stage, StandInWorker, StandInWorkerSet
 ANSWERS_PER_WORKER = 30
 #: The least number of answers of all workers together, and the number after which a simulation may
 #: end although each worker has answered fewer calls than that.
-_LEAST_ANSWERS, _MANY_ANSWERS = 1000, 4000
+LEAST_ANSWERS, MANY_ANSWERS = 1000, 4000
 #: A share of busy time above which a resource is the bottleneck.
 BUSY = 0.85
 #: A gain by twice as many workers below which a strategy is saturated.
@@ -156,8 +156,7 @@ def simulate(
     worker_set = StandInWorkerSet(stage, config, transport)
     optimizer = cls(worker_set, options)
     collecting = gc.isenabled()
-    gc.collect()
-    gc.disable()
+    gc.disable()  # a collection would count as the driver's own code
     try:
         return _measured(optimizer, scene, workers, budget_s)
     finally:
@@ -170,7 +169,7 @@ def simulate(
 def _measured(optimizer: Any, scene: Scene, workers: int, budget_s: float) -> Outcome:
     """Runs steps until the run is warm, and then measures further steps."""
     engine, metrics = scene.engine, optimizer.metrics
-    wanted = min(max(ANSWERS_PER_WORKER * workers, _LEAST_ANSWERS), _MANY_ANSWERS)
+    wanted = min(max(ANSWERS_PER_WORKER * workers, LEAST_ANSWERS), MANY_ANSWERS)
     answers = max(3 * workers, wanted)
     hard_until_s = time.monotonic() + 6 * budget_s
     scene.begin_own_time()
