@@ -126,7 +126,9 @@ def choices_for(
             try:
                 variant = read(preset, [f"env={env}", *changes, *own])
                 calibration = calibrate(variant.experiment, share_s / 2, messages=messages)
-                messages = messages or calibration.costs
+                if messages is None:  # the start of the first workers is not its time
+                    messages = calibration.costs
+                    until_s = time.monotonic() + own_s
                 best += [
                     (one, calibration)
                     for one in _grown(preset, own, calibration, cores, share_s / 2)

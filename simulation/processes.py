@@ -11,11 +11,14 @@ it needs here is the time that it takes in the simulation.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
+
+from ray import cloudpickle
 
 from polopt.metrics.record import payload_bytes
 from polopt.rollouts.transport.channel import (
@@ -33,6 +36,8 @@ from polopt.simulation.engine import Engine, Link, Node
 #: The driver's own code counts in portions of at least this time, so that reading the clock costs
 #: less than the code itself.
 PORTION_S = 2e-5
+#: The number of answers of each function that are pickled to measure how long this takes.
+NUM_ENCODED = 9
 
 
 class Barrier:
@@ -165,6 +170,7 @@ class Scene:
         self.answered = 0
         self.phase_s: dict[str, float] = {}
         self._own_since_s: float | None = None
+        self._encoding_s: dict[str, list[tuple[float, float]]] = {}
 
     @property
     def driver_node(self) -> Node:
@@ -194,6 +200,25 @@ class Scene:
                 self.begin_own_time()
         return self.engine.now_s
 
+    def encoding_s(self, name: str, answer: Any) -> tuple[float, float]:
+        """Returns the processor time of pickling and of unpickling the answers of a function: the
+        median of its first answers."""
+        if not self.own_code:
+            return 0.0, 0.0
+        measured = self._encoding_s.setdefault(name, [])
+        if len(measured) < NUM_ENCODED:
+            buffers: list[Any] = []
+            began_s = time.thread_time()
+            data = cloudpickle.dumps(answer, protocol=5, buffer_callback=buffers.append)
+            encoded_s = time.thread_time()
+            cloudpickle.loads(data, buffers=buffers)
+            measured.append((encoded_s - began_s, time.thread_time() - encoded_s))
+        encode, decode = zip(*measured, strict=True)
+        return (
+            statistics.median(encode) * self.own_code,
+            statistics.median(decode) * self.own_code,
+        )
+
     def message_costs(self, node: int) -> MessageCosts:
         """Returns the costs of calls to processes on a node."""
         remote = self.costs.remote_message
@@ -215,6 +240,7 @@ class VirtualTicket(Ticket):
         self.done = False
         self.limit: int | None = None
         self.num_bytes = 0
+        self.decode_s = 0.0
 
     def ended(self) -> bool:
         return self.done
@@ -312,7 +338,10 @@ class VirtualChannel(Channel):
             began_s = time.thread_time()
             ticket.answer = self.target.run(message.number, message.function, *args)
             program.spend((time.thread_time() - began_s) * self.scene.own_code)
+        encode_s, ticket.decode_s = self.scene.encoding_s(message.name, ticket.answer)
+        program.spend(encode_s)
         if message.by_reference and ticket.answer.error is None:
+            ticket.decode_s = 0.0
             ticket.answer = ticket.answer._replace(value=Reference(ticket.answer.value))
         return program.parts
 
@@ -436,7 +465,7 @@ class VirtualTransport(Transport):
         scene = self.scene
         costs = scene.message_costs(ticket.channel.node)
         seconds = costs.idle_s if has_waited else costs.busy_s
-        seconds += costs.byte_s * ticket.num_bytes
+        seconds += costs.byte_s * ticket.num_bytes + ticket.decode_s
         scene.engine.spend(scene.driver_node, seconds)
         scene.driver_s["messages"] += seconds
         scene.answered += 1
