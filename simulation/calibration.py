@@ -174,28 +174,29 @@ def _local(experiment: Experiment, worker: RolloutWorker, seconds: float) -> tup
 
 @contextmanager
 def _traced(worker: RolloutWorker, cpu: list[float], wait: list[float]) -> Iterator[None]:
-    """Measures each vector step of a worker: its processor time, and the rest of its duration."""
+    """Measures each vector step of a worker: its processor time, and the rest of its duration. A
+    step lasts from one answer of `goes_on` to the next question."""
     sampler: Any = worker.get_sampler()
-    step = getattr(sampler, "_step", None)
-    if step is None:
-        raise ConfigError(
-            "the environment has several policies. A simulation was never calibrated for that"
-        )
+    goes_on, began = sampler.goes_on, list[tuple[int, float, float]]()
 
-    def traced() -> None:
-        blocked = _times_blocked()
-        began_s, wall_s = time.thread_time(), time.monotonic()
-        step()
-        used_s, passed_s = time.thread_time() - began_s, time.monotonic() - wall_s
-        cpu.append(used_s)
-        # If the thread did not block, other programs had its core. That is not a wait of its own.
-        wait.append(max(0.0, passed_s - used_s) if _times_blocked() > blocked else 0.0)
+    def traced() -> bool:
+        if began:
+            blocked, began_s, wall_s = began.pop()
+            used_s, passed_s = time.thread_time() - began_s, time.monotonic() - wall_s
+            cpu.append(used_s)
+            # If the thread did not block, other programs had its core. That is not a wait of its
+            # own.
+            wait.append(max(0.0, passed_s - used_s) if _times_blocked() > blocked else 0.0)
+        more: bool = goes_on()
+        if more:
+            began.append((_times_blocked(), time.thread_time(), time.monotonic()))
+        return more
 
-    sampler._step = traced
+    sampler.goes_on = traced
     try:
         yield
     finally:
-        del sampler._step
+        del sampler.goes_on
 
 
 def _times_blocked() -> int:

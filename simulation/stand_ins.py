@@ -319,7 +319,7 @@ class _StandInPolicy:
 
 
 @functools.cache
-def _class_of(real: type[Any]) -> Any:
+def _class_of(real: Any) -> Any:
     return type(real.__name__, (_StandInPolicy, real), {"__module__": __name__})
 
 
@@ -327,7 +327,7 @@ def stand_in_policy(worker: StandInWorker) -> Any:
     """Returns the stand-in for the policy of a worker. It shares everything with the real policy
     but the version and the counts."""
     real = worker.stage.examples.policy
-    kind: Any = _class_of(type(real))
+    kind: Any = _class_of(real.__class__)
     policy: Any = object.__new__(kind)
     policy.__dict__.update(real.__dict__)
     policy.progress = LearningProgress()

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from source_tree import ROOT
-from typer.testing import CliRunner
 
 import polopt
-from polopt.command_line.cli import app
+from polopt.simulation.simulate_command import simulate
 
 
 def test_the_code_of_the_page_runs(ray_session: Any) -> None:
@@ -27,15 +27,15 @@ def test_the_code_of_the_page_runs(ray_session: Any) -> None:
     assert forecast.calibration.costs.start_s > 0.1
 
 
-def test_the_command_writes_predictions(ray_session: Any, tmp_path: Path) -> None:
+def test_the_command_writes_predictions(
+    ray_session: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "predictions.json"
-    options = ["--workers", "3", "--cores", "8", "--seconds", "1", "--repeats", "2"]
     given = ["env=CartPole-v1", "train_batch_size=200"]
-    done = CliRunner().invoke(app, ["simulate", "IMPALA", *given, *options, "--json", str(file)])
-    assert done.exit_code == 0, done.output
+    simulate(
+        "IMPALA", given, workers="3", cores=8.0, seconds=1.0, repeats=2, json_file=file, nodes=1
+    )
     (one,) = json.loads(file.read_text())["predictions"]
     assert one["workers"] == 3
     assert 0.0 < one["low"] <= one["env_steps_per_s"] <= one["high"]
-    refused = CliRunner().invoke(app, ["simulate", "A3C", "env=CartPole-v1", "--latency", "3"])
-    assert refused.exit_code != 0
-    assert "nodes is 1" in refused.output
+    assert f"{one['env_steps_per_s']:,.0f}" in capsys.readouterr().out

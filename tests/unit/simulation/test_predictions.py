@@ -16,6 +16,7 @@ from polopt.simulation import predictions
 from polopt.simulation.calibration import check_supported
 from polopt.simulation.costs import Costs, Curve, Learning
 from polopt.simulation.plan_command import Choice, rank, reason
+from polopt.simulation.predict_function import predict
 from polopt.simulation.predictions import Prediction, bottleneck, predict_with, saturation
 from polopt.simulation.simulate_command import ADVICE, findings, numbers, report, table
 from polopt.trainers.experiment import Experiment
@@ -99,6 +100,11 @@ def test_what_was_never_calibrated_is_refused(key: str, value: Any, reason: str)
     with pytest.raises(ConfigError, match=f"{key}.*{reason}"):
         check_supported(experiment)
     check_supported(Experiment.parse({**options, key: 0}, PRESETS["A3C"].preset))
+
+
+def test_a_link_needs_two_nodes() -> None:
+    with pytest.raises(ConfigError, match="nodes is 1"):
+        predict("A3C", {"env": "CartPole-v1"}, latency_s=0.001)
 
 
 def test_the_rate_of_one_worker_is_the_base_of_the_efficiency(
