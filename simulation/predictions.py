@@ -26,6 +26,8 @@ ANSWERS_PER_WORKER = 30
 #: The least number of answers of all workers together, and the number after which a simulation may
 #: end although each worker has answered fewer calls than that.
 LEAST_ANSWERS, MANY_ANSWERS = 1000, 4000
+#: See `simulate`.
+HARD_FACTOR = 8
 #: A share of busy time above which a resource is the bottleneck.
 BUSY = 0.85
 #: A gain by twice as many workers below which a strategy is saturated.
@@ -120,7 +122,8 @@ def simulate(
         machines: the machines of the run.
         seed: seed of all draws.
         costs: costs in place of those of the calibration.
-        budget_s: real seconds after which the simulation ends, once it is warm.
+        budget_s: processor time after which the simulation ends, once each worker has answered a
+            few calls. In any case, it ends after `HARD_FACTOR` times this time.
         own_code: see `Scene`.
 
     Raises:
@@ -171,23 +174,27 @@ def _measured(optimizer: Any, scene: Scene, workers: int, budget_s: float) -> Ou
     engine, metrics = scene.engine, optimizer.metrics
     wanted = min(max(ANSWERS_PER_WORKER * workers, LEAST_ANSWERS), MANY_ANSWERS)
     answers = max(3 * workers, wanted)
-    hard_until_s = time.monotonic() + 6 * budget_s
+    hard_until_s = time.thread_time() + HARD_FACTOR * budget_s
     scene.begin_own_time()
 
-    def run(until_answers: int, until_s: float) -> None:
-        while scene.answered < until_answers or not metrics.num_updates:
+    def run(least: int, enough: int) -> None:
+        """Runs steps for `enough` answers, or for the budget and `least` answers."""
+        begun, until_s = scene.answered, time.thread_time() + budget_s
+        while True:
             optimizer.step()
-            if time.monotonic() > (until_s if metrics.num_updates else hard_until_s):
+            count, now_s = scene.answered - begun, time.thread_time()
+            is_warm = metrics.num_updates > 0 and count >= least
+            if (is_warm and (count >= enough or now_s > until_s)) or now_s > hard_until_s:
                 break
 
-    run(max(2 * workers, answers // 4), time.monotonic() + budget_s)
+    run(2 * workers, max(2 * workers, answers // 4))
     optimizer.stats()  # begins a new interval of the lag
     scene.note_own_time()
     began_s, steps = engine.now_s, metrics.num_env_steps_sampled
     driver, phases = dict(scene.driver_s), dict(scene.phase_s)
     busy, link_s = [node.busy_s for node in engine.nodes], scene.link.busy_s
     scene.begin_own_time()
-    run(scene.answered + answers, time.monotonic() + budget_s)
+    run(workers, answers)
     while engine.now_s <= began_s or metrics.num_env_steps_sampled <= steps:
         optimizer.step()
     scene.note_own_time()
@@ -229,7 +236,7 @@ def predict_with(
         workers: the numbers of workers.
         machines: the machines.
         repeats: number of simulations for each number of workers. With many workers, there are
-            fewer, at least 3.
+            fewer, at least 2.
         budget_s: see `simulate`.
 
     Raises:
@@ -246,7 +253,7 @@ def predict_with(
                 simulate(
                     calibration, count, machines, repeat, _drawn(calibration, repeat), budget_s
                 )
-                for repeat in range(repeats if count <= 256 else min(repeats, 3))
+                for repeat in range(repeats if count <= 256 else min(repeats, 3 - (count > 1024)))
             ]
         except ConfigError:
             if count in workers:
