@@ -1,7 +1,7 @@
 """Predicts rates of training, writes them down, and then measures them.
 
     python benchmarks/predicted_rates.py                       # all that is missing
-    python benchmarks/predicted_rates.py --only A3C constant   # cases with these words
+    python benchmarks/predicted_rates.py --only A3C constant   # some cases
     python benchmarks/predicted_rates.py --page                # only writes the page
 
 The script runs in two halves. The first half predicts every case, and stores all predictions in
@@ -125,12 +125,13 @@ def options_of(strategy: str, sleep: str) -> dict[str, Any]:
 
 
 def cases(only: list[str]) -> Iterator[tuple[str, str]]:
-    """Yields the strategies and distributions that contain all words."""
-    for strategy in STRATEGIES:
-        for sleep in SLEEPS:
-            text = f"{STRATEGIES[strategy][0]} {strategy} {sleep}"
-            if all(word in text for word in only):
-                yield strategy, sleep
+    """Yields the strategies and distributions that are named, by the name of a strategy, of its
+    preset, or of a distribution. Without the name of a strategy, yields all of them, and so on."""
+    sleeps = [word for word in only if word in SLEEPS] or SLEEPS
+    names = [word for word in only if word not in SLEEPS]
+    for strategy, (preset, _) in STRATEGIES.items():
+        if not names or strategy in names or preset in names:
+            yield from ((strategy, sleep) for sleep in sleeps)
 
 
 def key(kind: str, strategy: str, sleep: str, workers: int) -> str:
@@ -160,7 +161,7 @@ def predict_all(
             workers=[1, *wanted],
             seconds=seconds,
             repeats=3,
-            budget_s=1.0,
+            budget_s=0.5,
             earlier=earlier.get(reduces),
         )
         earlier.setdefault(reduces, forecast)
@@ -303,10 +304,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--only", nargs="*", default=[], help="words of the cases to run")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="strategies, presets and distributions"
+    )
     parser.add_argument("--workers", type=int, nargs="*", default=list(WORKERS))
-    parser.add_argument("--calibration-s", type=float, default=5.0)
-    parser.add_argument("--measure-s", type=float, default=4.0)
+    parser.add_argument("--calibration-s", type=float, default=4.0)
+    parser.add_argument("--measure-s", type=float, default=3.5)
     parser.add_argument("--page", action="store_true", help="only write the page")
     parser.add_argument("--no-measuring", action="store_true", help="only predict")
     args = parser.parse_args()

@@ -453,6 +453,7 @@ class VirtualTransport(Transport):
         # driver's own code.
         ready = run_here(tickets) or self._arrived(tickets)
         scene.note_own_time()
+        ready = ready or self._arrived(tickets)  # what came while the driver's own code ran
         if not ready:
             self._news.clear()
             wanted, until_s = set(map(id, tickets)), engine.now_s + timeout_s

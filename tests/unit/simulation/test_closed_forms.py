@@ -10,6 +10,7 @@ import pytest
 from simulated_toys import MANY, calibrated, outcome, with_costs
 
 from polopt.optimizers.async_gradients import AsyncGradients
+from polopt.simulation import predictions
 from polopt.simulation.costs import Learning, MessageCosts
 from polopt.simulation.engine import Engine, Link
 from polopt.simulation.predictions import Machines
@@ -208,12 +209,17 @@ def test_the_real_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_drivers_own_code_takes_time() -> None:
-    from polopt.simulation.predictions import simulate
-
     calibration = calibrated("A3C", STEPS)  # everything else costs nothing
-    slow = simulate(calibration, 4, MANY, own_code=100.0).env_steps_per_s
-    fast = simulate(calibration, 4, MANY, own_code=1.0).env_steps_per_s
+    slow = predictions.simulate(calibration, 4, MANY, own_code=100.0).env_steps_per_s
+    fast = predictions.simulate(calibration, 4, MANY, own_code=1.0).env_steps_per_s
     assert fast > 5.0 * slow
+
+
+def test_answers_arrive_while_the_drivers_own_code_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predictions, "LEAST_ANSWERS", 200)
+    replay = {"buffer_size": 2000, "learning_starts": 50, "train_batch_size": 8}
+    calibration = calibrated("DQN", STEPS, replay, wait_s=1e-4)
+    assert predictions.simulate(calibration, 1, MANY, own_code=20.0).env_steps_per_s > 0.0
 
 
 def test_a_simulation_repeats_exactly() -> None:
