@@ -81,6 +81,9 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.snapshots import WEIGHTS as WEIGHTS
     from polopt.rollouts.workers.worker_handle import WorkerHandle as WorkerHandle
     from polopt.rollouts.workers.worker_set import WorkerSet as WorkerSet
+    from polopt.simulation.predict_function import Forecast as Forecast
+    from polopt.simulation.predict_function import predict as predict
+    from polopt.simulation.predictions import Prediction as Prediction
     from polopt.trainers.play_episodes import EvaluationResult as EvaluationResult
     from polopt.trainers.presets import register as register
     from polopt.trainers.restoring import load as load
@@ -123,6 +126,7 @@ _MODULE_OF = {
     "Episode": "polopt.common.episodes",
     "DecisionRules": "polopt.comparison.decisions",
     "EvaluationResult": "polopt.trainers.play_episodes",
+    "Forecast": "polopt.simulation.predict_function",
     "FunctionError": "polopt.rollouts.workers.errors",
     "GradientPacker": "polopt.common.compression",
     "GradientWorker": "polopt.collectors.gradient_worker",
@@ -139,6 +143,7 @@ _MODULE_OF = {
     "PolicyConfig": "polopt.policies.learning.policy_config",
     "PolicyOptimizer": "polopt.optimizers.policy_optimizer",
     "PolicyOptimizerTrainer": "polopt.trainers.trainer",
+    "Prediction": "polopt.simulation.predictions",
     "RateLimiter": "polopt.replay.rate_limiter",
     "ReplayBuffer": "polopt.replay.replay_buffer",
     "Reply": "polopt.rollouts.workers.call",
@@ -169,6 +174,7 @@ _MODULE_OF = {
     "foreach_worker": "polopt.rollouts.workers.call_workers",
     "load": "polopt.trainers.restoring",
     "pack": "polopt.common.compression",
+    "predict": "polopt.simulation.predict_function",
     "register": "polopt.trainers.presets",
     "register_add_on": "polopt.common.add_ons",
     "register_network": "polopt.policies.networks.model_config",
