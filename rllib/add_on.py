@@ -36,6 +36,14 @@ class OtherLibraries(AddOn):
             return f"Tune trains {algorithm} of RLlib, and not of polopt. {instead}"
         return other_libraries.instead_of(name)
 
+    def follow(self, trainer: Any) -> Any:
+        callbacks = trainer.experiment.trainer.callbacks
+        if not hasattr(callbacks, "defined_methods"):
+            return None  # they were not written for RLlib
+        from polopt.rllib.user_callbacks import follow_run
+
+        return follow_run(trainer)
+
     def other_names(self, owner: type[Any]) -> Mapping[str, str]:
         from polopt.rllib.other_libraries import OTHER_NAMES
 

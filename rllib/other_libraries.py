@@ -121,9 +121,8 @@ RLLIB = (
     ),
     Option(
         "`callbacks(...)`",
-        "`callbacks`, which may define only `on_episode_step`, `on_episode_end`, `on_sample_end` "
-        "and `on_train_result`. The [arguments](results.md#callbacks) of these methods differ from "
-        "RLlib",
+        "`callbacks`. The [methods and arguments](results.md#callbacks) differ from RLlib's. "
+        "`polopt.rllib` calls RLlib's methods with RLlib's arguments",
     ),
     Option(
         "`min_sample_timesteps_per_iteration`",
@@ -286,10 +285,7 @@ RLLIB_REPLAY = (
 _NO_OFFLINE = "polopt has no offline data"
 _NO_RAINBOW = "`dqn` has only double Q-learning, a dueling network, n-step returns and priorities"
 _IN_DRIVER = "the driver learns. With the optimizer `decentralized_allreduce`, all workers learn"
-_CALLBACKS = (
-    "`callbacks`, a class with `on_episode_step`, `on_episode_end`, `on_sample_end` and "
-    "`on_train_result`"
-)
+_CALLBACKS = "`callbacks`, a class with methods such as `on_episode_end` and `on_train_result`"
 _WRAP = "wrap the environment"
 _CONNECTORS = (
     f"polopt has no connectors: {_WRAP} (see [docs/wrappers.md](wrappers.md)), or write a policy"

@@ -15,6 +15,7 @@ from polopt.common.config import ConfigError, differ, nearest, shown, without_fi
 from polopt.rllib.exploration_config import of_exploration
 from polopt.rllib.other_libraries import FIXED, RLLIB, RLLIB_IGNORED, instead_of
 from polopt.rllib.replay_buffer_config import of_replay_buffer
+from polopt.rllib.user_callbacks import reaches_environments
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.flat_config import aliases_for
 from polopt.trainers.trainer import PolicyOptimizerTrainer
@@ -223,6 +224,8 @@ def resolved(
     - `lr=None` of SAC becomes the preset's default of `lr`. SAC uses `lr` only for learning rates
       that are not set by another option.
     - `max_seq_len` of `model` is dropped without an LSTM, because it then has no effect in RLlib.
+    - Callbacks that use single environments, as `base_env.get_sub_environments()` does, have
+      `vectorization_mode="sync"`, as in RLlib.
     - `vf_clip_param` of infinity and `evaluation_interval` of 0 become None. `sample_timeout_s` of
       None or infinity becomes 1e7 seconds.
     - If `train_batch_size` is given, `rollout_fragment_length="auto"` becomes the length for which
@@ -284,6 +287,8 @@ def resolved(
         options["evaluation_interval"] = None
     if "worker_timeout_s" in options and options["worker_timeout_s"] in (None, math.inf):
         options["worker_timeout_s"] = _NO_LIMIT_S
+    if reaches_environments(options.get("callbacks")):
+        options.setdefault("vectorization_mode", "sync")
     if options.get("model") is not None:
         model = options["model"] = network_options(options["model"])
         if isinstance(model, dict) and not model.get("use_lstm"):

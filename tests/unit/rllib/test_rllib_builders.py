@@ -707,13 +707,17 @@ def test_callback_gets_the_arguments_that_it_has() -> None:
     seen: dict[str, Any] = {}
 
     class Old(rllib.DefaultCallbacks):
-        def on_episode_end(self, *, worker, base_env, policies, episode, env_index, **kwargs):  # type: ignore
+        def on_episode_end(
+            self, *, worker, base_env, policies, episode, env_index, preprocessor, **kwargs
+        ):  # type: ignore
             seen.update(kwargs, env_index=env_index, policies=policies)
             episode.custom_metrics["length"] = episode.length + episode.last_info_for()["goal"]
-            with pytest.raises(AttributeError, match="'base_env', which polopt does not have"):
+            with pytest.raises(AttributeError, match=r"no single environments\. Callbacks"):
                 base_env.get_sub_environments()
-            with pytest.raises(AttributeError, match="does not have 'hist_data' in polopt"):
-                _ = episode.hist_data
+            with pytest.raises(AttributeError, match="does not have 'batch_builder' in polopt"):
+                _ = episode.batch_builder
+            with pytest.raises(AttributeError, match="'preprocessor', which polopt does not have"):
+                _ = preprocessor.transform
 
     class New(rllib.RLlibCallback):
         def on_episode_end(self, *, episode, metrics_logger, env, rl_module=None):  # type: ignore
