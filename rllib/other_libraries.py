@@ -165,9 +165,9 @@ RLLIB = (
     ),
     Option(
         "`custom_model`, `custom_model_config` of the old API stack",
-        "the same keys of `model`, or `custom` and `custom_options`. The class must be a "
+        "the same keys of `model`, or `custom` and `custom_options`. The class is a "
         "`torch.nn.Module` with the [arguments](networks.md#a-network-of-your-own) that polopt "
-        "passes, and not a `TorchModelV2`",
+        "passes. `polopt.rllib` also takes a `TorchModelV2`",
     ),
     Option(
         "`Dict` with `action_mask` and `observations`, and an `RLModule` that applies the mask",
@@ -242,7 +242,8 @@ RLLIB_REPLAY = (
     ),
     Option(
         "`hiddens`",
-        "`fcnet_hiddens` of `model`, which lists all hidden layers",
+        "`fcnet_hiddens` of `model`, which lists all hidden layers. `DQNConfig` of `polopt.rllib` "
+        "takes `hiddens`",
         "(256,) | (64, 64)",
     ),
     Option(

@@ -142,6 +142,8 @@ def checked(
         return _of_optimization(value, where)
     if key == _TIMESTEPS and type(value) is int and value == 0:  # RLlib: with every update
         return {_UPDATES: 1, _TIMESTEPS: None}
+    if key == "hiddens" and "dueling" in defaults(preset):
+        return {key: value}
     if key in defaults(preset) or key in _TOGETHER:
         return {key: value}
     if key == "_env_to_module_connector" and _only_flattens(value):
@@ -226,6 +228,8 @@ def resolved(
     - `max_seq_len` of `model` is dropped without an LSTM, because it then has no effect in RLlib.
     - Callbacks that use single environments, as `base_env.get_sub_environments()` does, have
       `vectorization_mode="sync"`, as in RLlib.
+    - A `custom_model` that is written for RLlib becomes `custom` with all other options of `model`
+      as its `model_config`. `hiddens` of DQN become further layers of the network.
     - `vf_clip_param` of infinity and `evaluation_interval` of 0 become None. `sample_timeout_s` of
       None or infinity becomes 1e7 seconds.
     - If `train_batch_size` is given, `rollout_fragment_length="auto"` becomes the length for which
@@ -293,12 +297,36 @@ def resolved(
         model = options["model"] = network_options(options["model"])
         if isinstance(model, dict) and not model.get("use_lstm"):
             model.pop("max_seq_len", None)
+        if isinstance(model, dict) and model.keys() & {"custom", "custom_model"}:
+            from polopt.rllib.custom_models import with_custom_model  # torch is slow to import
+
+            has_q, has_critics = "dueling" in known, "actor_lr" in known
+            model = with_custom_model(model, options.get("hiddens"), has_q, has_critics, where)
+            options["model"] = model
+            if "q_hiddens" in model.get("custom_options", {}):
+                options.pop("hiddens", None)
+    if options.get("hiddens") is not None:
+        options["model"] = _with_hiddens(options["hiddens"], options.get("model"), where)
+    options.pop("hiddens", None)
     _resolve_evaluation(options, where)
     _resolve_batch(options, known, where)
     _resolve_intensity(options, known, where)
     if _UPDATES in options and _TIMESTEPS not in known:
         options[_UPDATES] = _updates_of_appo(options, known, where)
     return options
+
+
+def _with_hiddens(hiddens: Any, model: Any, where: str) -> Any:
+    """Appends RLlib's layers of DQN's value and advantages to the hidden layers of the network."""
+    model = model or {}
+    if not isinstance(hiddens, list | tuple) or not isinstance(model, Mapping):
+        raise ConfigError(f"{where}: hiddens={shown(hiddens)}. Allowed: a list of widths")
+    layers = model.get("fcnet_hiddens", [256, 256])
+    if not isinstance(layers, list | tuple) or model.keys() & {"custom", "custom_model"}:
+        raise ConfigError(
+            f"{where}: hiddens={shown(hiddens)}. Instead, list all layers in fcnet_hiddens of model"
+        )
+    return {**model, "fcnet_hiddens": [*layers, *hiddens]}
 
 
 def _resolve_intensity(options: dict[str, Any], known: Mapping[str, Any], where: str) -> None:
