@@ -300,10 +300,11 @@ class Network(nn.Module):
         self._num_actions = int(getattr(action_space, "n", 0))
         space = _preprocessed(observation_space, self._num_actions if self._reads_mask else 0)
         make, arguments = self.model_class, (space, action_space, outputs, config, "model")
-        self.model: Any = make(*arguments, **_accepted(make, options))
-        if not isinstance(self.model, nn.Module):
+        if not issubclass(make, nn.Module):
             raise TypeError(f"{make.__name__} does not derive from torch.nn.Module")
-        initial = [torch.as_tensor(one).float() for one in self.model.get_initial_state()]
+        made: Any = make(*arguments, **_accepted(make, options))
+        self.model = made
+        initial = [torch.as_tensor(one).float() for one in made.get_initial_state()]
         self._shapes = [tuple(one.shape) for one in initial]
         self.state_size = sum(one.numel() for one in initial)
         # The memory of polopt is 0 at the beginning of an episode, so it is the difference to this.
@@ -313,7 +314,7 @@ class Network(nn.Module):
         self.advantages: nn.Module | None = None
         self.values: nn.Module | None = None
         if q_hiddens is not None:
-            outputs = int(self.model.num_outputs or outputs)
+            outputs = int(made.num_outputs or outputs)
             self.advantages = _q_head(outputs, q_hiddens, num_params)
             self.values = _q_head(outputs, q_hiddens, 1)
 
@@ -490,7 +491,7 @@ def _activation(name: Any) -> Any:
         return name  # a class of torch
     known = {"swish": "silu", **{key: key for key in ACTIVATIONS}}
     if name.lower() not in known:
-        raise ConfigError(f"activation {name!r}. Allowed: linear, {', '.join(known)}")
+        raise ConfigError(f"activation {name!r}. Allowed: {', '.join(known)}")
     return ACTIVATIONS[known[name.lower()]]
 
 

@@ -12,6 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from polopt.common.config import ConfigError, differ, nearest, shown, without_fixed
+from polopt.rllib.accepted_options import (
+    ACCEPTED,
+    accepted_model,
+    accepted_option,
+    resolve_accepted,
+)
 from polopt.rllib.exploration_config import of_exploration
 from polopt.rllib.other_libraries import FIXED, RLLIB, RLLIB_IGNORED, instead_of
 from polopt.rllib.replay_buffer_config import of_replay_buffer
@@ -138,10 +144,12 @@ def checked(
         return of_replay_buffer(value, where, "num_replay_shards" in defaults(preset))
     if key == "exploration_config" and "epsilon" in defaults(preset):
         return of_exploration(value, where)
-    if key == "optimization_config" and "actor_lr" in defaults(preset):
+    if key in ("optimization_config", "optimization") and "actor_lr" in defaults(preset):
         return _of_optimization(value, where)
     if key == _TIMESTEPS and type(value) is int and value == 0:  # RLlib: with every update
         return {_UPDATES: 1, _TIMESTEPS: None}
+    if (found := accepted_option(key, value, defaults(preset), where)) is not None:
+        return found
     if key == "hiddens" and "dueling" in defaults(preset):
         return {key: value}
     if key in defaults(preset) or key in _TOGETHER:
@@ -291,12 +299,15 @@ def resolved(
         options["evaluation_interval"] = None
     if "worker_timeout_s" in options and options["worker_timeout_s"] in (None, math.inf):
         options["worker_timeout_s"] = _NO_LIMIT_S
+    resolve_accepted(options, known, where)
     if reaches_environments(options.get("callbacks")):
         options.setdefault("vectorization_mode", "sync")
     if options.get("model") is not None:
         model = options["model"] = network_options(options["model"])
         if isinstance(model, dict) and not model.get("use_lstm"):
             model.pop("max_seq_len", None)
+        if isinstance(model, dict) and "grid_search" not in model:
+            model = options["model"] = accepted_model(model, where)
         if isinstance(model, dict) and model.keys() & {"custom", "custom_model"}:
             from polopt.rllib.custom_models import with_custom_model  # torch is slow to import
 
@@ -400,8 +411,12 @@ def _resolve_evaluation(options: dict[str, Any], where: str) -> None:
         options.pop("evaluation_config", None)
     else:
         options["evaluation_config"] = {
-            key: value for key, value in dict(settings).items() if key not in _OF_EVALUATION
+            key: value for key, value in dict(settings).items() if not _is_of_evaluation(key)
         }
+
+
+def _is_of_evaluation(key: str) -> bool:
+    return key in _OF_EVALUATION or (key in ACCEPTED and key != "explore")
 
 
 #: Keys of RLlib's `evaluation_config` that are ignored, because they do not change how polopt plays

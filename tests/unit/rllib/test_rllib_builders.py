@@ -252,8 +252,8 @@ def test_misspelled_name_is_a_type_error_with_the_nearest() -> None:
 
 def test_one_error_names_every_wrong_option_of_a_call() -> None:
     with pytest.raises(TypeError) as caught:
-        rllib.PPOConfig().training(lrr=1e-3, gama=0.9, use_gae=False)
-    for line, name in zip(str(caught.value).splitlines(), ("lrr", "gama", "use_gae"), strict=True):
+        rllib.PPOConfig().training(lrr=1e-3, gama=0.9, vtrace=False)
+    for line, name in zip(str(caught.value).splitlines(), ("lrr", "gama", "vtrace"), strict=True):
         assert repr(name) in line
     with pytest.raises(ConfigError, match=r"(?s)'noisy'.*\n.*'num_atoms'"):
         rllib.DQNConfig.from_dict({"noisy": True, "num_atoms": 51})
