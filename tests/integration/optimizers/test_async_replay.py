@@ -219,7 +219,7 @@ def test_state_is_restored_without_a_burst(optimizer: Any) -> None:
 def test_discrete_sac_learns_from_shards(ray_session: None) -> None:
     trainer = polopt.PolicyOptimizerTrainer(
         {**OPTIONS, "env": "CartPole-v1", "policy": "sac", "optimizer": "async_replay"},
-        num_workers=1,
+        num_workers=2,
         random_timesteps=100,
         min_sample_timesteps_per_iteration=300,
     )
