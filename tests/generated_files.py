@@ -436,6 +436,7 @@ _API: dict[str, dict[str, tuple[str, ...]]] = {
         "load": (),
         "rerun": (),
         "register": (),
+        "sb3_defaults": (),
         "foreach_worker": (),
         "to_tensordict": (),
     },
