@@ -65,6 +65,9 @@ class RLModuleSpec:
         action_space: has no effect.
         model_config: options of the network, a dict or a `DefaultModelConfig`.
         load_state_path: must be None.
+        model_config_dict: the name of `model_config` in older releases of RLlib.
+        catalog_class: has no effect.
+        inference_only, learner_only: have no effect.
     """
 
     module_class: Any = None
@@ -72,6 +75,14 @@ class RLModuleSpec:
     action_space: Any = None
     model_config: Any = None
     load_state_path: Any = None
+    model_config_dict: Any = None
+    catalog_class: Any = None
+    inference_only: bool = False
+    learner_only: bool = False
+
+    def __post_init__(self) -> None:
+        if self.model_config is None:
+            self.model_config = self.model_config_dict
 
 
 @dataclass
@@ -108,6 +119,8 @@ def of_agents(
             raise ConfigError(f"{where}: multiagent={shown(value)}. Allowed: a dict")
         found: dict[str, Any] = {}
         for key, inner in value.items():
+            if key == "policies" and not inner:
+                continue  # RLlib's default, an empty dict
             inside = f"{where}: multiagent"
             of_one = of_agents if key in AGENT_OPTIONS else checked
             found |= of_one(key, inner, preset, inside)
@@ -170,14 +183,15 @@ def with_agents(
 
 def as_mapping(given: Any, where: str) -> Any:
     """Returns a mapping from agents to policies with the arguments that polopt passes. Returns
-    anything but a function with RLlib's argument `episode` or `worker` unchanged.
+    anything but a function with RLlib's argument `episode` or `worker` unchanged, also a mapping
+    that this function has returned.
 
     RLlib passes the episode as the second argument, whatever its name is.
 
     Raises:
         ConfigError: the function requires another argument.
     """
-    if not callable(given):
+    if not callable(given) or hasattr(given, "of_polopt"):
         return given
     try:
         _, *others = inspect.signature(given).parameters.values()
@@ -216,6 +230,7 @@ def _mapping(
         further = {name: values[what] for name, what in passed.items()}
         return given(agent_id, *(values[what] for what in positional), **further)
 
+    policy_mapping_fn.of_polopt = True  # type: ignore[attr-defined]  # see `as_mapping`
     return policy_mapping_fn
 
 
@@ -358,6 +373,8 @@ def _modules(spec: Any, where: str) -> dict[str, Any]:
     """Translates the networks of RLlib's `RLModuleSpec` or `MultiRLModuleSpec`."""
     if spec is None:
         return {_MODULES: {}}
+    if isinstance(spec, Mapping):  # this function has returned it
+        return {_MODULES: dict(spec)}
     specs = getattr(spec, "rl_module_specs", None)
     if specs is None:
         return _module(spec, where)

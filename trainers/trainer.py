@@ -11,20 +11,21 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import ray
 from pyarrow import fs
 from ray import tune
-from ray.train.constants import DEFAULT_STORAGE_PATH
 
 from polopt.common.add_ons import RunListener, add_ons
 from polopt.common.config import ConfigError, shown
+from polopt.common.ray_names import storage_folder
 from polopt.common.tested_versions import warn_of_untested_versions
 from polopt.policies.policy import Policy
 from polopt.policies.policy_group import PolicyGroup
 from polopt.rollouts.envs.env_sources import OwnCopies, env_name, refuse_made_env
 from polopt.rollouts.ray_session import warn_if_larger
+from polopt.rollouts.workers.callbacks import CallbackCaller
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.evaluation import Evaluation
 from polopt.trainers.experiment import Experiment, checked_plan
@@ -70,7 +71,7 @@ def _checked(request: Callable[..., tune.PlacementGroupFactory]) -> Any:
     connected to Ray, the wrapper also warns if Ray has fewer resources than the run requests."""
 
     def checked(cls: type[PolicyOptimizerTrainer], config: dict[str, Any]) -> Any:
-        Experiment.parse(config, cls.preset)
+        cls.parse_config(config)
         factory = request(cls, config)
         if ray.is_initialized():
             warn_if_larger(cls.__name__, factory.required_resources)
@@ -142,6 +143,16 @@ class PolicyOptimizerTrainer(tune.Trainable):
     #: During `restart`, the path to which Tune will move the checkpoint that is restored.
     _restored_as: Path | None = None
 
+    @classmethod
+    def parse_config(cls, config: dict[str, Any]) -> Experiment:
+        """Parses a config for this class. A subclass whose options have other names translates them
+        here.
+
+        Raises:
+            ConfigError: the config is wrong. See `Experiment.parse`.
+        """
+        return Experiment.parse(config, cls.preset)
+
     # ---- what Tune calls -------------------------------------------------------------------------
 
     @_checked
@@ -152,7 +163,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         Raises:
             ConfigError: the config is wrong. See `Experiment.parse`.
         """
-        return bundles(Experiment.parse(config, cls.preset))
+        return bundles(cls.parse_config(config))
 
     def setup(self, config: dict[str, Any], run: RunContext | None = None) -> None:
         """Creates the workers and the optimizer.
@@ -169,7 +180,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         if run is not None:
             self._command = run
             self._log_handler = run.enter()
-        self._run = Run(Experiment.parse(config, self.preset), self._users_directory)
+        self._run = Run(self.parse_config(config), self._users_directory)
         if self._files is not None:  # up to Ray 2.54, Tune has set another directory
             self._logdir = str(self._files.folder)  # type: ignore[assignment]
         followed = [add_on.follow(self) for add_on in add_ons()]
@@ -198,7 +209,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             counts = self._run.iterate(self._is_stopped)
             iteration = self.iteration + 1
             state_of = functools.partial(self._state_with, iteration)
-            self._run.evaluate(iteration, state_of, self._is_stopped)
+            before = functools.partial(self._run.callbacks.call, "on_evaluate_start", trainer=self)
+            self._run.evaluate(iteration, state_of, self._is_stopped, before)
             self._warn_without_return()
             return self._result(counts)
 
@@ -247,7 +259,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             RuntimeError: the trainer has been stopped.
         """
         self._check_runs("reset_config")
-        self._run.experiment = Experiment.parse(new_config, self.preset)
+        self._run.experiment = self.parse_config(new_config)
         self._run_state = RunState()
         self._begin()
         return True
@@ -289,6 +301,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
         result["checkpoint_dir_name"] = None if checkpoint is None else checkpoint.name
         result["stop_reason"] = None
         run.tell(RunListener.extend, result)
+        if run.evaluation is not None and result["evaluation"]["env_runners"]["num_episodes"]:
+            call = functools.partial(run.callbacks.call, trainer=self)
+            call("on_evaluate_end", evaluation=result["evaluation"])
         run.callbacks.call("on_train_result", trainer=self, result=result)
         run.tell(RunListener.result, result)
         if self._stop_reason:
@@ -372,7 +387,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         if isinstance(log_dir, ResultFiles):
             self._files = log_dir
         elif log_dir is not None:
-            Experiment.parse(config, self.preset)  # raises before the directory is created
+            self.parse_config(config)  # raises before the directory is created
             self._files = ResultFiles(log_dir)
         super().__init__(OwnCopies(config), storage=storage, **others)
 
@@ -459,7 +474,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             ) from error
         if self._storage_of_trial is not None:
             return saved
-        checkpoint = tune.Checkpoint.from_directory(str(checkpoint_dir))
+        # Ray's types say that the result has the base class.
+        checkpoint = cast(tune.Checkpoint, tune.Checkpoint.from_directory(str(checkpoint_dir)))
         return SavedCheckpoint(checkpoint, saved.metrics, self.iteration)
 
     def restore(self, checkpoint_path: Any) -> None:
@@ -513,7 +529,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """
         found, state = read_or_fall_back(find_checkpoint(checkpoint_path(checkpoint)))
         config = config_of(state, f"checkpoint {found}", changes, cls.preset)
-        Experiment.parse(config, cls.preset)  # raises before the directory is created
+        cls.parse_config(config)  # raises before the directory is created
         files = None if log_dir is None else ResultFiles.after_restore(log_dir, found)
         trainer = cls(config, log_dir=files)
         try:
@@ -693,6 +709,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         run.callbacks = callbacks  # the user's object in the driver may count policies
         with run.own_generators():
             run.optimizer.set_state({**state, "policy": {**state["policy"], "policies": members}})
+        run.optimizer.metrics.episodes.keep_policies(members)
         if run.evaluation is not None and evaluation is not None:
             run.evaluation.set_state(evaluation)
 
@@ -752,6 +769,11 @@ class PolicyOptimizerTrainer(tune.Trainable):
         return self._run.evaluation
 
     @property
+    def callbacks(self) -> CallbackCaller:
+        """Calls the user's callbacks in the driver."""
+        return self._run.callbacks
+
+    @property
     def results_folder(self) -> tuple[fs.FileSystem, str] | None:
         """The file system and the directory in which this run writes its results. Under Tune, the
         directory may be in cloud storage. None if the run writes no results."""
@@ -804,7 +826,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self._logdir = str(self._files.folder)  # type: ignore[assignment]
             return
         name = f"{type(self).__name__}_{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(4)}"
-        self._logdir = f"{DEFAULT_STORAGE_PATH}/{name}"  # type: ignore[assignment]
+        self._logdir = f"{storage_folder()}/{name}"  # type: ignore[assignment]
 
     def reset(self, new_config: dict[str, Any], storage: Any = None, **others: Any) -> bool:
         """Prepares this trainer for another trial. Tune calls this method when it reuses actors."""

@@ -26,6 +26,7 @@ from ray.exceptions import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from polopt.common.ray_names import waiting_demands
 from polopt.rollouts.transport.channel import (
     AnswerTimeoutError,
     Channel,
@@ -430,15 +431,9 @@ def _ask(answer: Future[Counter[Request]]) -> None:
 
 
 def _unmet_requests() -> Counter[Request]:
-    # The import takes 0.1 s and is seldom needed, so it is here.
-    from ray.autoscaler.v2.sdk import get_cluster_status
-
-    # Ray's control service also answers in clusters without an autoscaler.
-    status = get_cluster_status(ray.get_runtime_context().gcs_address)
     unmet: Counter[Request] = Counter()
-    for demand in status.resource_demands.ray_task_actor_demand:
-        for bundle in demand.bundles_by_count:
-            unmet[_request(bundle.bundle)] += bundle.count
+    for amounts, count in waiting_demands(ray.get_runtime_context().gcs_address):
+        unmet[_request(amounts)] += count
     return unmet
 
 

@@ -441,7 +441,7 @@ def trained(
 ) -> tuple[PolicyOptimizerTrainer, list[str]]:
     """Trains for three iterations, with a checkpoint after the second iteration. Returns the
     trainer, and the digest of its weights after each iteration."""
-    patch.setattr("polopt.trainers.trainer.DEFAULT_STORAGE_PATH", str(folder))
+    patch.setattr("polopt.trainers.trainer.storage_folder", lambda: str(folder))
     trainer = PolicyOptimizerTrainer({**SMALL, **options})
     if restore is not None:
         trainer.restore(restore)
@@ -694,7 +694,7 @@ def test_rerun_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_the_option_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polopt.trainers.trainer.DEFAULT_STORAGE_PATH", str(tmp_path))
+    monkeypatch.setattr("polopt.trainers.trainer.storage_folder", lambda: str(tmp_path))
     trainer = PolicyOptimizerTrainer({**SMALL, "record_arrivals": False})
     assert trainer.train()["optimizer"]["num_events_recorded"] == 0
     trainer.stop()
