@@ -39,6 +39,11 @@ from stored_runs import read_runs, write_runs
 ROOT = Path(__file__).resolve().parent.parent
 STORE = ROOT / "benchmarks/results/tasks.jsonl"
 PAGE = ROOT / "docs/tasks.md"
+PRESET_ORDER = (
+    *("A3C", "A2C", "SyncPPO", "DDPPO", "IMPALA", "APPO", "DQN", "SAC", "TD3", "PQN", "ApexDQN"),
+    "PolicyOptimizerTrainer",
+)
+PUBLISHED = ROOT / "command_line/published_cells.json"
 IMAGES = ROOT / "docs/images"
 EXAMPLES = ROOT / "tuned_examples"
 SEEDS = (0, 1, 2, 3, 4)
@@ -666,32 +671,99 @@ def figure_of(name: str, task: Task, runs: dict[str, list[dict[str, Any]]]) -> A
     return figure
 
 
-def write_page(store: dict[str, Any]) -> None:
-    """Writes the page and then the figures from the stored runs. Figures need Chrome."""
-    lines, figures = [], {}
+def runs_of(name: str, store: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Returns the stored runs of a task, by the source of the trainer."""
+    return {
+        cell.source: [
+            store[key] for seed in SEEDS if (key := f"{name}/{cell.source}/{seed}") in store
+        ]
+        for cell in TASKS[name].cells
+    }
+
+
+def image_of(name: str) -> str:
+    """Returns the name of the file with the learning curves of a task."""
+    return "task-" + re.sub(r"[^a-z0-9]+", "-", name.lower()) + ".png"
+
+
+def page(store: dict[str, Any], text: str) -> str:
+    """Returns the text of the page with the tables of the stored runs."""
+    lines = []
     for name, task in TASKS.items():
-        runs = {
-            cell.source: [
-                store[key] for seed in SEEDS if (key := f"{name}/{cell.source}/{seed}") in store
-            ]
-            for cell in task.cells
-        }
+        runs = runs_of(name, store)
         lines += table(name, task, runs)
         commits = sorted({run["commit"] for found in runs.values() for run in found})
         if commits:
             lines += [f"Commits: {', '.join(commits)}.", ""]
-        figure = figure_of(name, task, runs)
-        if figure is not None:
-            image = "task-" + re.sub(r"[^a-z0-9]+", "-", name.lower()) + ".png"
-            figures[image] = figure
-            lines += [f"![Learning curves of {name}](images/{image})", ""]
+            lines += [f"![Learning curves of {name}](images/{image_of(name)})", ""]
     facts = ", ".join(f"{name} {value}" for name, value in store.get("about", {}).items())
     begin, end = "<!-- results -->\n", "<!-- end of results -->"
-    head, rest = PAGE.read_text().split(begin)
+    head, rest = text.split(begin)
     lines += [f"Last run: {facts or 'none'}.", ""]
-    PAGE.write_text(head + begin + "\n".join(lines) + end + rest.split(end)[1])
-    for image, figure in figures.items():
-        figure.write_image(IMAGES / image, scale=2)
+    text = head + begin + "\n".join(lines) + end + rest.split(end)[1]
+    marks = r"(<!-- validated: begin -->\n).*(\n<!-- validated: end -->)"
+    return re.sub(marks, lambda m: m[1] + "\n".join(validated()) + m[2], text, flags=re.DOTALL)
+
+
+def validated() -> list[str]:
+    """Returns the table of the tuned examples: how many seeds reached the goal, and how this was
+    measured. The texts `measured` of the examples say it."""
+    rows = []
+    for path in EXAMPLES.glob("*.yaml"):
+        example = yaml.safe_load(path.read_text())
+        said = example["measured"]
+        seeds = re.search(r"(\d+ of \d+) seeds", said)
+        after = re.search(r"after ([\d, and]+) steps", said) or re.search(r"([\d,]+) steps", said)
+        assert after, path
+        steps = [int(one.replace(",", "")) for one in re.findall(r"\d[\d,]*\d", after[1])]
+        command = re.search(r"python benchmarks/\S+", said)
+        how = f"`{command[0].removeprefix('python ')}`" if command else ""
+        task = str(example["config"]["env"]).rpartition(":")[2]
+        cells = (
+            *(f"`{example['run']}`", f"`{path.stem}`", task, f"{example['goal']:,}"),
+            *(seeds[1] if seeds else "1 of 1", f"{median(steps):,.0f}", how),
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    order = {f"`{name}`": n for n, name in enumerate(PRESET_ORDER)}
+    rows.sort(key=lambda row: (order[row.split(" ")[1]], row))
+    head = "| preset | tuned example | task | goal | seeds | after steps | measured by |"
+    return [head, "|---|---|---|---:|---|---:|---|", *rows]
+
+
+def published(store: dict[str, Any]) -> str:
+    """Returns the results of tuned examples with all seeds, for `polopt reproduce`, as JSON with a
+    line for each."""
+    lines = []
+    for name, task in TASKS.items():
+        runs = runs_of(name, store)
+        for cell in task.cells:
+            example, found = EXAMPLES / f"{cell.source}.yaml", runs[cell.source]
+            if example.is_file() and len(found) == len(SEEDS):
+                one = {
+                    "example": cell.source,
+                    "preset": yaml.safe_load(example.read_text())["run"],
+                    "task": name,
+                    "env_steps": task.env_steps,
+                    "episodes": task.episodes,
+                    "seconds": round(median(run["seconds"] for run in found), 1),
+                    "commits": sorted({run["commit"] for run in found}),
+                    "returns": {
+                        str(seed): run["return"] for seed, run in zip(SEEDS, found, strict=True)
+                    },
+                }
+                lines.append(json.dumps(one))
+    return "[\n" + ",\n".join(lines) + "\n]\n"
+
+
+def write_page(store: dict[str, Any]) -> None:
+    """Writes the page, the file of `polopt reproduce` and then the figures from the stored runs.
+    Figures need Chrome."""
+    PAGE.write_text(page(store, PAGE.read_text()))
+    PUBLISHED.write_text(published(store))
+    for name, task in TASKS.items():
+        figure = figure_of(name, task, runs_of(name, store))
+        if figure is not None:
+            figure.write_image(IMAGES / image_of(name), scale=2)
 
 
 def main() -> None:

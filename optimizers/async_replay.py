@@ -485,8 +485,8 @@ class AsyncReplay(ReplayOptimizer):
         self, shard: WorkerHandle, name: str, indices: np.ndarray, errors: np.ndarray
     ) -> None:
         """Sends the TD errors `[B]` of rows, as new priorities, to the shard that drew these rows.
-        Does nothing without prioritized replay, or if the shard has been replaced."""
-        if self.config.prioritized_replay and not shard.removed:
+        Does nothing without prioritized replay, or if the shard has been replaced or leaves."""
+        if self.config.prioritized_replay and shard.up:
             self._priorities.append((float(errors.mean()), float(errors.max())))
             args = name, indices, errors, self.policy.version
             self.calls.send(shard, set_priorities, *args, tag=Task("updated"))

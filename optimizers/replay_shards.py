@@ -26,7 +26,7 @@ from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 #: The names of kinds of failures in result keys.
-_FAILURES = ("deaths", "hangs", "exceptions", "lost_arguments")
+_FAILURES = ("deaths", "hangs", "exceptions", "lost_arguments", "preemptions")
 _PHASES = ("insert", "draw", "prioritize", "other")
 #: The numbers of `ReplayShards.extra_stats`.
 NUMBERS = (
@@ -36,6 +36,8 @@ NUMBERS = (
         num_replay_shard_deaths (failures, total): failures of shards of the kind `death`
         num_replay_shard_hangs (failures, total): failures of shards of the kind `hang`
         num_replay_shard_exceptions (failures, total): failures of shards of the kind `exception`
+        num_replay_shard_preemptions (shards, total): shards that left because their node or their
+            process had announced its end. Their rows are lost
         num_replay_shard_lost_arguments (fragments, total): fragments that were lost with their
             sampler
         last_replay_shard_failure (text): message of the last failure of a shard
@@ -320,7 +322,7 @@ class ReplayShards(ProcessGroup):
         Shards take turns in proportion to their `weight`. So, on average, each row is drawn as
         often as from a single buffer with all rows.
         """
-        found = {shard: reports[name].weight for shard, reports in self.reports.items()}
+        found = {s: reports[name].weight for s, reports in self.reports.items() if s.up}
         weights = {shard: weight for shard, weight in found.items() if weight > 0.0}
         total = sum(weights.values())
         if not weights:
