@@ -7,12 +7,20 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from polopt.common.add_ons import AddOn
+from polopt.common.add_ons import AddOn, RunListener
 
 
 class OtherLibraries(AddOn):
     """Knows names of other libraries. The first question of polopt loads the tables of
     `other_libraries.py`."""
+
+    def follow(self, trainer: Any) -> RunListener | None:
+        algorithm = sys.modules.get("polopt.rllib.algorithm")
+        if algorithm is None or not isinstance(trainer, algorithm.Algorithm):
+            return None
+        from polopt.rllib.old_results import OldResults
+
+        return OldResults(trainer)
 
     def hint(self, kind: str, name: str) -> str:
         from polopt.rllib import other_libraries

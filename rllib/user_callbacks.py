@@ -129,7 +129,7 @@ class CallbackEpisode:
         self.user_data: dict[str, Any] = episode.data.setdefault("user_data", {})
         self.custom_data = self.user_data
         self.total_reward = episode.episode_return
-        self.agent_returns = episode.agent_returns
+        self.agent_returns, self._policies = episode.agent_returns, episode.agent_policies
         self.length = self.env_steps = self.t = episode.episode_len
         self.is_terminated, self.is_done = episode.terminated, episode.done
         self.is_truncated = episode.done and not episode.terminated
@@ -141,6 +141,12 @@ class CallbackEpisode:
 
     def __len__(self) -> int:
         return self.length
+
+    def module_for(self, agent_id: Any) -> str | None:
+        """Returns the name of the policy of an agent. None if the agent has not appeared yet."""
+        return self._policies.get(agent_id)
+
+    policy_for = module_for
 
     def get_infos(self, indices: Any = None) -> Any:
         """Returns the infos of the last step. For the index -1, this is a dict. Otherwise, it is a
@@ -154,9 +160,10 @@ class CallbackEpisode:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
             f"an episode of a callback does not have {name!r} in polopt. It has total_reward or "
-            "get_return(), agent_returns, length or len(episode), is_terminated, is_truncated, "
-            "custom_metrics, user_data, and the infos of the last step in get_infos(-1) or "
-            "last_info_for(). If the callback needs more, let the environment put it into the infos"
+            "get_return(), agent_returns, module_for(agent_id), length or len(episode), "
+            "is_terminated, is_truncated, custom_metrics, user_data, and the infos of the last "
+            "step in get_infos(-1) or last_info_for(). If the callback needs more, let the "
+            "environment put it into the infos"
         )
 
 

@@ -6,8 +6,15 @@ milliseconds and loads neither Ray nor torch.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+if os.name == "nt":  # not sys.platform, which would hide all names from type checkers on Windows
+    raise ImportError(
+        "polopt needs Unix sockets and fork, which Windows does not have. Use it in WSL 2 or in a "
+        "Linux container"
+    )
 
 if TYPE_CHECKING:
     from polopt.collectors.collector import Collector as Collector
@@ -94,7 +101,7 @@ if TYPE_CHECKING:
     from polopt.trainers.typed_presets import SyncPPO as SyncPPO
     from polopt.trainers.typed_presets import train as train
 
-__version__ = "0.2.0"
+__version__ = "0.4.0"
 
 _MODULE_OF = {
     "A2C": "polopt.trainers.presets",
