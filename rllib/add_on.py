@@ -15,12 +15,15 @@ class OtherLibraries(AddOn):
     `other_libraries.py`."""
 
     def follow(self, trainer: Any) -> RunListener | None:
+        callbacks = trainer.experiment.trainer.callbacks
         algorithm = sys.modules.get("polopt.rllib.algorithm")
-        if algorithm is None or not isinstance(trainer, algorithm.Algorithm):
-            return None
+        is_algorithm = algorithm is not None and isinstance(trainer, algorithm.Algorithm)
+        if not (is_algorithm or hasattr(callbacks, "defined_methods")):
+            return None  # neither the class of the trainer nor its callbacks are RLlib's
         from polopt.rllib.old_results import OldResults
+        from polopt.rllib.user_callbacks import FollowRun
 
-        return OldResults(trainer)
+        return FollowRun(trainer, OldResults(trainer) if is_algorithm else None)
 
     def hint(self, kind: str, name: str) -> str:
         from polopt.rllib import other_libraries

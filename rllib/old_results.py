@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from polopt.common.add_ons import RunListener
-
 #: Result keys of RLlib up to 2.7, and the current keys of the same values.
 OLD_KEYS = {
     "episode_reward_mean": "env_runners/episode_return_mean",
@@ -66,14 +64,13 @@ def add_old_keys(
         "hist_stats": {"episode_reward": list(returns), "episode_lengths": list(lengths)},
         "sampler_perf": {},
     }
-    for name in ("policy_reward_mean", "policy_reward_min", "policy_reward_max"):
-        of_episodes[name] = block.get(name, {})
+    of_episodes["policy_reward_mean"] = block.get("policy_reward_mean", {})
     result |= {key: value for key, value in of_episodes.items() if key not in result}
     result["sampler_results"] = of_episodes
     result["env_runners"] = {**of_episodes, **block}
 
 
-class OldResults(RunListener):
+class OldResults:
     """Adds the keys of older releases to each result of an algorithm, before callbacks see it.
 
     Args:
@@ -89,7 +86,8 @@ class OldResults(RunListener):
         `learner_stats`."""
         window = self._trainer.optimizer.metrics.episodes.get_state()
         block = result["env_runners"]
-        block |= {**self._returns_of_policies(block), **block}
+        if returns := block.get("module_episode_returns_mean"):
+            block.setdefault("policy_reward_mean", returns)
         add_old_keys(result, window["returns"], window["lengths"])
         counters = {name: result[key] for name, key in _COUNTERS.items()}
         before, self._before = self._before, counters
@@ -116,31 +114,6 @@ class OldResults(RunListener):
         timers["training_iteration_time_ms"] = 1000.0 * timers["training_iteration"]
         if "evaluation" in result:
             add_old_keys(result["evaluation"])
-
-    def _returns_of_policies(self, block: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-        """Returns the mean return of the agents of each policy."""
-        agents = block.get("agent_episode_returns_mean", {})
-        rollout = self._trainer.experiment.rollout
-        if not agents:
-            return {}
-        mapping = rollout.policy_mapping_fn
-        returns: dict[str, list[float]] = {}
-        for agent, mean in agents.items():
-            try:
-                policy = mapping(agent) if callable(mapping) else None
-            except Exception:  # a mapping that needs the episode has no fixed policy for an agent
-                return {}
-            if mapping is not None and not isinstance(policy, str):
-                return {}
-            returns.setdefault(policy or "default_policy", []).append(mean)
-        return {
-            f"policy_reward_{how}": {name: float(of(means)) for name, means in returns.items()}
-            for how, of in (("mean", _mean), ("min", min), ("max", max))
-        }
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _with_learner_stats(stats: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,9 +15,16 @@ from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 from polopt.common.config import ConfigError, differ, nearest, shown, without_fixed
+from polopt.rllib.accepted_options import (
+    ACCEPTED,
+    accepted_model,
+    accepted_option,
+    resolve_accepted,
+)
 from polopt.rllib.exploration_config import of_exploration
 from polopt.rllib.other_libraries import FIXED, RLLIB, RLLIB_IGNORED, instead_of
 from polopt.rllib.replay_buffer_config import of_replay_buffer
+from polopt.rllib.user_callbacks import reaches_environments
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.flat_config import aliases_for
 from polopt.trainers.trainer import PolicyOptimizerTrainer
@@ -183,6 +190,10 @@ def checked(
         return of_exploration(value, where)
     if key in ("optimization_config", "optimization") and "actor_lr" in defaults(preset):
         return _of_optimization(value, where)
+    if (found := accepted_option(key, value, defaults(preset), where)) is not None:
+        return found
+    if key == "hiddens" and "dueling" in defaults(preset):
+        return {key: value}
     if key in defaults(preset) or key in _TOGETHER:
         return {key: value}
     if key == "_env_to_module_connector" and _only_flattens(value):
@@ -265,6 +276,10 @@ def resolved(
     - `lr=None` of SAC becomes the preset's default of `lr`. SAC uses `lr` only for learning rates
       that are not set by another option.
     - `max_seq_len` of `model` is dropped without an LSTM, because it then has no effect in RLlib.
+    - Callbacks that use single environments, as `base_env.get_sub_environments()` does, have
+      `vectorization_mode="sync"`, as in RLlib.
+    - A `custom_model` that is written for RLlib becomes `custom` with all other options of `model`
+      as its `model_config`. `hiddens` of DQN become further layers of the network.
     - `vf_clip_param` of infinity and `evaluation_interval` of 0 become None. `sample_timeout_s` of
       None or infinity becomes 1e7 seconds.
     - If `train_batch_size` is given, `rollout_fragment_length="auto"` becomes the length for which
@@ -329,10 +344,26 @@ def resolved(
         options["evaluation_interval"] = None
     if "worker_timeout_s" in options and options["worker_timeout_s"] in (None, math.inf):
         options["worker_timeout_s"] = _NO_LIMIT_S
+    resolve_accepted(options, known, where)
+    if reaches_environments(options.get("callbacks")):
+        options.setdefault("vectorization_mode", "sync")
     if options.get("model") is not None:
         model = options["model"] = network_options(options["model"])
         if isinstance(model, dict) and not model.get("use_lstm"):
             model.pop("max_seq_len", None)
+        if isinstance(model, dict) and "grid_search" not in model:
+            model = options["model"] = accepted_model(model, where)
+        if isinstance(model, dict) and model.keys() & {"custom", "custom_model"}:
+            from polopt.rllib.custom_models import with_custom_model  # torch is slow to import
+
+            has_q, has_critics = "dueling" in known, "actor_lr" in known
+            model = with_custom_model(model, options.get("hiddens"), has_q, has_critics, where)
+            options["model"] = model
+            if "q_hiddens" in model.get("custom_options", {}):
+                options.pop("hiddens", None)
+    if options.get("hiddens") is not None:
+        options["model"] = _with_hiddens(options["hiddens"], options.get("model"), where)
+    options.pop("hiddens", None)
     _resolve_evaluation(options, where)
     _resolve_batch(options, known, where)
     _resolve_intensity(options, known, where)
@@ -355,6 +386,19 @@ def _resolve_networks_of_sac(options: dict[str, Any], where: str) -> None:
         )
     if models:
         options["model"] = {**(options.get("model") or {}), **models[0]}
+
+
+def _with_hiddens(hiddens: Any, model: Any, where: str) -> Any:
+    """Appends RLlib's layers of DQN's value and advantages to the hidden layers of the network."""
+    model = model or {}
+    if not isinstance(hiddens, list | tuple) or not isinstance(model, Mapping):
+        raise ConfigError(f"{where}: hiddens={shown(hiddens)}. Allowed: a list of widths")
+    layers = model.get("fcnet_hiddens", [256, 256])
+    if not isinstance(layers, list | tuple) or model.keys() & {"custom", "custom_model"}:
+        raise ConfigError(
+            f"{where}: hiddens={shown(hiddens)}. Instead, list all layers in fcnet_hiddens of model"
+        )
+    return {**model, "fcnet_hiddens": [*layers, *hiddens]}
 
 
 def _resolve_intensity(options: dict[str, Any], known: Mapping[str, Any], where: str) -> None:
@@ -428,8 +472,12 @@ def _resolve_evaluation(options: dict[str, Any], where: str) -> None:
         options.pop("evaluation_config", None)
     else:
         options["evaluation_config"] = {
-            key: value for key, value in dict(settings).items() if key not in _OF_EVALUATION
+            key: value for key, value in dict(settings).items() if not _is_of_evaluation(key)
         }
+
+
+def _is_of_evaluation(key: str) -> bool:
+    return key in _OF_EVALUATION or (key in ACCEPTED and key != "explore")
 
 
 #: Keys of RLlib's `evaluation_config` that are ignored, because they do not change how polopt plays

@@ -94,7 +94,10 @@ class MappedEpisode(NamedTuple):
         """The same as `number`."""
         return self.number
 
-    episode_id = id_
+    @property
+    def episode_id(self) -> int:
+        """The same as `number`."""
+        return self.number
 
 
 class AgentVectorEnv:
@@ -113,10 +116,11 @@ class AgentVectorEnv:
     Attributes:
         envs: the K `FaultTolerantAgents`.
         groups: the slots of each policy. `divide` makes them.
-        steps: an object whose functions `step` and `end` are called after each step of a copy, and
-            at the end of each episode, before the reset. See `EpisodeSteps`. None means that no
-            function is called.
+        steps: an object whose functions `start`, `step` and `end` are called before the first step
+            of each episode, after each step of a copy, and at the end of each episode, before the
+            reset. See `EpisodeSteps`. None means that no function is called.
         rng: the generator from which a user's mapping of agents to policies draws.
+        data: the `data` of the current episode of each copy.
         episodes: the episodes that have ended. The sampler takes them out of this list.
         num_steps: the number of environment steps so far. A step in which a copy raised does not
             count.
@@ -128,7 +132,7 @@ class AgentVectorEnv:
         self.rng = np.random.default_rng(0)
         self.episodes: list[Episode] = []
         self.steps: Any = None
-        self._data: list[dict[str, Any]] = [{} for _ in self.envs]
+        self.data: list[dict[str, Any]] = [{} for _ in self.envs]
         self.num_steps = 0
         self._choose: Callable[[AgentID, MappedEpisode], int] = lambda agent, episode: 0
         self._begun = 0  # episodes
@@ -138,6 +142,7 @@ class AgentVectorEnv:
         self._acting: list[list[AgentID]] = [[] for _ in self.envs]
         self._returns: list[dict[AgentID, float]] = [{} for _ in self.envs]
         self._lengths = [0] * len(self.envs)
+        self._first: list[Mapping[AgentID, Any]] = [{} for _ in self.envs]  # observations
         self._truncated = [False] * len(self.envs)
 
     def divide(
@@ -183,6 +188,9 @@ class AgentVectorEnv:
             group.begin_step()
             group.actions = of_group
         for k, env in enumerate(self.envs):
+            if self.steps is not None and self.steps.start is not None and not self._lengths[k]:
+                data, first = self.data[k], self._first[k]
+                self.steps.start(Episode(k, 0.0, 0, False, {}, data, False, observation=first))
             chosen, slots = {}, self._slots[k]
             for agent in self._acting[k]:
                 group, slot = slots[agent]
@@ -195,7 +203,7 @@ class AgentVectorEnv:
             self._take_step(k, observations, rewards, terminated, truncated)
             over: bool = env.env.over  # type: ignore[attr-defined]
             if over or self.steps is not None:
-                self._note_episode(k, over, info)
+                self._note_episode(k, over, info, observations, chosen, sum(rewards.values()))
             if over:
                 self._reset_copy(k)
             else:
@@ -252,7 +260,7 @@ class AgentVectorEnv:
                 for agent, name in state["policies"][k].items()
             }
             self._returns[k] = dict(state["returns"][k])
-        self._data = [{} for _ in self.envs]
+        self.data = [{} for _ in self.envs]
         self._lengths, self._truncated = list(state["lengths"]), list(state["truncated"])
         self._numbers, self._begun = list(state["numbers"]), state["begun"]
         self.rng.bit_generator.state = state["rng"]
@@ -275,8 +283,8 @@ class AgentVectorEnv:
     def _begin_episode(self, k: int, observations: Mapping[AgentID, Any]) -> None:
         for group in self.groups:
             group.begin_episode(k)
-        self._slots[k], self._returns[k], self._data[k] = {}, {}, {}
-        self._lengths[k], self._truncated[k] = 0, False
+        self._slots[k], self._returns[k], self.data[k] = {}, {}, {}
+        self._lengths[k], self._truncated[k], self._first[k] = 0, False, observations
         self._numbers[k], self._begun = self._begun, self._begun + 1
         self._note_acting(k, observations)
 
@@ -322,7 +330,15 @@ class AgentVectorEnv:
                 group, slot = self._slot_of(k, agent)
                 group.end(slot, observations[agent], over, cut)
 
-    def _note_episode(self, k: int, over: bool, info: dict[Any, Any]) -> None:
+    def _note_episode(
+        self,
+        k: int,
+        over: bool,
+        info: dict[Any, Any],
+        observations: Mapping[AgentID, Any],
+        actions: Mapping[AgentID, Any],
+        reward: float,
+    ) -> None:
         """Describes the episode of copy `k` so far to `steps`, and to `episodes` if it has ended.
         The info of the episode has the infos of the agents."""
         returns, steps = dict(self._returns[k]), self.steps
@@ -333,10 +349,13 @@ class AgentVectorEnv:
             self._lengths[k],
             is_terminal,
             info,
-            self._data[k],
+            self.data[k],
             over,
             agent_returns=returns,
             agent_policies={agent: group.name for agent, (group, _) in self._slots[k].items()},
+            observation=observations,
+            action=actions,
+            reward=reward,
         )
         if steps is not None and steps.step is not None:
             steps.step(episode)
